@@ -15,7 +15,6 @@ from evergrow.adapt.fsa import CosineHead, Lift, LinearHead
 from evergrow.adapt.training_images import TrainingSeed, training_images
 from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners, create_tuner, tuners_of
 from evergrow.core.errors import (
-    FileFormatError,
     LabelError,
     NotFittedError,
     ParameterError,
@@ -299,27 +298,6 @@ def test_two_classes_have_two_columns() -> None:
     assert scores.shape == (12, 2)
     np.testing.assert_array_equal(model.predict(items), scores.argmax(axis=1))
     assert model.score(items, y) > 0.9
-
-
-@pytest.mark.parametrize("adapt_by", ["adapter", None])
-def test_saved_and_loaded_it_answers_the_same_and_goes_on(tmp_path: Path, adapt_by: str | None) -> None:
-    (first, y1), (second, y2) = tasks()
-    path = tmp_path / "model.evg"
-    model = FsaClassifier("ranpac", tiny_vit(), adapt=adapt_by, fsa=QUICK, n_units=40, alpha=0.5).fit(first, y1)
-    model.save(path)
-    for backbone in (None, tiny_vit()):
-        again = FsaClassifier.load(path, backbone=backbone)
-        np.testing.assert_array_equal(again.decision_function(first), model.decision_function(first))
-        assert again.cost_ == model.cost_
-        assert again.head_options == {"n_units": 40, "alpha": 0.5}
-    model.partial_fit(second, y2)
-    again.partial_fit(second, y2)
-    np.testing.assert_array_equal(again.predict(second), model.predict(second))
-    with pytest.raises(WeightsError, match="trained on"):
-        FsaClassifier.load(path, backbone=tiny_vit(seed=5))
-    path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(FileFormatError):
-        FsaClassifier.load(path, backbone=tiny_vit())
 
 
 def test_a_failed_fit_leaves_what_was_learned() -> None:

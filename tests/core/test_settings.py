@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evergrow.core.errors import ParameterError, UnknownNameError
-from evergrow.core.settings import check_keys, from_mapping, lists_to_tuples, to_plain, with_changes
+from evergrow.core.validation import check_keys, from_mapping, lists_to_tuples, to_plain, with_changes
 
 
 @dataclass(frozen=True)

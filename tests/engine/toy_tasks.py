@@ -77,13 +77,14 @@ def _die_if_odd(number: int, folder: str) -> dict[str, Any]:
 
 def _decode(number: int, folder: str, decoders: int) -> dict[str, Any]:
     """Decode images in processes of its own, as an extraction does."""
+    import torch
+
     from evergrow.data.items import Images
-    from evergrow.features.loader import ImageBatches, ImageLoader, loaded_batches, plan_batches
+    from evergrow.features.loader import ImageReader, loaded_batches, split_rows
 
     items = Images(np.arange(40, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2))
-    plan = plan_batches([range(40)], 4)
-    images = ImageBatches(items, ImageLoader(_shade), plan)
-    with loaded_batches(images, len(plan), workers=decoders, pin=False) as batches:
+    rows, device = split_rows(range(40), 4), torch.device("cpu")
+    with loaded_batches(ImageReader(items, _shade), rows, workers=decoders, device=device) as batches:
         shades = [int(value) for batch in batches for value in batch.batch.reshape(-1)]
     return {"shades": shades, "decoders": decoders}
 

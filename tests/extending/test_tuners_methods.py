@@ -94,14 +94,11 @@ class TestTuner:
         create_tuner("gain", module, start=2.0).save(tmp_path / "tuner")
         assert load_tuner(tmp_path / "tuner", tiny_vit().module).config == GainConfig(2.0)
 
-    def test_settings_and_methods_take_it_by_name(self, tmp_path: Path) -> None:
+    def test_settings_and_methods_take_it_by_name(self) -> None:
         assert FsaConfig(tuner="gain", settings={"start": 1.5}).to_dict()["tuner"] == "gain"
         items, y = stripes(3, 4)
         model = create_method("simplecil+fsa", backbone=tiny_vit(), adapt="gain", epochs=1).fit(items, y)
         assert model.backbone_.spec.name.endswith("+gain")
-        model.save(tmp_path / "m")
-        again = type(model).load(tmp_path / "m", backbone=tiny_vit())
-        np.testing.assert_array_equal(again.predict(items), model.predict(items))
 
     def test_the_product_adapts_with_it(self, tmp_path: Path) -> None:
         items, y = stripes(3, 4)
@@ -209,12 +206,10 @@ class TestHead:
         assert again.predict(self.X).tolist() == self.y.tolist()
         assert kind_of(type(again)) == "head/last-row"
 
-    def test_it_sits_on_an_adapted_backbone(self, tmp_path: Path) -> None:
+    def test_it_sits_on_an_adapted_backbone(self) -> None:
         items, y = stripes(3, 4)
         model = create_method("last-row+fsa", backbone=tiny_vit(), adapt="ssf", epochs=1, power=1.0).fit(items, y)
-        model.save(tmp_path / "m")
-        again = type(model).load(tmp_path / "m", backbone=tiny_vit())
-        np.testing.assert_array_equal(again.predict(items), model.predict(items))
+        assert model.score(items, y) > 0.9
 
     def test_the_product_takes_it_by_name(self, tmp_path: Path) -> None:
         learner = Learner(None, method="last-row", options={"power": 1.0}).fit((self.X, self.y))
@@ -229,15 +224,8 @@ class TestHead:
 # -- an image method ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Colours:
-    colours: Annotated[Tensor, Spec(("C", 3), "float32")]
-
-
 class MeanColour(ImageClassifier):
     """Scores a class by the distance of mean colours; trains nothing."""
-
-    learned_as: ClassVar[type] = Colours
 
     def __init__(
         self, backbone: Any = None, *, scale: float = 1.0, random_state: Any = 0, device: str = "auto"
@@ -265,13 +253,6 @@ class MeanColour(ImageClassifier):
     def _scores(self, items: Items) -> Tensor:
         return -self.scale * torch.cdist(self._mean(items), self._colours)
 
-    def _contents(self) -> Colours:
-        return Colours(self._colours)
-
-    def _restore(self, learned: Colours) -> None:
-        require(len(learned.colours) == len(self.arrival_), "its colours are not those of its classes")
-        self._colours = learned.colours
-
 
 @pytest.fixture
 def mean_colour() -> Iterator[None]:
@@ -282,17 +263,13 @@ def mean_colour() -> Iterator[None]:
 
 @pytest.mark.usefixtures("mean_colour")
 class TestImageMethod:
-    def test_it_is_made_trained_saved_and_read_by_name(self, tmp_path: Path) -> None:
+    def test_it_is_made_and_trained_by_name(self) -> None:
         assert method_needs("mean-colour") == "images"
         assert method_options("mean-colour") == {"scale": 1.0, "random_state": 0, "device": "auto"}
         items, y = stripes(4, 3)
         model = create_method("mean-colour", backbone=tiny_vit(), scale=2.0)
         model.fit(items.take(np.flatnonzero(y < 2)), y[y < 2]).partial_fit(items.take(np.flatnonzero(y > 1)), y[y > 1])
         assert model.score(items, y) == 1.0
-        model.save(tmp_path / "m")
-        again = MeanColour.load(tmp_path / "m", backbone=tiny_vit())
-        assert kind_of(type(again)) == "method/mean-colour"
-        np.testing.assert_array_equal(again.decision_function(items), model.decision_function(items))
 
     def test_commands_know_it(self) -> None:
         assert "mean-colour" in CliRunner().invoke(build_app(), ["lab", "methods"]).stdout.split()

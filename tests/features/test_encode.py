@@ -33,7 +33,7 @@ from evergrow.features import cache as cache_module
 from evergrow.features import images as decoding
 from evergrow.features.cache import FeatureCache
 from evergrow.features.encoding import distance
-from evergrow.features.loader import Failure, ImageLoader, choose_workers, plan_batches
+from evergrow.features.loader import ImageReader, choose_workers
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,20 +140,14 @@ def test_progress_tells_the_rate_and_the_time_left(images: Images, capfd: pytest
     assert "left" in captured.err
 
 
-def test_batches_cover_every_row_once_and_end_with_their_chunk() -> None:
-    plan = plan_batches([range(8, 14), range(14, 21)], 4)
-    assert [row for batch in plan for row in batch.rows] == list(range(8, 21))
-    assert [batch.last for batch in plan] == [False, True, False, True]
-
-
 def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)), raising=False)
     monkeypatch.setattr("evergrow.features.loader.shutil.disk_usage", lambda path: type("Usage", (), {"free": 64e6})())
-    assert choose_workers(1000, gpu, 10**3) == 10
-    assert choose_workers(1000, gpu, 5 * 10**6) == 2  # half of 64 MB, three batches each
-    assert choose_workers(1000, gpu, 38 * 10**6) == 0
-    assert choose_workers(2, gpu, 10**3) == 0
+    assert choose_workers("auto", 1000, gpu, 10**3) == 10
+    assert choose_workers("auto", 1000, gpu, 5 * 10**6) == 2  # half of 64 MB, three batches each
+    assert choose_workers("auto", 1000, gpu, 38 * 10**6) == 0
+    assert choose_workers("auto", 2, gpu, 10**3) == 0
 
 
 # -- bad input ------------------------------------------------------------------------------------------
@@ -246,8 +240,7 @@ def test_an_image_that_the_system_refused_is_tried_again(
 
 def test_the_reason_of_a_failure_names_no_folder_of_this_machine(images: Images) -> None:
     (images.root / "even/000.png").write_text("no image")
-    failure = ImageLoader(Toy().transform).read(images, 0)
-    assert isinstance(failure, Failure)
+    (failure,) = ImageReader(images, Toy().transform).read([0])[2]
     assert str(images.root) not in failure.reason
     assert not failure.passing
 

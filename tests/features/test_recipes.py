@@ -323,7 +323,7 @@ def test_a_few_items_come_joined_and_half_precision_is_judged_block_by_block() -
     half[:, -1] = 1.02  # far off in the last block, which is a small part of the row
     half[:, 0] = 1.0
     encoder._encode = lambda batch, precision: half if precision == "float16" else exact  # type: ignore[method-assign]
-    encoder.run(torch.zeros(2))
+    encoder.start(torch.zeros(2))
     assert encoder.precision == "float32"
 
 

@@ -40,6 +40,9 @@ class Api:
     def get(self, model: str = "m", path: str = "", **settings: Any) -> Any:
         return self.client.get(f"/api/v1/models/{model}{path}", **settings)
 
+    def etag(self, model: str = "m") -> str:
+        return str(self.get(model).headers["etag"])
+
     def counts(self, model: str = "m") -> dict[str, int]:
         return {entry["name"]: entry["samples"] for entry in self.get(model).json()["classes"]}
 

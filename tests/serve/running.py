@@ -75,7 +75,7 @@ class Forked:
 
     def __init__(self, folder: Path) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["evergrow.serve.server", "evergrow.head", "sklearn.utils", "scipy.stats"])
+        context.set_forkserver_preload(["evergrow.serve.app", "evergrow.head", "sklearn.utils", "scipy.stats"])
         ours, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(str(folder), theirs))
         self.process.start()

@@ -178,6 +178,15 @@ def test_a_cancelled_job_leaves_the_model_as_it_was(api: Any, held: Any, folder:
     assert api.client.app.state.service.pool.depth() == 0
 
 
+def test_a_job_belongs_to_the_model_it_was_started_for(api: Any, held: Any) -> None:
+    job = start(api, ENTRIES)
+    assert api.client.delete("/api/v1/models/pics").status_code == 204
+    api.create("pics", "images", backbone="colours")
+    held.set()
+    assert ended(api, job)["state"] == "failed"
+    assert api.counts("pics") == {}
+
+
 def test_so_many_jobs_and_no_more(serve: Any, api: Any, held: Any) -> None:
     places = [start(api, ENTRIES).headers["location"] for _ in range(api.client.app.state.service.limits.jobs)]
     refused = api.post("jobs", model="pics", content=zipped(ENTRIES), headers=ZIP)

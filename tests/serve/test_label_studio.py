@@ -12,9 +12,8 @@ import pytest
 from tests.serve.samples import png
 
 from evergrow.learner.modelfile import open_model
-from evergrow.serve.annotations import Ledger
-from evergrow.serve.label_studio import Fetcher, names_of
-from evergrow.serve.problems import Problem
+from evergrow.serve.label_studio import Fetcher, Ledger, names_of
+from evergrow.serve.requests import Problem
 
 CONFIG = (
     '<View><Text name="msg" value="$body"/><Choices name="intent" toName="msg"><Choice value="ab"/></Choices></View>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ from evergrow.learner.modelfile import open_model
 
 def test_a_new_model_answers_from_the_first_class_on(api: Any) -> None:
     made = api.create()
-    assert (made.status_code, made.json()["state"], made.headers["etag"]) == (201, "starting", '"1"')
+    assert (made.status_code, made.json()["state"], made.headers["etag"]) == (201, "starting", api.etag())
     asked = api.post("predict", {"rows": rows(0, 1)})
     assert (asked.status_code, asked.json()["error"]) == (409, "NotFittedError")
     first = api.post("teach", {"rows": rows(0, 4), "label": "a"})
-    assert (first.json()["state"], first.headers["etag"]) == ("ready", '"2"')
+    assert (first.json()["state"], first.headers["etag"]) == ("ready", api.etag())
     assert api.post("predict", {"rows": rows(0, 1)}).json()["answers"][0]["label"] == "a"
     second = api.post("teach", {"rows": rows(1, 4), "label": "b"}).json()
     assert (second["state"], second["revision"], second["new_classes"]) == ("ready", 3, ["b"])
@@ -46,13 +47,13 @@ def test_description_has_classes_history_and_revision_as_etag(api: Any) -> None:
         api.post("teach", {"rows": rows(kind, 3), "label": name, "note": f"lesson {kind}"})
     about = api.get()
     values = about.json()
-    assert about.headers["etag"] == '"4"'
+    assert about.headers["etag"].startswith('"4-')
     assert values["revision"] == 4
     assert values["classes"] == [{"name": name, "samples": 3} for name in "abc"]
     assert [entry["note"] for entry in values["history"]] == ["", "lesson 0", "lesson 1", "lesson 2"]
     assert values["revisions"] == [1, 2, 3]
     assert values["thresholds"]["calibrated_on"] == 6  # the first class, shown alone, has nothing to be strange beside
-    assert api.get(headers={"If-None-Match": '"4"'}).status_code == 304
+    assert api.get(headers={"If-None-Match": about.headers["etag"]}).status_code == 304
     assert "requests" not in about.text
 
 
@@ -70,6 +71,14 @@ def test_names_that_no_model_may_have(api: Any, folder: Path) -> None:
     for name in ("", "../m", "a/b", ".m", "m.evg", "a\u0000b", "x" * 65, "a\nb", "é" * 150):
         assert api.create(name).status_code == 422
     assert os.listdir(folder) == []
+
+
+def test_every_printable_name_works(api: Any) -> None:
+    made = api.create("模型 Vögel")
+    assert (made.status_code, api.client.get(made.headers["location"]).json()["name"]) == (201, "模型 Vögel")
+    for kind in range(2):
+        api.post("teach", {"rows": rows(kind, 3), "label": str(kind)}, model="模型 Vögel")
+    assert "%E6%A8%A1" in api.get("模型 Vögel", "/download").headers["content-disposition"]
 
 
 def test_a_name_is_taken_in_whatever_case(api: Any) -> None:
@@ -118,6 +127,22 @@ def test_download_and_upload_give_the_same_model(api: Any) -> None:
     assert api.get("twin", "/download").content == data
     again = api.client.post("/api/v1/models/upload", params={"name": "twin"}, content=data, headers=kind)
     assert again.status_code == 409
+
+
+def test_a_download_is_one_revision_whole_while_others_teach(api: Any, tmp_path: Path) -> None:
+    from evergrow.learner.history import Header
+
+    taught(api)
+    with ThreadPoolExecutor(1) as threads:
+        teaching = threads.submit(
+            lambda: [api.post("teach", {"rows": rows(i % 3, 2, i), "label": str(i % 3)}) for i in range(12)]
+        )
+        while not teaching.done():
+            answer = api.get(path="/download")
+            assert int(answer.headers["content-length"]) == len(answer.content)
+            (tmp_path / "got.evg").write_bytes(answer.content)
+            header = Header.read(tmp_path / "got.evg")
+            assert answer.headers["etag"] == f'"{header.revision}-{header.digest[:12]}"'
 
 
 def test_an_uploaded_file_is_checked(api: Any, folder: Path) -> None:
@@ -199,13 +224,15 @@ def taught(api: Any, name: str = "m") -> None:
 def test_a_deleted_model_is_gone_with_its_history(api: Any, folder: Path) -> None:
     taught(api)
     taught(api, "other")
-    gone = api.client.delete("/api/v1/models/m", headers={"If-Match": '"3"'})
+    seen = api.etag()
+    gone = api.client.delete("/api/v1/models/m", headers={"If-Match": seen})
     assert (gone.status_code, gone.content) == (204, b"")
     assert sorted(path.name for path in folder.iterdir()) == ["other.evg", "other.evg.history"]
     assert api.get().status_code == 404
     assert api.post("predict", {"rows": rows(0, 1)}).status_code == 404
     assert api.client.delete("/api/v1/models/m").status_code == 404
     taught(api)  # the name is free, and nothing of before is in the new one
+    assert api.client.delete("/api/v1/models/m", headers={"If-Match": seen}).status_code == 412
     assert api.get().json()["revision"] == 3
     assert [entry["what"] for entry in api.get().json()["history"]] == ["begin", "fit", "update"]
 
@@ -268,7 +295,7 @@ def test_what_a_killed_service_had_received_is_removed_at_the_next_start(serve: 
 
 
 def test_only_who_may_teach_may_delete(serve: Any, folder: Path) -> None:
-    from evergrow.serve.access import Tokens
+    from evergrow.serve.config import Tokens
 
     api = serve()
     taught(api)

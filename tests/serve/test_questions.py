@@ -18,7 +18,7 @@ from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, open_model
 from evergrow.serve.backbones import Batcher
-from evergrow.serve.problems import Problem
+from evergrow.serve.requests import Problem
 
 
 def begin_texts(api: Any, name: str = "words") -> None:
@@ -170,18 +170,13 @@ class Recorder(Letters):
         return super().encode(batch)
 
 
-def submit(batcher: Batcher, texts: list[str], **settings: Any) -> Any:
-    batcher.announce(len(texts))
-    return batcher.submit(texts, **settings)
-
-
 def test_questions_that_wait_go_together_and_lessons_alone() -> None:
     backbone = Recorder()
     batcher = Batcher(backbone, batch=4, queue=100)
-    first = submit(batcher, ["a"])
+    first = batcher.submit(["a"])
     assert backbone.begun.wait(20)
-    others = [submit(batcher, [text, text]) for text in ("b", "c", "d")]
-    lesson = submit(batcher, ["e", "f"], alone=True)
+    others = [batcher.submit([text, text]) for text in ("b", "c", "d")]
+    lesson = batcher.submit(["e", "f"], alone=True)
     backbone.go_on.set()
     assert first.result(20)[0, 0] == 1
     assert [other.result(20)[1].argmax() for other in others] == [1, 2, 3]
@@ -205,13 +200,12 @@ class Model:
 def test_questions_to_one_model_are_answered_at_once() -> None:
     backbone = Recorder()
     batcher = Batcher(backbone, batch=8, queue=100)
-    first = submit(batcher, ["z"])
+    first = batcher.submit(["z"])
     assert backbone.begun.wait(20)
     one, two = Model("one"), Model("two")
     waiting = []
     for model, texts in ((one, ["a"]), (two, ["b", "ab"]), (one, ["c", "ac"])):
-        batcher.announce(len(texts))
-        waiting.append(batcher.submit(texts, asked=model))
+        waiting.append(batcher.submit(texts, model=model))
     backbone.go_on.set()
     first.result(20)
     told = [entry.result(20) for entry in waiting]
@@ -236,7 +230,6 @@ def test_images_of_a_batch_are_spread_over_cores_in_their_order(monkeypatch: pyt
     monkeypatch.setattr(backbone, "encode", seen)
     samples = [backbone.transform(decode_image(png(hue, hue))) for hue in range(8)]
     batcher = Batcher(backbone, batch=32, queue=100)
-    batcher.announce(8)
     found = batcher.submit(samples, alone=alone).result(20)
     np.testing.assert_allclose(found, encode(torch.stack(samples)).numpy(), rtol=1e-5)
     assert threads
@@ -247,15 +240,13 @@ def test_images_of_a_batch_are_spread_over_cores_in_their_order(monkeypatch: pyt
 def test_a_full_queue_refuses_and_gives_room_again() -> None:
     backbone = Recorder()
     batcher = Batcher(backbone, batch=4, queue=5)
-    running = submit(batcher, ["a"] * 3)
+    running = batcher.submit(["a"] * 3)
     with pytest.raises(Problem, match="is full") as refused:
-        batcher.announce(3)
+        batcher.submit(["b"] * 3)
     assert (refused.value.status_code, refused.value.headers["Retry-After"]) == (503, "1")
-    batcher.announce(2)
-    batcher.withdraw(2)
     backbone.go_on.set()
     assert len(running.result(20)) == 3
-    assert len(submit(batcher, ["b"] * 20).result(20)) == 20  # more than the queue, but nobody else waits
+    assert len(batcher.submit(["b"] * 20).result(20)) == 20  # more than the queue, but nobody else waits
     batcher.close()
 
 
@@ -268,11 +259,11 @@ def test_a_backbone_that_fails_fails_its_requests_only() -> None:
 
     batcher = Batcher(Failing(), batch=4, queue=10)
     with pytest.raises(RuntimeError, match="broken"):
-        submit(batcher, ["bad"]).result(20)
-    assert submit(batcher, ["good"]).result(20).shape == (1, 26)
-    cancelled = submit(batcher, ["x"])
+        batcher.submit(["bad"]).result(20)
+    assert batcher.submit(["good"]).result(20).shape == (1, 26)
+    cancelled = batcher.submit(["x"])
     cancelled.cancel()
-    assert submit(batcher, ["good"]).result(20).shape == (1, 26)
+    assert batcher.submit(["good"]).result(20).shape == (1, 26)
     batcher.close()
 
 

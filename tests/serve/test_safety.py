@@ -12,6 +12,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.serve.conftest import Api
 from tests.serve.running import Running
@@ -19,7 +20,7 @@ from tests.serve.samples import files, rows, zipped
 
 from evergrow.core.errors import ParameterError
 from evergrow.serve import ServeConfig
-from evergrow.serve.access import Tokens
+from evergrow.serve.config import Tokens
 
 READ, TEACH = "read-token-0123456789", "teach-token-0123456789"
 TOKENS = Tokens.parse(f"read {READ} reader\nteach {TEACH} teacher", "tokens")
@@ -184,7 +185,7 @@ def test_a_body_that_says_it_is_too_large_is_not_read(api: Api) -> None:
 
 
 def test_a_body_that_does_not_end_is_cut_off(serve: Any) -> None:
-    api = serve(limits={"body_bytes": 1000})
+    api = serve(limits={"json_bytes": 1000})
     api.create()
     sent = api.post("predict", content=(b"x" * 100 for _ in range(100)), headers={"Content-Type": "application/json"})
     assert sent.status_code == 413
@@ -223,7 +224,7 @@ def test_a_full_queue_is_503(serve: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     api = serve()
     api.create("words", "texts", backbone="letters")
     batcher = next(iter(api.client.app.state.service.pool._shared.values()))
-    monkeypatch.setattr(batcher, "_held", 10**6)
+    monkeypatch.setattr(batcher, "depth", 10**6)
     answer = api.post("teach", {"texts": ["a"], "label": "a"}, model="words")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
@@ -234,7 +235,7 @@ def test_no_traceback_leaves(api: Api, monkeypatch: pytest.MonkeyPatch, caplog: 
     def fail(*_: Any) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr("evergrow.serve.inference.predictions", fail)
+    monkeypatch.setattr("evergrow.serve.routes.predictions", fail)
     with caplog.at_level("INFO", logger="evergrow.serve"):
         answer = api.post("predict", {"rows": rows(0, 1)})
     assert answer.status_code == 500
@@ -243,6 +244,44 @@ def test_no_traceback_leaves(api: Api, monkeypatch: pytest.MonkeyPatch, caplog: 
     failed = [record for record in caplog.records if record.exc_info]
     assert failed
     assert failed[0].fields["request_id"] == answer.json()["request_id"]
+
+
+def test_labels_of_metrics_come_from_fixed_sets(api: Api) -> None:
+    for number in range(40):
+        assert api.client.request(f"{'X' * 5000}{number}", f"/api/v1/models/{number}").status_code in (404, 405)
+    text = api.client.get("/metrics").text
+    assert 'method="other"' in text
+    assert "XXX" not in text
+    assert len(text) < 20_000
+
+
+def test_a_json_body_is_small_and_few_errors_are_told(serve: Any) -> None:
+    api = serve()
+    begin(api)
+    kind = {"Content-Type": "application/json"}
+    keys = ",".join(f'"k{i}":1' for i in range(150_000)).encode()
+    wrong = b'{"rows":[' + b",".join([b'["a","b"]'] * 150_000) + b"]}"
+    for body, status in ((b"[" + b"1," * 2**21, 413), (b"{" + keys + b"}", 422), (wrong, 422)):
+        answer = api.post("predict", content=body, headers=kind)
+        assert answer.status_code == status
+        assert len(answer.json().get("errors", [])) <= 20
+    many = b'{"inputs": [{"data": [' + b"1," * 1_000_001
+    assert api.client.post("/v2/models/m/infer", content=many, headers=kind).status_code == 413
+
+
+def test_many_rows_go_as_a_file(api: Api) -> None:
+    begin(api)
+    X = np.asarray(rows(0, 900) + rows(1, 100))
+    file = io.BytesIO()
+    np.save(file, X)
+    sent = [("rows", ("rows.npy", file.getvalue()))]
+    told = api.post("predict", files=sent).json()["answers"]
+    assert [answer["label"] for answer in told] == ["0"] * 900 + ["1"] * 100
+    swollen = file.getvalue().replace(b"(1000, 6)", b"(9000, 6)")
+    pickled = io.BytesIO()
+    np.save(pickled, np.asarray([[object]]), allow_pickle=True)
+    for content in (b"", b"no table", swollen, file.getvalue()[:-1], pickled.getvalue()):
+        assert api.post("predict", files=[("rows", ("rows.npy", content))]).status_code == 422
 
 
 # -- zips -------------------------------------------------------------------------------------------------------

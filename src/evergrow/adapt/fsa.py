@@ -32,8 +32,7 @@ from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, LabelError, ParameterError, WeightsError
 from evergrow.core.record import NOTHING, Extra, record, require
 from evergrow.core.seeding import generator
-from evergrow.core.settings import to_plain
-from evergrow.core.validation import check_choice
+from evergrow.core.validation import check_choice, to_plain
 from evergrow.data.items import Items
 from evergrow.features import Backbone, BackboneSpec, ImageBackbone
 

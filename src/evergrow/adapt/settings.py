@@ -14,8 +14,16 @@ from evergrow.adapt.tuners import TUNERS, adapting_tuners
 from evergrow.core.errors import (
     ParameterError,
 )
-from evergrow.core.settings import check_keys, field_names, from_mapping, lists_to_tuples, to_plain, with_changes
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import (
+    check_choice,
+    check_keys,
+    check_number,
+    field_names,
+    from_mapping,
+    lists_to_tuples,
+    to_plain,
+    with_changes,
+)
 
 Groups = list[dict[str, Any]]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,8 @@ from evergrow.core.errors import (
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_number
 from evergrow.data.items import Images, Items
+from evergrow.features.images import decode_image
 from evergrow.features.loader import choose_workers, loaded_batches
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 from evergrow.features.preprocess import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -37,6 +35,9 @@ from evergrow.features.preprocess import (
     resampling,
     to_tensor,
 )
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _ATTEMPTS = 10
 
@@ -466,45 +467,32 @@ class LoadedImages(TrainingImages):
         self._transform = transform
 
     def _images(self, epoch: int, order: Tensor, there: Tensor) -> Iterator[Tensor]:
-        rows = self._rows(order)
-        batches = _Batches(self._items, self._transform, [batch.tolist() for batch in rows], self.seeds, epoch)
-        workers, pin = self._workers(len(rows)), self._device.type == "cuda"
+        batches = [batch.tolist() for batch in self._rows(order)]
+        height, width = self._transform.size
+        batch_bytes = self._config.batch_size * 12 * height * width
+        workers = choose_workers(self._config.workers, len(batches), self._device, batch_bytes)
+        reader = _AugmentedImages(self._items, self._transform, self.seeds, epoch)
         draws = self.seeds.generator("workers", epoch)
-        with loaded_batches(batches, len(rows), workers=workers, pin=pin, draws=draws) as loaded:
+        with loaded_batches(reader, batches, workers=workers, device=self._device, draws=draws) as loaded:
             for images in loaded:
                 yield images.to(self._device, non_blocking=True)
 
-    def _workers(self, n_batches: int) -> int:
-        if self._config.workers != "auto":
-            return min(self._config.workers, n_batches)
-        height, width = self._transform.size
-        return choose_workers(n_batches, self._device, self._config.batch_size * 12 * height * width)
 
-
-class _Batches(Dataset[Tensor]):
-    """Whole batches by number; every image has a generator of its own, so no worker decides what it looks like."""
+class _AugmentedImages(Dataset[Tensor]):
+    """Batches by their rows; every image has a generator of its own, so no worker decides what it looks like."""
 
     def __init__(
-        self,
-        items: Items,
-        transform: TrainTransform | Preprocessing,
-        rows: Sequence[list[int]],
-        seeds: TrainingSeed,
-        epoch: int,
+        self, items: Items, transform: TrainTransform | Preprocessing, seeds: TrainingSeed, epoch: int
     ) -> None:
-        self._items, self._transform, self._rows = items, transform, rows
-        self._stream, self._epoch = seeds, epoch
+        self._items, self._transform, self._seeds, self._epoch = items, transform, seeds, epoch
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    def __getitems__(self, rows: list[int]) -> Tensor:
+        return torch.stack([self._image(row, *item) for row, item in zip(rows, self._items.batch(rows), strict=True)])
 
-    def __getitem__(self, number: int) -> Tensor:
-        return torch.stack([self._image(row) for row in self._rows[number]])
-
-    def _image(self, row: int) -> Tensor:
-        from evergrow.features.images import decode_image
-
-        image = decode_image(self._items.raw(row), name=self._items.name(row))
+    def _image(self, row: int, name: str, source: Any) -> Tensor:
+        if isinstance(source, Exception):
+            raise source
+        image = decode_image(source, name=name)
         if isinstance(self._transform, TrainTransform):
-            return self._transform(image, self._stream.generator("augment", self._epoch, row))
+            return self._transform(image, self._seeds.generator("augment", self._epoch, row))
         return self._transform(image)

@@ -19,7 +19,7 @@ from evergrow.cli.console import Answer, answer_with
 from evergrow.cli.exits import CommandGroup
 from evergrow.cli.options import OptionGroup, Rare
 from evergrow.cli.settings import SET, RareOption, set_option, settings_of
-from evergrow.core.plugins import load_plugins
+from evergrow.core.registry import load_plugins
 
 ABOUT = "Classifiers that keep learning new classes, without old data and without forgetting."
 

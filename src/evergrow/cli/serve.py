@@ -70,9 +70,8 @@ def serve_command(
         raise ParameterError(ONE_WRITER)
     for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
         require(module, extra="serve", purpose="serving models")
-    from evergrow.serve.access import Tokens
-    from evergrow.serve.config import Limits, ServeConfig
-    from evergrow.serve.server import run_server
+    from evergrow.serve.app import run_server
+    from evergrow.serve.config import Limits, ServeConfig, Tokens
 
     config = ServeConfig(
         models,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from evergrow.core.errors import BusyError, ModelNotFoundError, PathError
 
+_LOCK = ".lock"
 PARTIAL = ".part"
 """Ending of files that are being written; what a killed process leaves behind has it too."""
 
@@ -197,12 +198,12 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def locked(path: str | os.PathLike[str], *, wait: bool = False) -> Iterator[None]:
-    """Hold a folder or an existing file for this process; the system lets go even if the process is killed.
+def locked(folder: str | os.PathLike[str], *, wait: bool = False) -> Iterator[None]:
+    """Hold a folder for this process, by a hidden file in it; the system lets go even if the process is killed.
 
     Parameters
     ----------
-    path : path-like
+    folder : path-like
         What to hold. Others can still read and write it: only those who ask for the lock respect it.
     wait : bool
         Whether to wait for another holder instead of raising.
@@ -211,6 +212,8 @@ def locked(path: str | os.PathLike[str], *, wait: bool = False) -> Iterator[None
     ------
     BusyError
         If another process holds it and ``wait`` is false.
+    FileNotFoundError
+        If there is no such folder.
 
     Examples
     --------
@@ -219,19 +222,20 @@ def locked(path: str | os.PathLike[str], *, wait: bool = False) -> Iterator[None
     >>> with tempfile.TemporaryDirectory() as folder, locked(folder):
     ...     pass
     """
+    from filelock import FileLock, Timeout
+
+    os.stat(folder)
+    lock = FileLock(os.path.join(folder, _LOCK))
     try:
-        import fcntl
-    except ImportError:  # Windows has no such locks; files are still written in one step
-        yield
-        return
-    handle = os.open(path, os.O_RDONLY)
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout as error:
+        raise BusyError(f"{os.fspath(folder)} must not be in use, but another process is writing there") from error
+    except OSError:  # a file system without locks (some network shares), or a folder that is only read
+        pass
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError as error:
-            raise BusyError(f"{os.fspath(path)} must not be in use, but another process is writing there") from error
-        except OSError:  # a file system without locks (some network shares)
-            pass
         yield
     finally:
-        os.close(handle)
+        if lock.is_locked:
+            with suppress(OSError):  # Windows keeps an open file; the lock itself removes it there
+                os.unlink(lock.lock_file)
+            lock.release()

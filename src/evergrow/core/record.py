@@ -58,11 +58,10 @@ from typing import (
 
 import numpy as np
 
-from evergrow.core.archive import Archive, parse_json, read_archive, write_archive
+from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import EvergrowError, FileFormatError, NewerSchemaError
 from evergrow.core.files import atomic_path
-from evergrow.core.plugins import load_plugins
-from evergrow.core.registry import nearest
+from evergrow.core.registry import load_plugins, nearest
 from evergrow.core.version import __version__
 
 if TYPE_CHECKING:
@@ -147,14 +146,9 @@ NOTHING = Extra()
 """The default of an ``extra`` field."""
 
 
-@dataclass(frozen=True)
-class _Kind:
-    name: str
-    version: int
-
-
 _CLASSES: dict[str, type] = {}
-_KINDS: dict[type, _Kind] = {}
+_KINDS: dict[type, tuple[str, int]] = {}
+"""What files call the objects of a class, and the version of the layout that is written."""
 
 
 def record(kind: str, version: int = 1) -> Callable[[type[T]], type[T]]:
@@ -188,7 +182,7 @@ def record(kind: str, version: int = 1) -> Callable[[type[T]], type[T]]:
     """
 
     def decorate(cls: type[T]) -> type[T]:
-        _CLASSES[kind], _KINDS[cls] = cls, _Kind(kind, version)
+        _CLASSES[kind], _KINDS[cls] = cls, (kind, version)
         return cls
 
     return decorate
@@ -196,7 +190,7 @@ def record(kind: str, version: int = 1) -> Callable[[type[T]], type[T]]:
 
 def kind_of(cls: type) -> str:
     """Return the kind that objects of a class, or of the record it derives from, are written as."""
-    return _kind(cls).name
+    return _kind(cls)[0]
 
 
 def require(condition: bool, problem: str) -> None:
@@ -240,8 +234,8 @@ def make_archive(cls: type, values: Mapping[str, Any]) -> Archive:
     values : mapping of str to object
         What it holds; an :class:`Extra` among them is written again.
     """
-    kind = _kind(cls)
-    archive = Archive(kind.name, {}, version=kind.version)
+    kind, version = _kind(cls)
+    archive = Archive(kind, {}, version=version)
     for extra in (value for value in values.values() if isinstance(value, Extra)):
         archive.meta.update(extra.values)
         archive.tensors.update(extra.tensors)
@@ -283,7 +277,7 @@ def to_values(item: Any) -> Any:
     return os.fspath(item) if isinstance(item, os.PathLike) else item
 
 
-def _kind(cls: type) -> _Kind:
+def _kind(cls: type) -> tuple[str, int]:
     for base in cls.__mro__:
         if base in _KINDS:
             return _KINDS[base]
@@ -717,16 +711,16 @@ def _class_of(cls: type, kind: str, name: str) -> Any:
 
 
 def _check_version(cls: type, version: Any, name: str, writer: Any = None) -> None:
-    kind = _kind(cls)
+    kind, known = _kind(cls)
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise FileFormatError(f"{name} should state the version of its layout, but states {version!r:.60}")
-    if version > kind.version:
+    if version > known:
         needed = f" ({writer})" if isinstance(writer, str) and len(writer) < 20 else ""
         raise NewerSchemaError(
-            f"{name} was written by a newer evergrow{needed}: it has version {version} of {kind.name!r}, and this one "
-            f"reads up to {kind.version}; upgrade with 'pip install -U evergrow'"
+            f"{name} was written by a newer evergrow{needed}: it has version {version} of {kind!r}, and this one "
+            f"reads up to {known}; upgrade with 'pip install -U evergrow'"
         )
-    if version < kind.version:
+    if version < known:
         raise FileFormatError(f"{name} was written by an older evergrow, whose files are not read any more")
 
 
@@ -764,8 +758,8 @@ def to_document(item: Any) -> dict[str, Any]:
         ...
     evergrow.core.errors.NewerSchemaError: note.json was written by a newer evergrow (0.9): ...
     """
-    kind = _kind(type(item))
-    return {"schema": kind.name, "version": kind.version, "evergrow": __version__, **to_values(item)}
+    kind, version = _kind(type(item))
+    return {"schema": kind, "version": version, "evergrow": __version__, **to_values(item)}
 
 
 def from_document(cls: type[T], values: Any, name: str) -> T:
@@ -783,12 +777,6 @@ def write_document(path: str | os.PathLike[str], item: Any, *, like: str | os.Pa
     with atomic_path(path, like=like) as temporary:
         text = json.dumps(to_document(item), indent=1, allow_nan=False)
         Path(temporary).write_text(text + "\n", encoding="utf-8")
-
-
-def read_document(cls: type[T], path: str | os.PathLike[str]) -> T:
-    """Return the record in a JSON file, or raise :class:`FileFormatError`."""
-    name = os.fspath(path)
-    return from_document(cls, parse_json(Path(path).read_bytes(), name), name)
 
 
 def _without(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -1,15 +1,42 @@
-"""Registries by decorator, with helpful errors for names that are not there."""
+"""Registries by decorator, filled by plugins too, with helpful errors for names that are not there."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
 from evergrow.core.errors import UnknownNameError
-from evergrow.core.plugins import load_plugins
 
 T = TypeVar("T")
+
+GROUP = "evergrow.plugins"
+"""Entry points that register what a package adds. Importing the module is all that happens."""
+
+
+@cache
+def load_plugins(group: str = GROUP) -> tuple[str, ...]:
+    """Import every plugin of a group once and return their names.
+
+    Registries call it when a name is not there, so that what no plugin is needed for costs no import.
+
+    Parameters
+    ----------
+    group : str
+        The group of entry points.
+
+    Examples
+    --------
+    >>> from evergrow.core.registry import load_plugins
+    >>> "lab" in load_plugins()
+    True
+    """
+    found = sorted(entry_points(group=group), key=lambda entry: entry.name)
+    for entry in found:
+        entry.load()
+    return tuple(entry.name for entry in found)
 
 
 def nearest(name: str, known: Iterable[str], n: int = 3) -> str:

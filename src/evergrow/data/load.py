@@ -17,7 +17,7 @@ import numpy as np
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError, ParameterError
 from evergrow.core.escaping import one_line
-from evergrow.core.settings import with_changes
+from evergrow.core.validation import with_changes
 from evergrow.data.archives import ARCHIVE_SUFFIXES, Archive
 from evergrow.data.arrays import FeatureSet
 from evergrow.data.dataset import (

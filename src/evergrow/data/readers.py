@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from typing_extensions import Self
 
 from evergrow.core.errors import ParameterError
-from evergrow.core.settings import from_mapping
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_number, from_mapping
 
 if TYPE_CHECKING:
     from evergrow.data.dataset import Dataset

@@ -245,12 +245,11 @@ class ImageBackbone(Backbone):
             what = f"{batch.dtype} of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch).__name__
             raise InputError(f"batch must be a floating-point tensor (n, 3, height, width), got {what}")
         if len(batch) == 0:
-            return torch.zeros(0, self.n_features, device=self.device)
+            return torch.zeros(0, self.spec.n_features, device=self.device)
         features = self._run(batch.to(self.device, torch.float32, memory_format=self._layout))
-        if features.shape != (len(batch), self.n_features):
-            raise InputError(
-                f"module must return features of shape {(len(batch), self.n_features)}, got {tuple(features.shape)}"
-            )
+        expected = (len(batch), self.spec.n_features)
+        if features.shape != expected:
+            raise InputError(f"module must return features of shape {expected}, got {tuple(features.shape)}")
         return features
 
     def with_recipe(self, recipe: Any) -> Self:
@@ -272,9 +271,10 @@ class ImageBackbone(Backbone):
         """Return the blocks of images side by side, from one pass."""
         if self.spec.recipe is None:
             return run(self.module, images)
-        blocks = parse_blocks(self.spec.recipe.blocks)
+        if self._reader is None:
+            self._reader = DepthReader(self.module, parse_blocks(self.spec.recipe.blocks))
         with _evaluating(self.module), torch.inference_mode():
-            read = DepthReader(self.module, blocks)(images)
+            read = self._reader(images)
         return torch.cat([block.to(torch.float32) for block in read], dim=1)  # out here it is an ordinary tensor
 
 

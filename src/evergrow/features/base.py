@@ -100,6 +100,7 @@ class Backbone(ABC):
     spec: BackboneSpec
     transform: Callable[[Any], Tensor] | None
     device: torch.device
+    _reader: Any = None  # of the recipe's blocks, made at the first pass
 
     @abstractmethod
     def encode(self, batch: Tensor | list[str]) -> Tensor:
@@ -139,6 +140,7 @@ class Backbone(ABC):
     def _with(self, recipe: FeatureRecipe) -> Self:
         """Return a twin that shares the network and reads these blocks of it."""
         twin = copy.copy(self)
+        twin._reader = None
         twin.spec = replace(self.spec, recipe=None if recipe.is_final else recipe, n_features=recipe.n_features)
         return twin
 

@@ -228,8 +228,8 @@ class CacheEntry:
         """Return the files of chunks, in the order of their rows."""
         return sorted(self.folder.glob("[0-9]*.safetensors"))
 
-    def holds(self, rows: range, recipe: FeatureRecipe) -> bool:
-        """Return whether the file of these rows is there with all blocks of a recipe; reads no features.
+    def precision(self, rows: range, recipe: FeatureRecipe) -> Precision | None:
+        """Return the precision of stored rows, None where a block of the recipe is missing; reads no features.
 
         Raises
         ------
@@ -238,8 +238,9 @@ class CacheEntry:
         """
         path = self._path(rows)
         if not path.exists() and not path.is_symlink():
-            return False
-        return set(recipe.blocks) <= set(_head(path).names)
+            return None
+        head = _head(path)
+        return head.precision if set(recipe.blocks) <= set(head.names) else None
 
     def load(self, rows: range, recipe: FeatureRecipe) -> Chunk:
         """Return the features of rows that are there, or raise :class:`FileFormatError` where they are damaged."""
@@ -286,6 +287,12 @@ class CacheEntry:
     def clear(self) -> None:
         """Remove the entry."""
         shutil.rmtree(self.folder)
+
+    def remove_if_empty(self) -> None:
+        """Remove the entry if nothing was stored in it."""
+        with suppress(OSError):
+            if not self.chunks():
+                self.clear()
 
     def _path(self, rows: range) -> Path:
         return self.folder / f"{rows.start:09d}.safetensors"

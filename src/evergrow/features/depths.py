@@ -21,6 +21,7 @@ from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.registry import nearest
 from evergrow.features.recipes import FINAL, Block
 
+_FINAL_BLOCK = Block(FINAL, FINAL)
 _CONTAINERS = ("blocks", "stages", "layers")
 _NUMBERED = (("layer1", "layer2", "layer3", "layer4"), ("s1", "s2", "s3", "s4"))
 _POOLS = ("global_pool", "head.global_pool")
@@ -102,7 +103,7 @@ class DepthReader:
             output = self._module(images)
         if not isinstance(output, Tensor):
             raise InputError(f"module must return a tensor (n, d), got {type(output).__name__}")
-        read[Block.parse(FINAL)] = output.float()
+        read[_FINAL_BLOCK] = output.float()
         missing = next((block for block in self._blocks if block not in read), None)
         if missing is not None:
             raise InputError(f"block {str(missing)!r} must be computed in a pass, but its place was never reached")

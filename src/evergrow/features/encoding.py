@@ -12,9 +12,10 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -33,22 +34,19 @@ from evergrow.core.errors import (
     ParameterError,
 )
 from evergrow.core.feature_blocks import block_slices, join_blocks
-from evergrow.core.settings import with_changes
-from evergrow.core.validation import check_choice, check_number
-from evergrow.data.items import Items, Kind
+from evergrow.core.validation import check_choice, check_keys, check_number
+from evergrow.data.items import Items
 from evergrow.features import cache
 from evergrow.features.base import Backbone
 from evergrow.features.cache import CacheEntry, Chunk, FeatureCache, describe, feature_key
 from evergrow.features.loader import (
     Failure,
-    ImageBatches,
-    ImageLoader,
+    ImageReader,
     LoadedBatch,
-    PlannedBatch,
     Precision,
     choose_workers,
     loaded_batches,
-    plan_batches,
+    split_rows,
     text_batches,
 )
 from evergrow.features.preprocess import Preprocessing
@@ -65,7 +63,8 @@ KEEP_FROM = 5
 """Fewer items go straight through the backbone, which takes less time than a lock and a safe way to disk."""
 
 _NAMED = 5  # images that a warning names
-_UNDER_WAY = 2  # batches that a GPU has been given beyond the one that is fetched
+_AHEAD = 2  # batches that a GPU is given before the first of them is fetched
+_CHOICES = {"precision": get_args(Policy), "decode": get_args(Decode), "on_error": get_args(OnError)}
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,9 @@ class EncodeConfig:
             check_number("batch_size", self.batch_size, low=1, integer=True)
         if self.workers != "auto":
             check_number("workers", self.workers, low=0, integer=True)
-        for name, choices in (("precision", Policy), ("decode", Decode), ("on_error", OnError)):
-            check_choice(name, getattr(self, name), get_args(choices))
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                check_choice(name, getattr(self, name), known)
         if self.cache is not None and self.cache is not False and not isinstance(self.cache, (str, os.PathLike)):
             raise ParameterError(f"cache must be None, False or a folder, got {self.cache!r}")
 
@@ -126,7 +126,9 @@ class EncodeConfig:
 
     def changed(self, **changes: Any) -> EncodeConfig:
         """Return the settings with some of them changed; an unknown name is an error that names the nearest."""
-        return with_changes(self, changes, "setting of an encoding")
+        if not changes.keys() <= self.__dataclass_fields__.keys():
+            check_keys(changes, self.__dataclass_fields__, "setting of an encoding")
+        return replace(self, **changes) if changes else self
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,12 +219,11 @@ def encode(
     [[3.0], [5.0]]
     """
     started = time.perf_counter()
-    work = _Work(backbone, items, (config or EncodeConfig()).changed(**settings))
-    chunks = list(_chunks(work))
+    work = _Encoding(backbone, items, (config or EncodeConfig()).changed(**settings))
+    chunks = list(work.chunks())
     failures = [failure for chunk in chunks for failure in chunk.failures]
-    _judge(work, failures)
-    features = chunks[0].features if len(chunks) == 1 else np.concatenate([chunk.features for chunk in chunks])
-    return _features(work, chunks, features, failures, join, time.perf_counter() - started)
+    _judge(failures, work.n_items)
+    return replace(_features(work, chunks, failures, join), seconds=time.perf_counter() - started)
 
 
 def encode_chunks(
@@ -240,10 +241,10 @@ def encode_chunks(
     Features
         Of consecutive items; ``rows`` are those of all items. One without any row is left out.
     """
-    work = _Work(backbone, items, (config or EncodeConfig()).changed(**settings))
-    for chunk in _chunks(work):
+    work = _Encoding(backbone, items, (config or EncodeConfig()).changed(**settings))
+    for chunk in work.chunks():
         if len(chunk.features):
-            yield _features(work, [chunk], chunk.features, chunk.failures, join, 0.0)
+            yield _features(work, [chunk], chunk.failures, join)
 
 
 def encode_batch(backbone: Backbone, samples: Sequence[Tensor] | Sequence[str]) -> NDArray[np.float32]:
@@ -275,269 +276,201 @@ def encode_batch(backbone: Backbone, samples: Sequence[Tensor] | Sequence[str]) 
         layout = torch.channels_last if batch[0].ndim == 3 else torch.contiguous_format
         batch = torch.stack(batch).contiguous(memory_format=layout)
     runner = _Runner(backbone, "float32")
-    return join_blocks(runner.fetch(runner.run(batch), batch), backbone.spec.blocks.widths)
+    return join_blocks(runner.fetch(batch, *runner.start(batch)), backbone.spec.blocks.widths)
 
 
-def _features(
-    work: _Work,
-    chunks: Sequence[Chunk],
-    features: NDArray[np.float32],
-    failures: Sequence[Failure],
-    join: bool,
-    seconds: float,
-) -> Features:
-    widths = work.backbone.spec.blocks.widths
+def _features(work: _Encoding, chunks: Sequence[Chunk], failures: Sequence[Failure], join: bool) -> Features:
+    features = chunks[0].features if len(chunks) == 1 else np.concatenate([chunk.features for chunk in chunks])
     rows = np.arange(chunks[0].rows.start, chunks[-1].rows.stop)
     return Features(
-        X=join_blocks(features, widths) if join else features,
+        X=join_blocks(features, work.recipe.widths) if join and len(work.recipe.widths) > 1 else features,
         rows=np.delete(rows, [failure.row - chunks[0].rows.start for failure in failures]),
         failures=tuple((failure.name, failure.reason) for failure in failures),
-        widths=widths,
+        widths=work.recipe.widths,
         precision=chunks[-1].precision,
         computed=sum(len(chunk.rows) for chunk in chunks if chunk.computed),
-        seconds=seconds,
     )
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What is to be encoded, by what and how."""
+class _Encoding:
+    """One call of :func:`encode`: chunks come from the cache, or are computed and stored there."""
 
-    backbone: Backbone
-    items: Items
-    config: EncodeConfig
-
-    def __post_init__(self) -> None:
-        if len(self.items) == 0:
+    def __init__(self, backbone: Backbone, items: Items, config: EncodeConfig) -> None:
+        self.backbone, self.items, self.config = backbone, items, config
+        self.n_items, self.recipe = len(items), backbone.spec.recipe or backbone.spec.blocks
+        self.batch_size = config.batch_size or (32 if backbone.device.type == "cpu" else 128)
+        self.tick: Callable[[int], None] = lambda computed: None
+        if self.n_items == 0:
             raise InputError("items must hold at least one item, got none")
-        if self.backbone.kind != self.items.kind:
+        if backbone.spec.kind != items.kind:
             raise InputError(
-                f"items must be what {self.backbone.spec.name} takes, which is of kind {self.backbone.kind!r}, got "
-                f"{self.items.kind!r}"
+                f"items must be what {backbone.spec.name} takes, which is of kind {backbone.spec.kind!r}, got "
+                f"{items.kind!r}"
             )
-        if self.config.decode == "gpu":
+        if config.decode == "gpu":
             from evergrow.features.gpu_jpeg import check_decodable
 
-            check_decodable(self.backbone)
+            check_decodable(backbone)
+        self.runner = _Runner(backbone, config.precision)  # refuses a precision that the device does not have
 
-    @property
-    def batch_size(self) -> int:
-        return self.config.batch_size or (32 if self.backbone.device.type == "cpu" else 128)
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the chunks of all items in order."""
+        rows = range(self.n_items)
+        chunks = [rows[start : start + cache.CHUNK] for start in range(0, self.n_items, cache.CHUNK)]
+        entry = self._find_entry()
+        with ExitStack() as stack:
+            if self.config.progress:
+                self.tick = stack.enter_context(_progress_bar(self.items.kind, self.n_items))
+            stored: dict[range, Precision] = {}
+            if entry is not None:
+                try:
+                    stored = self._open(entry, chunks, stack)
+                except (OSError, NewerSchemaError) as error:  # what a newer evergrow wrote is left to it
+                    _warn_unused(error)
+                    entry = None
+            computed = self._computed([rows for rows in chunks if rows not in stored])
+            for rows in chunks:
+                chunk = self._load(entry, rows) if entry is not None and rows in stored else None
+                if chunk is None:
+                    chunk = next(self._computed([rows]) if rows in stored else computed)
+                    if entry is not None and not any(failure.passing for failure in chunk.failures):
+                        try:
+                            entry.store(chunk, self.recipe)
+                        except OSError as error:
+                            _warn_unused(error)
+                            entry = None
+                yield chunk
 
+    # -- the cache ------------------------------------------------------------------------------------------
 
-# -- chunks: from the cache, or computed and put there ----------------------------------------------------
-
-
-def _chunks(work: _Work) -> Iterator[Chunk]:
-    """Yield the chunks of all items in order."""
-    n_items = len(work.items)
-    chunks = [range(start, min(start + cache.CHUNK, n_items)) for start in range(0, n_items, cache.CHUNK)]
-    runner = _Runner(work.backbone, work.config.precision)  # refuses a precision that the device does not have
-    entry = _find_entry(work)
-    with _item_meter(work.items.kind, n_items, enabled=work.config.progress) as tick:
-        if entry is None:
-            yield from _computed(work, runner, chunks, tick)
-        else:
-            yield from _cached(work, runner, chunks, entry, tick)
-
-
-def _find_entry(work: _Work) -> CacheEntry | None:
-    """Return the entry of this work, whether or not it exists; None where nothing is to be kept."""
-    config = work.config
-    if config.cache is False or len(work.items) < KEEP_FROM:
-        return None
-    try:
-        stamp = work.items.stamp()
-    except DatasetNotFoundError as error:
-        if config.on_error == "raise":
-            raise
-        _warn_unused(error)  # a missing image is one more that is left out, but has no stamp
-        return None
-    return FeatureCache(config.cache).entry(feature_key(stamp, work.backbone.spec, config.policy))
-
-
-def _cached(
-    work: _Work, runner: _Runner, chunks: list[range], entry: CacheEntry, tick: Callable[[int, bool], None]
-) -> Iterator[Chunk]:
-    """Yield chunks from an entry, and put into it what is missing there."""
-    recipe = work.backbone.spec.blocks
-    with ExitStack() as stack:
-        writes = True
+    def _find_entry(self) -> CacheEntry | None:
+        """Return the entry of these features, whether or not it exists; None where nothing is to be stored."""
+        config = self.config
+        if config.cache is False or self.n_items < KEEP_FROM:
+            return None
         try:
-            missing = _missing(work, entry, chunks)
-            if missing:
-                stack.enter_context(entry.writing())
-                missing = _missing(work, entry, chunks)  # another process may have computed it meanwhile
-                _agree_on_precision(work, runner, entry, missing, chunks)
-                stack.callback(_remove_if_empty, entry)
-                entry.begin(describe(work.items, work.backbone.spec, work.config.policy))
-        except (OSError, NewerSchemaError) as error:  # what a newer evergrow wrote is left to it
-            _warn_unused(error)
-            missing, writes = chunks, False
-        computed = _computed(work, runner, missing, tick)
+            stamp = self.items.stamp()
+        except DatasetNotFoundError as error:
+            if config.on_error == "raise":
+                raise
+            _warn_unused(error)  # a missing image is one more that is left out, but has no stamp
+            return None
+        return FeatureCache(config.cache).entry(feature_key(stamp, self.backbone.spec, config.policy))
+
+    def _open(self, entry: CacheEntry, chunks: list[range], stack: ExitStack) -> dict[range, Precision]:
+        """Return the chunks that an entry holds; where some are missing, it is locked and made ready for them."""
+        stored = self._stored(entry, chunks)
+        if len(stored) == len(chunks):
+            return stored
+        stack.enter_context(entry.writing())
+        stored = self._stored(entry, chunks)  # another process may have computed them meanwhile
+        self.runner.precision = next(iter(stored.values()), self.runner.precision)
+        if self.runner.precision == "float16" and self.backbone.device.type != "cuda":
+            entry.clear()  # this device cannot go on at that precision
+            stored, self.runner.precision = {}, "float32"
+        stack.callback(entry.remove_if_empty)
+        entry.begin(describe(self.items, self.backbone.spec, self.config.policy))
+        return stored
+
+    def _stored(self, entry: CacheEntry, chunks: list[range]) -> dict[range, Precision]:
+        """Return the chunks that an entry holds, with the precision of each."""
+        stored: dict[range, Precision] = {}
         for rows in chunks:
-            chunk = None if rows in missing else _load(work, entry, rows, tick)
-            if chunk is None:
-                chunk = next(computed) if rows in missing else next(_computed(work, runner, [rows], tick))
-                if writes and not any(failure.passing for failure in chunk.failures):
-                    try:
-                        entry.store(chunk, recipe)
-                    except OSError as error:
-                        _warn_unused(error)
-                        writes = False
-            yield chunk
+            try:
+                precision = entry.precision(rows, self.recipe)
+            except NewerSchemaError:  # noqa: PERF203 - one file in a thousand items
+                raise
+            except FileFormatError as error:
+                _warn_damaged(entry, error)
+            else:
+                if precision is not None:
+                    stored[rows] = precision
+        return stored
 
-
-def _missing(work: _Work, entry: CacheEntry, chunks: list[range]) -> list[range]:
-    """Return the chunks that an entry does not hold in whole."""
-    missing = []
-    for rows in chunks:
+    def _load(self, entry: CacheEntry, rows: range) -> Chunk | None:
+        """Return a stored chunk, None where it is damaged."""
         try:
-            if entry.holds(rows, work.backbone.spec.blocks):
-                continue
-        except NewerSchemaError:
-            raise
+            chunk = entry.load(rows, self.recipe)
         except FileFormatError as error:
             _warn_damaged(entry, error)
-        missing.append(rows)
-    return missing
+            return None
+        self._raise_if_fatal(chunk.failures)
+        self.tick(len(rows))
+        return chunk
 
+    # -- computing ------------------------------------------------------------------------------------------
 
-def _agree_on_precision(
-    work: _Work, runner: _Runner, entry: CacheEntry, missing: list[range], chunks: list[range]
-) -> None:
-    """Go on at the precision of what is there; where this device does not have it, begin anew."""
-    for rows in chunks:
-        if rows in missing:
-            continue
-        with suppress(FileFormatError):
-            runner.precision = entry.load(rows, work.backbone.spec.blocks).precision
-            break
-    if runner.precision == "float16" and work.backbone.device.type != "cuda":
-        entry.clear()
-        missing[:], runner.precision = chunks, "float32"
+    def _computed(self, chunks: list[range]) -> Iterator[Chunk]:
+        """Yield chunks that went through the backbone."""
+        with self._batches(chunks) as batches:
+            encoded = self._encoded(batches)
+            for rows in chunks:
+                found: list[tuple[LoadedBatch, NDArray[np.float32]]] = []
+                for loaded, features in islice(encoded, -(-len(rows) // self.batch_size)):
+                    self._raise_if_fatal(loaded.failures)
+                    self.tick(len(loaded.rows) + len(loaded.failures))
+                    found.append((loaded, features))
+                order = np.argsort(np.concatenate([loaded.rows for loaded, _ in found]))
+                yield Chunk(
+                    rows,
+                    np.concatenate([features for _, features in found])[order],
+                    tuple(failure for loaded, _ in found for failure in loaded.failures),
+                    self.runner.precision or "float32",
+                    computed=True,
+                )
 
+    @contextmanager
+    def _batches(self, chunks: list[range]) -> Iterator[Iterator[LoadedBatch]]:
+        if self.items.kind == "text":
+            yield text_batches(self.items, chunks, self.batch_size)
+            return
+        transform, device = self.backbone.transform, self.backbone.device
+        if transform is None:
+            raise InputError(f"backbone must have a transform to take images, got None from {self.backbone.spec.name}")
+        rows = [part for chunk in chunks for part in split_rows(chunk, self.batch_size)]
+        own = isinstance(transform, Preprocessing)
+        height, width = transform.size if isinstance(transform, Preprocessing) else (512, 512)  # a safe guess
+        workers = choose_workers(
+            self.config.workers, len(rows), device, self.batch_size * 3 * (1 if own else 4) * height * width
+        )
+        if self.config.decode == "cpu":
+            with loaded_batches(ImageReader(self.items, transform), rows, workers=workers, device=device) as batches:
+                yield batches
+            return
+        from evergrow.features.gpu_jpeg import FileReader, GpuDecoder
 
-def _load(work: _Work, entry: CacheEntry, rows: range, tick: Callable[[int, bool], None]) -> Chunk | None:
-    """Return a chunk that is there, None where it is damaged."""
-    try:
-        chunk = entry.load(rows, work.backbone.spec.blocks)
-    except FileFormatError as error:
-        _warn_damaged(entry, error)
-        return None
-    _raise_if_fatal(work, chunk.failures)
-    tick(len(rows), False)
-    return chunk
+        decoder = GpuDecoder(self.items, transform, device)
+        with loaded_batches(FileReader(self.items, transform), rows, workers=workers, device=device) as files:
+            yield (decoder(batch) for batch in files)
 
+    def _encoded(self, batches: Iterator[LoadedBatch]) -> Iterator[tuple[LoadedBatch, NDArray[np.float32]]]:
+        """Yield every batch with its features; a GPU always has the next batch before the last one is fetched."""
+        waiting: deque[tuple[LoadedBatch, Tensor, Any]] = deque()
+        ahead = _AHEAD if self.backbone.device.type == "cuda" else 0
 
-def _remove_if_empty(entry: CacheEntry) -> None:
-    with suppress(OSError):
-        if not entry.chunks():
-            entry.clear()
+        def finished() -> tuple[LoadedBatch, NDArray[np.float32]]:
+            loaded, features, ready = waiting.popleft()
+            return loaded, self.runner.fetch(loaded.batch, features, ready)
 
-
-def _warn_unused(error: Exception) -> None:
-    warnings.warn(
-        f"The feature cache cannot be used, features are kept in memory only: {error}. Set EVERGROW_CACHE to a folder "
-        "with room, or do without by cache=False.",
-        CacheWarning,
-        stacklevel=2,
-    )
-
-
-def _warn_damaged(entry: CacheEntry, error: Exception) -> None:
-    warnings.warn(
-        f"Cached features {entry.folder.name[:12]} are computed again, damaged: {error}", CacheWarning, stacklevel=2
-    )
-
-
-# -- computing ----------------------------------------------------------------------------------------------
-
-
-def _computed(work: _Work, runner: _Runner, chunks: list[range], tick: Callable[[int, bool], None]) -> Iterator[Chunk]:
-    """Take chunks through the backbone."""
-    rows: list[NDArray[np.int64]] = []
-    blocks: list[NDArray[np.float32]] = []
-    failures: list[Failure] = []
-    waiting = iter(chunks)
-    with _batches(work, chunks) as batches:
-        for loaded, features in _encoded(runner, batches):
-            _raise_if_fatal(work, loaded.failures)
-            failures += loaded.failures
-            if features is not None:
-                rows.append(loaded.rows)
-                blocks.append(features)
-            tick(len(loaded.rows) + len(loaded.failures), True)
-            if loaded.last:
-                found = np.empty((0, work.backbone.n_features), dtype=np.float32)
-                if blocks:
-                    found = np.concatenate(blocks)[np.argsort(np.concatenate(rows))]
-                yield Chunk(next(waiting), found, tuple(failures), runner.precision or "float32", computed=True)
-                rows, blocks, failures = [], [], []
-
-
-@contextmanager
-def _batches(work: _Work, chunks: list[range]) -> Iterator[Iterator[LoadedBatch]]:
-    if work.items.kind == "text":
-        yield text_batches(work.items, chunks, work.batch_size)
-        return
-    transform, device = work.backbone.transform, work.backbone.device
-    if transform is None:
-        raise InputError(f"backbone must have a transform to take images, got None from {work.backbone.spec.name}")
-    plan = plan_batches(chunks, work.batch_size)
-    workers = _workers(work, plan)
-    load, pin = ImageLoader(transform, as_bytes=True), device.type == "cuda"
-    if work.config.decode == "cpu":
-        with loaded_batches(ImageBatches(work.items, load, plan), len(plan), workers=workers, pin=pin) as batches:
-            yield batches
-        return
-    from evergrow.features.gpu_jpeg import EncodedImages, decoded_batches, gpu_decoder
-
-    with loaded_batches(EncodedImages(work.items, load, plan), len(plan), workers=workers, pin=pin) as files:
-        yield decoded_batches(files, work.items, load, device, gpu_decoder(device))
-
-
-def _workers(work: _Work, plan: list[PlannedBatch]) -> int:
-    if work.config.workers != "auto":
-        return min(work.config.workers, len(plan))
-    transform = work.backbone.transform
-    own = isinstance(transform, Preprocessing)
-    height, width = transform.size if isinstance(transform, Preprocessing) else (512, 512)  # a guess on the safe side
-    return choose_workers(len(plan), work.backbone.device, work.batch_size * 3 * (1 if own else 4) * height * width)
-
-
-def _encoded(
-    runner: _Runner, batches: Iterator[LoadedBatch]
-) -> Iterator[tuple[LoadedBatch, NDArray[np.float32] | None]]:
-    """Yield every batch with its features, of a GPU some late: it always has the next before the last is fetched."""
-    waiting: deque[tuple[LoadedBatch, _Encoding | None]] = deque()
-
-    def finished() -> tuple[LoadedBatch, NDArray[np.float32] | None]:
-        loaded, encoding = waiting.popleft()
-        return loaded, None if encoding is None or loaded.batch is None else runner.fetch(encoding, loaded.batch)
-
-    for loaded in batches:
-        waiting.append((loaded, None if loaded.batch is None else runner.run(loaded.batch)))
-        while waiting and (len(waiting) > _UNDER_WAY or waiting[0][1] is None or waiting[0][1].ready is None):
+        for loaded in batches:
+            waiting.append((loaded, *self.runner.start(loaded.batch)))
+            if len(waiting) > ahead:
+                yield finished()
+        while waiting:
             yield finished()
-    while waiting:
-        yield finished()
 
-
-class _Encoding(NamedTuple):
-    """Features on their way: in the memory of this process once the GPU's event ``ready``, if there is one, is over."""
-
-    features: Tensor
-    ready: torch.cuda.Event | None
+    def _raise_if_fatal(self, failures: Sequence[Failure]) -> None:
+        if failures and self.config.on_error == "raise":
+            raise ImageError(f"{failures[0].reason}; on_error='skip' leaves such images out")
 
 
 class _Runner:
-    """Runs a backbone at a precision that is settled by its first batch, and checks what it gives.
+    """Runs a backbone at a precision that its first batch decides, and checks what it gives.
 
     Attributes
     ----------
     precision : {"float32", "float16"} or None
-        What is used; None before the first batch of an undecided policy.
+        What is used; None before the first batch where that decides.
     """
 
     def __init__(self, backbone: Backbone, policy: Policy) -> None:
@@ -550,20 +483,25 @@ class _Runner:
         self._backbone = backbone
         self.precision: Precision | None = policy if policy != "auto" else (None if device == "cuda" else "float32")
 
-    def run(self, batch: Tensor | list[str]) -> _Encoding:
-        """Begin with a batch: images as the backbone's transform gives them or, by its preprocessing, as bytes."""
+    def start(self, batch: Tensor | list[str] | None) -> tuple[Tensor, Any]:
+        """Return features, and the event of a GPU after which they are in the memory of this process.
+
+        Images come as the backbone's transform gives them or, where it is a :class:`Preprocessing`, as bytes.
+        """
+        if batch is None:
+            return torch.empty(0, self._backbone.spec.n_features), None
         with torch.inference_mode():
-            features = self._settled(self._on_device(batch)).float()
+            features = self._run(self._on_device(batch)).float()
             if features.device.type != "cuda":
-                return _Encoding(features, None)
+                return features, None
             # Asking for them later would wait for all that the GPU was given meanwhile.
             host = torch.empty(features.shape, dtype=features.dtype, pin_memory=True)
             host.copy_(features, non_blocking=True)
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(features.device))
-        return _Encoding(host, ready)
+        return host, ready
 
-    def fetch(self, encoding: _Encoding, batch: Tensor | list[str]) -> NDArray[np.float32]:
+    def fetch(self, batch: Tensor | list[str] | None, features: Tensor, ready: Any) -> NDArray[np.float32]:
         """Return finished features as an array; a batch that overflowed in half precision is run again in float32.
 
         Raises
@@ -573,28 +511,28 @@ class _Runner:
         NumericalError
             If they are not finite.
         """
-        if encoding.ready is not None:
-            encoding.ready.synchronize()
-        array = encoding.features.numpy()
-        if encoding.ready is not None:
+        array: NDArray[np.float32] = features.numpy()
+        if ready is not None:
+            ready.synchronize()
             array = array.copy()  # pinned memory is scarce
         finite = np.isfinite(array).all(axis=-1)
         if not finite.all() and self.precision == "float16":
             with torch.inference_mode():
                 array = self._encode(self._on_device(batch), "float32").float().cpu().numpy()
             finite = np.isfinite(array).all(axis=-1)
-        name, expected = self._backbone.spec.name, (len(batch), self._backbone.n_features)
+        spec = self._backbone.spec
+        expected = (0 if batch is None else len(batch), spec.n_features)
         if array.shape != expected:
-            raise InputError(f"backbone must return features of shape {expected}, got {array.shape} from {name}")
+            raise InputError(f"backbone must return features of shape {expected}, got {array.shape} from {spec.name}")
         if not finite.all():
             raise NumericalError(
-                f"features must be finite, got NaN or infinity from {name} in {int((~finite).sum())} of a batch of "
-                f"{len(array)}"
+                f"features must be finite, got NaN or infinity from {spec.name} in {int((~finite).sum())} of a batch "
+                f"of {len(array)}"
             )
-        return np.asarray(array, dtype=np.float32)
+        return array
 
-    def _on_device(self, batch: Tensor | list[str]) -> Tensor | list[str]:
-        """Return a batch on the backbone's device, bytes made into what its preprocessing gives."""
+    def _on_device(self, batch: Any) -> Any:
+        """Return a batch on the backbone's device; bytes become what its preprocessing gives."""
         if not isinstance(batch, Tensor):
             return batch
         batch, transform = batch.to(self._backbone.device, non_blocking=True), self._backbone.transform
@@ -602,8 +540,8 @@ class _Runner:
             return transform.normalised(batch)
         return batch
 
-    def _settled(self, batch: Tensor | list[str]) -> Tensor:
-        """Return the features of a batch, where the backbone computes them; the first one settles the precision."""
+    def _run(self, batch: Any) -> Tensor:
+        """Return the features of a batch on the device; the first batch decides the precision."""
         if self.precision is not None:
             return self._encode(batch, self.precision)
         exact, half = self._encode(batch, "float32"), self._encode(batch, "float16")
@@ -613,7 +551,7 @@ class _Runner:
         self.precision = "float16" if gap <= AGREEMENT else "float32"
         return half if self.precision == "float16" else exact
 
-    def _encode(self, batch: Tensor | list[str], precision: Precision) -> Tensor:
+    def _encode(self, batch: Any, precision: Precision) -> Tensor:
         device = self._backbone.device.type
         # On a CPU an outer autocast of the caller is turned off: the precision is part of the result.
         kind = torch.float16 if device == "cuda" else None
@@ -636,42 +574,41 @@ def distance(half: Tensor, exact: Tensor) -> float:
     return float(torch.nan_to_num(gaps, nan=torch.inf, posinf=torch.inf).max())
 
 
-# -- failures and progress ----------------------------------------------------------------------------------
+# -- warnings and progress ----------------------------------------------------------------------------------
 
 
-def _raise_if_fatal(work: _Work, failures: Sequence[Failure]) -> None:
-    """Raise for the first image that cannot be read, if that is to be fatal."""
-    if failures and work.config.on_error == "raise":
-        failure = failures[0]
-        where = ""
-        with suppress(ImageError):  # where it cannot even be had, the reason says so
-            source = work.items.raw(failure.row)
-            where = f" (file {os.fspath(source)})" if isinstance(source, os.PathLike) else ""
-        raise ImageError(f"{failure.reason}{where}; on_error='skip' leaves such images out")
-
-
-def _judge(work: _Work, failures: Sequence[Failure]) -> None:
+def _judge(failures: Sequence[Failure], n_items: int) -> None:
     """Warn about what was left out, or raise where that is everything."""
     if not failures:
         return
     named = ", ".join(failure.name for failure in failures[:_NAMED])
     more = f" and {len(failures) - _NAMED} more" if len(failures) > _NAMED else ""
     said = f"{named}{more}; the first because {failures[0].reason}"
-    if len(failures) == len(work.items):
-        raise ImageError(f"None of the {len(failures)} images can be read: {said}")
+    if len(failures) == n_items:
+        raise ImageError(f"None of the {n_items} images can be read: {said}")
     warnings.warn(
-        f"{len(failures)} of {len(work.items)} images could not be read and are left out: {said}",
-        DataWarning,
-        stacklevel=3,
+        f"{len(failures)} of {n_items} images could not be read and are left out: {said}", DataWarning, stacklevel=3
+    )
+
+
+def _warn_unused(error: Exception) -> None:
+    warnings.warn(
+        f"The feature cache cannot be used, features are kept in memory only: {error}. Set EVERGROW_CACHE to a folder "
+        "with room, or do without by cache=False.",
+        CacheWarning,
+        stacklevel=2,
+    )
+
+
+def _warn_damaged(entry: CacheEntry, error: Exception) -> None:
+    warnings.warn(
+        f"Cached features {entry.folder.name[:12]} are computed again, damaged: {error}", CacheWarning, stacklevel=2
     )
 
 
 @contextmanager
-def _item_meter(kind: Kind, total: int, *, enabled: bool) -> Iterator[Callable[[int, bool], None]]:
-    """Yield a function that is told how many more items are done, and whether they count for the rate shown."""
-    if not enabled:
-        yield lambda more, computed: None
-        return
+def _progress_bar(kind: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that is told how many more items are done."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -683,13 +620,12 @@ def _item_meter(kind: Kind, total: int, *, enabled: bool) -> Iterator[Callable[[
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    begun, here = time.perf_counter(), 0
+    begun = time.perf_counter()
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=total, rate=0.0)
 
-        def tick(more: int, computed: bool) -> None:
-            nonlocal here
-            here += more if computed else 0
-            progress.update(task, advance=more, rate=here / max(time.perf_counter() - begun, 1e-9))
+        def tick(more: int) -> None:
+            done = progress.tasks[task].completed + more
+            progress.update(task, completed=done, rate=done / max(time.perf_counter() - begun, 1e-9))
 
         yield tick

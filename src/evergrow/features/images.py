@@ -27,12 +27,16 @@ MAX_PIXELS = 178_956_970
 ImageSource = str | os.PathLike[str] | bytes | NDArray[Any] | Any
 """What :func:`decode_image` takes: a path, the bytes of a file, a PIL image or a uint8 array."""
 
+_RAW_ENDINGS = tuple(RAW.suffixes)
 _PIL_LIMIT = threading.Lock()
 
 
 def _renew_lock() -> None:
     global _PIL_LIMIT
-    _PIL_LIMIT = threading.Lock()
+    _RAW_ENDINGS = tuple(RAW.suffixes)
+
+
+_PIL_LIMIT = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):  # a worker process must not inherit a lock that a thread held at that moment
@@ -99,7 +103,7 @@ def decode_image(
         name = name or str(opened)
     else:
         raise ImageError(f"image must be a path, bytes, a PIL image or a uint8 array, got {type(source).__name__}")
-    if plugin_format(name) is RAW and RAW.installed:
+    if name.lower().endswith(_RAW_ENDINGS) and RAW.installed:
         return _from_raw(opened, name, max_pixels)
     with _readable(name), opened_image(opened) as image:
         _check_size(image, max_pixels)

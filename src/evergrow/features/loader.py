@@ -21,6 +21,7 @@ from evergrow.core.errors import ImageError, InputError
 from evergrow.core.record import UNWRITTEN
 from evergrow.core.seeding import generator
 from evergrow.data.items import Items
+from evergrow.features import images
 from evergrow.features.preprocess import Preprocessing
 
 Precision = Literal["float32", "float16"]
@@ -64,87 +65,86 @@ class LoadedBatch(NamedTuple):
         What the backbone takes; None if nothing could be read.
     failures : list of Failure
         What is missing.
-    last : bool
-        Whether a chunk ends here.
     """
 
     rows: NDArray[np.int64]
     batch: Tensor | list[str] | None
     failures: list[Failure]
-    last: bool
 
 
-class PlannedBatch(NamedTuple):
-    """Rows that go through the backbone together, and whether they are the last of their chunk."""
-
-    rows: range
-    last: bool
-
-
-def plan_batches(chunks: Sequence[range], batch_size: int) -> list[PlannedBatch]:
-    """Return the batches of chunks; none reaches over the end of its chunk, so that a resumed run forms the same ones.
+def split_rows(rows: range, batch_size: int) -> list[range]:
+    """Return the batches of a chunk; a resumed run forms the same ones.
 
     Examples
     --------
-    >>> from evergrow.features.loader import plan_batches
-    >>> [(list(batch.rows), batch.last) for batch in plan_batches([range(5, 8)], 2)]
-    [([5, 6], False), ([7], True)]
+    >>> from evergrow.features.loader import split_rows
+    >>> split_rows(range(5, 8), 2)
+    [range(5, 7), range(7, 8)]
     """
-    return [
-        PlannedBatch(range(start, min(start + batch_size, chunk.stop)), start + batch_size >= chunk.stop)
-        for chunk in chunks
-        for start in range(chunk.start, chunk.stop, batch_size)
-    ]
+    return [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
 
 
-@dataclass(frozen=True)
-class ImageLoader:
-    """From the file, bytes or array of an image to the tensor that a backbone takes; cheap to send to workers.
+class ImageReader(Dataset[Any]):
+    """Batches of images by their rows: read, decoded and transformed; cheap to send to workers.
+
+    The last step of a :class:`Preprocessing`, from bytes to normalised numbers, is left to the device: bytes are a
+    quarter of what they become, so that there is less to send and to copy.
 
     Parameters
     ----------
+    items : Items
+        The images.
     transform : callable
         From a decoded image to a tensor.
-    as_bytes : bool
-        Whether to leave the last step of a :class:`Preprocessing`, from bytes to normalised numbers, to the device:
-        bytes are a quarter of what they become, so that there is less to send and to copy.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from evergrow.features import Preprocessing
-    >>> from evergrow.features.loader import ImageLoader
-    >>> image = np.zeros((300, 400, 3), dtype=np.uint8)
-    >>> ImageLoader(Preprocessing())(image).dtype, ImageLoader(Preprocessing(), as_bytes=True)(image).dtype
-    (torch.float32, torch.uint8)
     """
 
-    transform: Transform
-    as_bytes: bool = False
+    def __init__(self, items: Items, transform: Transform) -> None:
+        self._items, self._transform = items, transform
+        self._own = transform if isinstance(transform, Preprocessing) else None
 
-    def __call__(self, source: Any, name: str | None = None) -> Tensor:
-        """Return the tensor, or raise :class:`ImageError`."""
-        from evergrow.features import images
+    def load(self, source: Any, name: str | None = None) -> Tensor:
+        """Return the tensor of one image, or raise :class:`ImageError`."""
+        if self._own is None:
+            return self._transform(images.decode_image(source, name=name))
+        return self._own.pixels(images.decode_image(source, name=name, draft_size=self._own.draft_size))
 
-        own = self.transform if isinstance(self.transform, Preprocessing) else None
-        image = images.decode_image(source, name=name, draft_size=own.draft_size if own is not None else None)
-        return own.pixels(image) if own is not None and self.as_bytes else self.transform(image)
+    def read(self, rows: Sequence[int]) -> tuple[list[int], list[Tensor], list[Failure]]:
+        """Return the rows that could be read, what :meth:`load` makes of them, and the failures."""
+        read: list[int] = []
+        loaded: list[Tensor] = []
+        failures: list[Failure] = []
+        for row, (name, source) in zip(rows, self._items.batch(rows), strict=True):
+            try:
+                if isinstance(source, Exception):
+                    raise source
+                loaded.append(self.load(source, name))
+                read.append(row)
+            except (ImageError, OSError) as error:  # noqa: PERF203 - decoding takes a thousand times as long
+                reason = str(error) or type(error).__name__
+                if isinstance(source, os.PathLike):  # the cache names the file, not where this machine has it
+                    reason = reason.replace(os.fspath(source), name)
+                failures.append(Failure(row, name, reason, _refused(error)))
+        return read, loaded, failures
 
-    def read(self, items: Items, row: int) -> Tensor | Failure:
-        """Return the tensor of an item, or why there is none."""
-        source, name = None, items.name(row)
-        try:
-            source = items.raw(row)
-            return self(source, name)
-        except (ImageError, OSError) as error:
-            reason = str(error) or type(error).__name__
-            if isinstance(source, os.PathLike):  # what is kept on disk names the file, not where this machine has it
-                reason = reason.replace(os.fspath(source), name)
-            return Failure(row, name, reason, _refused(error))
+    def __getitems__(self, rows: Sequence[int]) -> Any:
+        """Return a :class:`LoadedBatch`, its pixels in channels-last order."""
+        read, loaded, failures = self.read(rows)
+        batch: Tensor | None = None
+        for place, image in enumerate(loaded):
+            if batch is None:
+                layout = torch.channels_last if image.ndim == 3 else torch.contiguous_format
+                batch = torch.empty((len(loaded), *image.shape), dtype=image.dtype, memory_format=layout)
+            elif image.shape != batch.shape[1:]:
+                raise InputError(
+                    f"transform must give images of one shape, got {tuple(image.shape)} for "
+                    f"{self._items.name(read[place])} after {tuple(batch.shape[1:])}"
+                )
+            batch[place] = image
+        return LoadedBatch(np.array(read, dtype=np.int64), batch, failures)
 
 
 def _refused(error: BaseException) -> bool:
-    """Say whether the system refused to read, as opposed to a decoder that does not like what it read."""
+    """Return whether the system refused to read, as opposed to a decoder that does not like what it read."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:
@@ -153,86 +153,46 @@ def _refused(error: BaseException) -> bool:
     return False
 
 
-class ImageBatches(Dataset[Any]):
-    """Whole batches of images by number: one message from a worker per batch, made up where it was read.
-
-    Parameters
-    ----------
-    items : Items
-        The images.
-    load : ImageLoader
-        From an image to a tensor.
-    plan : sequence of PlannedBatch
-        Which rows.
-    """
-
-    def __init__(self, items: Items, load: ImageLoader, plan: Sequence[PlannedBatch]) -> None:
-        self._items, self._load, self._plan = items, load, plan
-
-    def __len__(self) -> int:
-        return len(self._plan)
-
-    def __getitem__(self, number: int) -> Any:
-        """Return a :class:`LoadedBatch`, its pixels in channels-last order."""
-        rows, last = self._plan[number]
-        pixels: Tensor | None = None
-        read: list[int] = []
-        failures: list[Failure] = []
-        for row in rows:
-            image = self._load.read(self._items, row)
-            if isinstance(image, Failure):
-                failures.append(image)
-                continue
-            if pixels is None:
-                layout = torch.channels_last if image.ndim == 3 else torch.contiguous_format
-                pixels = torch.empty((len(rows), *image.shape), dtype=image.dtype, memory_format=layout)
-            elif image.shape != pixels.shape[1:]:
-                raise InputError(
-                    f"transform must give images of one shape, got {tuple(image.shape)} for {self._items.name(row)} "
-                    f"after {tuple(pixels.shape[1:])}"
-                )
-            pixels[len(read)] = image
-            read.append(row)
-        return LoadedBatch(
-            np.array(read, dtype=np.int64), None if pixels is None else pixels[: len(read)], failures, last
-        )
-
-
 def _as_it_is(loaded: Any) -> Any:
     return loaded
 
 
 @contextmanager
 def loaded_batches(
-    batches: Dataset[Any], n: int, *, workers: int, pin: bool, draws: torch.Generator | None = None
+    reader: Any,
+    batches: Sequence[Sequence[int]],
+    *,
+    workers: int,
+    device: torch.device,
+    draws: torch.Generator | None = None,
 ) -> Iterator[Iterator[Any]]:
-    """Yield an iterator over the batches of a data set, in order.
+    """Yield an iterator over batches, in order.
 
     Parameters
     ----------
-    batches : Dataset
-        Batches by number, such as :class:`ImageBatches`.
-    n : int
-        How many there are.
+    reader : Dataset
+        Reads a batch with ``__getitems__(rows)``, such as :class:`ImageReader`.
+    batches : sequence of sequence of int
+        The rows of each batch.
     workers : int
-        Processes that make them; 0 makes them in this one.
-    pin : bool
-        Whether to place batches where a GPU can fetch them by itself.
+        Processes that read; 0 reads in this one.
+    device : torch.device
+        Where the batches will go: those of a GPU are placed where it can fetch them by itself.
     draws : torch.Generator, optional
         Where the workers' seeds come from; the global random state stays as it is in any case.
     """
     if workers == 0:
-        yield (batches[number] for number in range(n))
+        yield (reader.__getitems__(rows) for rows in batches)
         return
     # Forked workers share the items instead of a copy each, and need no importable main module.
     context = multiprocessing.get_context("fork") if sys.platform == "linux" else None
     loader = DataLoader(
-        batches,
-        batch_size=None,
+        reader,
+        batch_sampler=batches,  # type: ignore[arg-type]
         collate_fn=_as_it_is,
         num_workers=workers,
         prefetch_factor=_PREFETCH,
-        pin_memory=pin,
+        pin_memory=device.type == "cuda",
         multiprocessing_context=context,
         generator=generator(0, "workers") if draws is None else draws,
     )
@@ -248,16 +208,16 @@ def loaded_batches(
 def text_batches(items: Items, chunks: Sequence[range], batch_size: int) -> Iterator[LoadedBatch]:
     """Yield batches of texts, sorted by length within a chunk: texts of one length need the least padding."""
     for chunk in chunks:
-        texts = [str(items.raw(row)) for row in chunk]
+        texts = [str(text) for _, text in items.batch(chunk)]
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]), reverse=True)
         for first in range(0, len(order), batch_size):
             places = order[first : first + batch_size]
             rows = np.array([chunk.start + place for place in places], dtype=np.int64)
-            yield LoadedBatch(rows, [texts[place] for place in places], [], first + batch_size >= len(order))
+            yield LoadedBatch(rows, [texts[place] for place in places], [])
 
 
-def choose_workers(n_batches: int, device: torch.device, batch_bytes: int) -> int:
-    """Return how many processes should decode.
+def choose_workers(wanted: int | Literal["auto"], n_batches: int, device: torch.device, batch_bytes: int) -> int:
+    """Return how many processes should decode: as many as wanted, or what suits the machine.
 
     A model on the CPU needs the cores itself, so few workers suffice there; a GPU wants all but two, which start its
     kernels and pin its batches (on 16 cores 14 workers were faster than 16).
@@ -265,6 +225,8 @@ def choose_workers(n_batches: int, device: torch.device, batch_bytes: int) -> in
 
     Parameters
     ----------
+    wanted : int or "auto"
+        What was asked for.
     n_batches : int
         How many batches there are.
     device : torch.device
@@ -276,21 +238,19 @@ def choose_workers(n_batches: int, device: torch.device, batch_bytes: int) -> in
     --------
     >>> import torch
     >>> from evergrow.features.loader import choose_workers
-    >>> choose_workers(1, torch.device("cpu"), 1)
-    0
+    >>> choose_workers("auto", 1, torch.device("cpu"), 1), choose_workers(3, 2, torch.device("cpu"), 1)
+    (0, 2)
     """
+    if wanted != "auto":
+        return min(wanted, n_batches)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpu = device.type != "cpu"
     if n_batches <= _PREFETCH or (sys.platform != "linux" and not gpu):
         return 0  # starting processes would cost more than they save
-    wanted = min(max(cores - 2, 1), 16) if gpu else (0 if cores <= 2 else min(cores // 4 or 1, 8))
-    return min(wanted, n_batches, _room(batch_bytes))
-
-
-def _room(batch_bytes: int) -> int:
-    """Return for how many workers' batches there is room in shared memory; half of it is left to others."""
+    useful = min(max(cores - 2, 1), 16) if gpu else (0 if cores <= 2 else min(cores // 4 or 1, 8))
     try:
         free = shutil.disk_usage(_SHARED_MEMORY).free
-    except OSError:
-        return 64
-    return int(free // 2 // max(1, batch_bytes * (_PREFETCH + 1)))
+    except OSError:  # no such limit
+        return min(useful, n_batches)
+    room = free // 2 // max(1, batch_bytes * (_PREFETCH + 1))  # half of it is left to others
+    return min(useful, n_batches, int(room))

@@ -71,7 +71,9 @@ class TextBackbone(Backbone):
         if not batch:
             return torch.zeros(0, self.n_features, device=self.device)
         if self.spec.recipe is not None:
-            read = HiddenStates(self.module, parse_blocks(self.spec.recipe.blocks))(list(batch), self.device)
+            if self._reader is None:
+                self._reader = HiddenStates(self.module, parse_blocks(self.spec.recipe.blocks))
+            read = self._reader(list(batch), self.device)
             return torch.cat([block.to(torch.float32) for block in read], dim=1)
         encoder: Any = self.module
         features = encoder.encode(

@@ -14,7 +14,7 @@ import numpy as np
 from typing_extensions import Self
 
 from evergrow.core.errors import NotFittedError
-from evergrow.core.settings import check_keys
+from evergrow.core.validation import check_keys
 
 
 class Estimator:

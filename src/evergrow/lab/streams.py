@@ -13,8 +13,7 @@ from typing_extensions import Self
 
 from evergrow.core.errors import InputError, LabelError, ParameterError
 from evergrow.core.seeding import derive_seed
-from evergrow.core.settings import from_mapping
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_number, from_mapping
 
 Indices = NDArray[np.int64]
 

@@ -183,10 +183,9 @@ class Encoder:
         self.check(samples)
         if samples.features is not None:
             return Features(samples.features, np.arange(len(samples)))
-        config = extraction_config(settings, cache, lasting=samples.lasting)
-        if on_error is not None:
-            config = config.changed(on_error=on_error)
-        return encode(self._lazy(), samples.raw_items(), config=config)
+        backbone, items = self._lazy(), samples.raw_items()
+        changes = {} if on_error is None else {"on_error": on_error}
+        return encode(backbone, items, config=extraction_config(settings, cache, lasting=samples.lasting, **changes))
 
     def check(self, samples: Samples) -> None:
         """Raise :class:`InputError` unless the samples are of the kind that the model was made for."""
@@ -346,13 +345,13 @@ def _adaptation_elsewhere(backbone: Backbone) -> Adaptation | None:
     return adaptation_of(backbone)
 
 
-def extraction_config(settings: Any, cache: Any, *, lasting: bool) -> EncodeConfig:
-    """Return how samples are encoded; features of what lies in memory are kept only if a cache is named."""
-    config = settings if isinstance(settings, EncodeConfig) else None
-    if config is None:
-        if settings is not None and not isinstance(settings, dict):
-            raise ParameterError(f"extract must be an EncodeConfig, a dict or None, got {type(settings).__name__}")
-        config = EncodeConfig().changed(**(settings or {}))
+def extraction_config(settings: Any, cache: Any, *, lasting: bool, **changes: Any) -> EncodeConfig:
+    """Return how samples are encoded; features of what lies in memory are stored only if a cache is named."""
+    if settings is not None and not isinstance(settings, (EncodeConfig, dict)):
+        raise ParameterError(f"extract must be an EncodeConfig, a dict or None, got {type(settings).__name__}")
+    values = {**(vars(settings) if isinstance(settings, EncodeConfig) else settings or {}), **changes}
     if cache is not None:
-        return config.changed(cache=cache)
-    return config.changed(cache=False) if config.cache is None and not lasting else config
+        values["cache"] = cache
+    elif values.get("cache") is None and not lasting:
+        values["cache"] = False
+    return EncodeConfig().changed(**values)

@@ -18,8 +18,7 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import InputError, MergeError, NotFittedError, ParameterError
 from evergrow.core.record import Extra, to_archive
-from evergrow.core.settings import check_keys
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_keys, check_number
 from evergrow.data.intake import (
     check_columns,
     check_whole,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import EvergrowError
 from evergrow.core.record import Between, require
-from evergrow.core.settings import from_mapping
+from evergrow.core.validation import from_mapping
 from evergrow.data import DataOptions
 from evergrow.data.intake import read_labelled
 from evergrow.data.items import Samples

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from evergrow.core.archive import Archive
 from evergrow.core.errors import EvergrowError, FileFormatError, ParameterError
 from evergrow.core.record import NOTHING, Between, Extra, from_archive, record, require, to_archive
-from evergrow.core.settings import check_keys
+from evergrow.core.validation import check_keys
 from evergrow.features.base import BackboneSpec
 from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
 from evergrow.head.saving import plain_value

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from evergrow.serve.app import create_app
+    from evergrow.serve.app import create_app, run_server
     from evergrow.serve.config import Limits, ServeConfig
-    from evergrow.serve.server import run_server
 
 __all__ = ["Limits", "ServeConfig", "create_app", "run_server"]
 
@@ -22,6 +21,6 @@ __getattr__, __dir__ = lazy_names(
         "Limits": "evergrow.serve.config",
         "ServeConfig": "evergrow.serve.config",
         "create_app": "evergrow.serve.app",
-        "run_server": "evergrow.serve.server",
+        "run_server": "evergrow.serve.app",
     },
 )

@@ -1,28 +1,24 @@
-"""Who may ask the service: tokens and their roles, host names, and how often each caller may come."""
+"""Who may ask the service: host names, origins, tokens and their roles, and how much each caller may send."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
-import hmac
-import os
+import asyncio
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
-from evergrow.core.errors import ParameterError
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-Role = Literal["read", "teach"]
-SHORTEST_TOKEN = 16
-"""Characters of a token; shorter ones can be guessed."""
+from evergrow.serve.config import Limits, ServeConfig, is_loopback
+from evergrow.serve.monitoring import caller_address
+from evergrow.serve.requests import FORM, Problem
+
 _GUARDED = ("/api/", "/v2/models", "/label-studio/", "/metrics")
 _READING_METHODS = ("GET", "HEAD", "OPTIONS")
 _READING_POSTS = ("/predict", "/evaluate", "/infer", "/health", "/setup")
-_CALLERS = 10_000
+_CALLERS = 10_000  # that the rate limit remembers
+_SLOWEST = 1024  # bytes of a body in a second
 
 
 def needs_token(path: str) -> bool:
@@ -35,116 +31,13 @@ def only_reads(method: str, path: str) -> bool:
     return method in _READING_METHODS or (method == "POST" and path.endswith(_READING_POSTS))
 
 
-@dataclass(frozen=True)
-class Token:
-    """A token as the service remembers it.
-
-    Parameters
-    ----------
-    name : str
-        Name for logs; never the token itself.
-    role : {"read", "teach"}
-        Whether its holder may only ask, or change models too.
-    digest : bytes
-        SHA-256 of the token.
-    """
-
-    name: str
-    role: Role
-    digest: bytes
-
-
-@dataclass(frozen=True)
-class Tokens:
-    r"""All tokens that the service takes.
-
-    Parameters
-    ----------
-    entries : tuple of Token
-        With no entries, no token is asked for.
-
-    Examples
-    --------
-    >>> from evergrow.serve.access import Tokens
-    >>> tokens = Tokens.parse("teach 0123456789abcdef anna\nread fedcba9876543210", "tokens.txt")
-    >>> tokens.holder("Bearer 0123456789abcdef").name, tokens.holder("Bearer fedcba9876543210").role
-    ('anna', 'read')
-    >>> tokens.holder("Bearer wrong") is None
-    True
-    """
-
-    entries: tuple[Token, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.entries)
-
-    def holder(self, authorization: str) -> Token | None:
-        """Return the token in an ``Authorization`` header, or None.
-
-        The time taken does not depend on how much of the token is right.
-        """
-        scheme, _, value = authorization.partition(" ")
-        secret = value.strip()
-        if scheme.casefold() == "basic":  # labelling tools know nothing else; the user name does not matter
-            try:
-                secret = base64.b64decode(secret, validate=True).decode().partition(":")[2]
-            except (binascii.Error, ValueError):
-                return None
-        elif scheme.casefold() != "bearer":
-            return None
-        given = _digest(secret)
-        found = None
-        for entry in self.entries:
-            if hmac.compare_digest(entry.digest, given):
-                found = entry
-        return found
-
-    @classmethod
-    def parse(cls, text: str, name: str) -> Tokens:
-        """Return the tokens of a text that has a role, a token and an optional name on each line.
-
-        Parameters
-        ----------
-        text : str
-            Lines; empty lines and those that begin with ``#`` are skipped.
-        name : str
-            Name of the file, for messages.
-
-        Raises
-        ------
-        ParameterError
-            If a line has another form, a token is short or comes twice, or there is none. Messages hold no token.
-        """
-        entries: list[Token] = []
-        for number, line in enumerate(text.splitlines(), 1):
-            words = line.split(maxsplit=2)
-            if not words or words[0].startswith("#"):
-                continue
-            if len(words) < 2 or words[0] not in ("read", "teach"):
-                raise ParameterError(f"line {number} of {name} must be 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'")
-            if len(words[1]) < SHORTEST_TOKEN:
-                raise ParameterError(f"token on line {number} of {name} must have at least {SHORTEST_TOKEN} characters")
-            role: Role = "teach" if words[0] == "teach" else "read"
-            entries.append(Token(words[2] if len(words) > 2 else f"line {number}", role, _digest(words[1])))
-        if not entries:
-            raise ParameterError(f"{name} holds no token: write a line 'read TOKEN' or 'teach TOKEN'")
-        if len({entry.digest for entry in entries}) < len(entries):
-            raise ParameterError(f"{name} holds the same token twice")
-        return cls(tuple(entries))
-
-    @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Tokens:
-        """Return the tokens of a file."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ParameterError(f"the token file {os.fspath(path)!r} cannot be read: {reason}") from error
-        return cls.parse(text, os.fspath(path))
-
-
-def _digest(secret: str) -> bytes:
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+def _largest_body(path: str, headers: Headers, limits: Limits) -> int:
+    """Return the most bytes that a body may have: JSON is small, unless it may carry image files."""
+    if path.endswith(("/jobs", "/api/v1/models/upload")):
+        return limits.upload_bytes
+    is_form = headers.get("content-type", "").lower().startswith(FORM)
+    carries_files = is_form or path.startswith(("/v2/", "/label-studio/"))
+    return limits.body_bytes if carries_files else limits.json_bytes
 
 
 class RateLimit:
@@ -196,3 +89,129 @@ def host_name(host: str) -> str:
         return ""
     plain = parts.netloc == host and not set(host) & set(" @/\\?#") and port_is_number
     return (parts.hostname or "").casefold() if plain else ""
+
+
+class AccessMiddleware:
+    """Lets a request pass by its host, origin, token, rate and size.
+
+    Parameters
+    ----------
+    app : ASGI application
+        The next application.
+    config : ServeConfig
+        Who may ask, and how much.
+    """
+
+    def __init__(self, app: ASGIApp, config: ServeConfig) -> None:
+        self._app, self._config, self.limits = app, config, config.limits
+        self._rate = RateLimit(config.limits.requests_per_second)
+        self._hosts = {name.casefold() for name in config.allowed_hosts}
+        self._hosts |= {config.host.strip("[]").casefold()} - {"0.0.0.0", "::"}
+        self._received = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or raise the :class:`Problem` with it."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        body = _Body(receive, self, _largest_body(scope["path"], headers, self.limits))
+        try:
+            self._check_host(headers)
+            self._check_origin(scope, headers)
+            caller = self._check_token(scope, headers)
+            if not self._rate.allows(caller):
+                raise Problem(429, "too many requests in a second: slow down", "TooOften", retry_after=1)
+            body.check_length(headers)
+        except Problem as problem:
+            scope["state"]["refused"] = problem.kind
+            raise
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            self._received -= body.size
+
+    def _check_host(self, headers: Headers) -> None:
+        """Refuse foreign names: a page elsewhere can let its own name lead to this machine (DNS rebinding)."""
+        hosts = headers.getlist("host")
+        name = host_name(hosts[0]) if len(hosts) == 1 else ""
+        if not name or not (is_loopback(name) or name in self._hosts):
+            raise Problem(
+                421, f"the service does not answer to the host {name[:80]!r}: allow it with --allow-host", "WrongHost"
+            )
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """Refuse what a page of another site sends, be it to read or to teach."""
+        origin = headers.get("origin")
+        if origin is not None:
+            if urlsplit(origin).netloc.casefold() != headers.get("host", "").casefold():
+                raise Problem(403, f"requests from pages of {origin[:80]!r} are not answered", "CrossOrigin")
+            return
+        site = headers.get("sec-fetch-site", "none")
+        followed_link = (
+            headers.get("sec-fetch-mode") == "navigate" and scope["method"] == "GET" and not needs_token(scope["path"])
+        )
+        if site not in ("none", "same-origin") and not followed_link:
+            raise Problem(403, "requests from pages of other sites are not answered", "CrossOrigin")
+
+    def _check_token(self, scope: Scope, headers: Headers) -> str:
+        """Return who is asking, or raise the problem 401 or 403."""
+        if not self._config.tokens or not needs_token(scope["path"]):
+            return caller_address(scope)
+        holder = self._config.tokens.holder(headers.get("authorization", ""))
+        if holder is None:
+            raise Problem(401, "send 'Authorization: Bearer TOKEN' with a token of this service", "BadToken")
+        if holder.role == "read" and not only_reads(scope["method"], scope["path"]):
+            raise Problem(403, "this token has the role read; changes need a token with the role teach", "ReadToken")
+        scope["state"]["token"] = holder.name
+        return holder.name
+
+    def count_received(self, n: int) -> None:
+        """Count bytes that were received, or raise the problem 503 if all requests together hold too many."""
+        if self._received + n > self.limits.waiting_bytes:
+            raise Problem(503, "other requests hold all memory: try again later", "Busy", retry_after=2)
+        self._received += n
+
+
+class _Body:
+    """The body of a request, with a limit on its size and on the time between its pieces."""
+
+    def __init__(self, receive: Receive, access: AccessMiddleware, most: int) -> None:
+        self._receive, self._access, self._most = receive, access, most
+        self._seconds = access.limits.body_seconds
+        self._begun = time.monotonic()
+        self._complete = False
+        self.size = 0
+
+    def check_length(self, headers: Headers) -> None:
+        """Refuse a body by its stated size, before any of it is read."""
+        length = headers.get("content-length", "0")
+        if not (length.isascii() and length.isdecimal()):
+            raise Problem(400, "Content-Length is not a number", "BadLength")
+        if int(length[:20]) > self._most:
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        """Return the next piece."""
+        if self._complete:
+            return await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), self._seconds)
+        except asyncio.TimeoutError:
+            raise Problem(408, f"nothing of the body came for {self._seconds:g} s", "SlowBody") from None
+        if message["type"] == "http.request":
+            n = len(message.get("body", b""))
+            self._access.count_received(n)
+            self.size += n
+            self._complete = not message.get("more_body", False)
+            if self.size > self._most:
+                raise self._too_large()
+            if not self._complete and time.monotonic() - self._begun > self._seconds + self.size / _SLOWEST:
+                raise Problem(408, f"the body came slower than {_SLOWEST} bytes a second", "SlowBody")
+        return message
+
+    def _too_large(self) -> Problem:
+        return Problem(413, f"the body may have at most {self._most:,} bytes", "TooLarge")

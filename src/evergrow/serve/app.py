@@ -1,34 +1,42 @@
-"""The application: routes, page and reference, behind the middleware."""
+"""The application (routes, page and reference, behind the middleware), and how uvicorn runs it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import errno
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from evergrow.core.errors import EvergrowError
+from evergrow.core.errors import EvergrowError, ParameterError
 from evergrow.core.version import __version__
-from evergrow.serve import inference, jobs, label_studio, open_inference, routes_models, teaching
+from evergrow.serve import jobs, label_studio, open_inference, routes
+from evergrow.serve.access import AccessMiddleware
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.middleware import AccessMiddleware, RequestMiddleware
-from evergrow.serve.monitoring import collect_warnings
-from evergrow.serve.problems import handle_error
+from evergrow.serve.monitoring import RequestMiddleware, collect_warnings, log, set_up_logs
+from evergrow.serve.requests import handle_error
 from evergrow.serve.schemas import (
     Exam,
-    ImageExam,
-    ImageLesson,
-    ImageQuestion,
+    ExamForm,
     Lesson,
+    LessonForm,
     ProblemDocument,
     Question,
+    QuestionForm,
     reference,
 )
 from evergrow.serve.service import Service, ServiceDep
@@ -40,8 +48,9 @@ ABOUT = (
     "Models that keep learning: ask them, teach them, take samples out again exactly. Errors are problem documents "
     "(RFC 9457). Nothing that is sent is kept, and nothing leaves this machine."
 )
+_HEAD_BYTES = 16_384  # of the request line and the headers together
 _REFERENCED = (
-    ProblemDocument, Question, ImageQuestion, Lesson, ImageLesson, Exam, ImageExam, open_inference.InferenceRequest,
+    ProblemDocument, Question, QuestionForm, Lesson, LessonForm, Exam, ExamForm, open_inference.InferenceRequest,
 )  # fmt: skip
 
 
@@ -79,8 +88,8 @@ def create_app(config: ServeConfig) -> FastAPI:
         title="evergrow", version=__version__, description=ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.service, app.state.jobs = service, jobs.Jobs(service)
-    for routes in (routes_models, inference, teaching, open_inference, label_studio, jobs):
-        app.include_router(routes.router)
+    for router in (*routes.ROUTERS, open_inference.router, label_studio.router, jobs.router):
+        app.include_router(router)
     app.add_api_route(
         "/metrics", metrics, response_class=Response, responses={200: {"content": {"text/plain": {}}}}, tags=["service"]
     )
@@ -109,3 +118,129 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         document["components"]["schemas"].update(found["$defs"])
         app.openapi_schema = document
     return app.openapi_schema
+
+
+# -- running ----------------------------------------------------------------------------------------------------
+
+
+def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_level: str = "info") -> None:
+    """Serve until the process is told to end.
+
+    Parameters
+    ----------
+    config : ServeConfig
+        All settings.
+    announce : callable
+        Called with the address once requests are taken.
+    log_level : str
+        Least level of what is logged.
+
+    Raises
+    ------
+    ParameterError
+        If the address cannot be bound.
+    """
+    listener = _bound(config)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{port}/"
+    set_up_logs(log_level)
+    app = create_app(config)
+    settings = uvicorn.Config(
+        app,
+        http=_protocol(config.limits.header_seconds),
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=True,
+        proxy_headers=False,
+        limit_concurrency=config.limits.connections,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=60,
+        h11_max_incomplete_event_size=_HEAD_BYTES,
+    )
+
+    def ready() -> None:
+        threading.Thread(target=app.state.service.warm_up, name="warm-up", daemon=True).start()
+        announce(address)
+
+    server = _Server(settings, ready, app.state.service.closing.set)
+    log("starting", address=address, read_only=config.read_only, tokens=len(config.tokens.entries))
+    with listener:
+        server.run(sockets=[listener])
+
+
+def _bound(config: ServeConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host.strip("[]"), config.port))
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ParameterError(f"Port {config.port} is in use. Try --port {config.port + 1}.") from error
+        raise ParameterError(f"{config.host}:{config.port} cannot be bound: {error.strerror or error}") from error
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """Says when it is up, and tells open streams when it is about to end."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], end: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready, self._end = ready, end
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to take requests."""
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end: streams of events close, everything else is answered."""
+        self._end()
+        # Not kept by uvicorn to be raised again: to end as asked is a success.
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+
+
+def _protocol(seconds: float) -> type[H11Protocol]:
+    """Return uvicorn's protocol with an end to the time that the head of a request may take."""
+
+    class Protocol(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._await_head()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is None or self.cycle.response_complete:
+                self._await_head()
+            else:
+                self._head_came()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._head_came()
+            super().connection_lost(exc)
+
+        def _await_head(self) -> None:
+            if self._timer is None:
+                self._timer = self.loop.call_later(seconds, self._give_up)
+
+        def _head_came(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _give_up(self) -> None:
+            self._timer = None
+            if not self.transport.is_closing():
+                self.transport.close()
+
+    return Protocol

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,22 +29,17 @@ from evergrow.features import encode_batch
 from evergrow.features.backbones import ImageBackbone, create_backbone
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.sources import best_backbone, list_backbones
+from evergrow.learner.learner import Learner
 from evergrow.serve.config import Limits
 from evergrow.serve.monitoring import Metrics
-from evergrow.serve.problems import Problem
+from evergrow.serve.requests import Problem
 from evergrow.serve.schemas import SAMPLE_KINDS, BackboneOffer
-
-if TYPE_CHECKING:
-    from evergrow.learner.answers import Answers
-    from evergrow.learner.learner import Learner
 
 Prepared = torch.Tensor | str
 """An image after the preprocessing, or a text."""
 FeatureRows = NDArray[np.float32]
 FEW_SAMPLES = 512
 """Up to so many samples, in the model and new, matrices are so small that a change is made by one thread."""
-_SHARE, _LONGEST = 0.1, 0.05
-"""A batch waits for requests on their way for a tenth of the time that the last one took, and no longer than this."""
 
 
 # -- threads of torch -------------------------------------------------------------------------------------------
@@ -106,28 +100,21 @@ def torch_threads(n: int) -> Iterator[None]:
 # -- one backbone -----------------------------------------------------------------------------------------------
 
 
-class Answering(Protocol):
-    """A model that answers about features."""
-
-    def ask(self, rows: NDArray[Any]) -> Answers:
-        """Return answers, one for each row."""
-
-
 @dataclass
 class _Waiting:
     """Samples of one request in the queue, and the model that is asked about them; None where features are wanted."""
 
     samples: Sequence[Prepared]
-    asked: Answering | None
+    model: Any
     result: Future[Any] = field(default_factory=Future)
 
 
 class Batcher:
     """A thread that runs a backbone on what waits for it, and lets models answer about the features.
 
-    While one batch is computed the next one gathers by itself, so that a single caller never waits for others. If
-    requests are on their way (being decoded), a batch waits a moment for them. Questions to one model that went through
-    the backbone together are answered together: a head reads all its weights for one sample as for thirty.
+    While one batch is computed the next one gathers, so that a single caller never waits for others. Questions to one
+    model that went through the backbone together are answered together: a head reads all its weights for one sample as
+    for thirty.
 
     Parameters
     ----------
@@ -137,22 +124,16 @@ class Batcher:
         Most samples of a batch.
     queue : int
         Most samples that wait.
-    wait : float
-        Seconds that a batch waits for requests on their way, at least.
     metrics : Metrics, optional
         Where sizes of batches are counted.
     """
 
-    def __init__(
-        self, backbone: Backbone, *, batch: int, queue: int, wait: float = 0.005, metrics: Metrics | None = None
-    ) -> None:
+    def __init__(self, backbone: Backbone, *, batch: int, queue: int, metrics: Metrics | None = None) -> None:
         self.backbone = backbone
-        self._batch, self._queue, self._wait, self._metrics = batch, queue, wait, metrics
-        self._asked: deque[_Waiting] = deque()
-        self._taught: deque[_Waiting] = deque()
-        self._coming = 0
-        self._held = 0
-        self._last = 0.0  # seconds that the latest batch took
+        self.depth = 0  # samples that wait or are being computed
+        self._batch, self._queue, self._metrics = batch, queue, metrics
+        self._questions: deque[_Waiting] = deque()
+        self._lessons: deque[_Waiting] = deque()
         self._closed = False
         self._changed = threading.Condition()
         # Tokenizers of texts, and backbones of others, may not bear several threads.
@@ -163,34 +144,16 @@ class Batcher:
         self._thread.start()
 
     def has_room(self, n: int) -> bool:
-        """Return whether samples may be announced. Any number may while nothing waits."""
-        return not self._held or self._held + n <= self._queue
+        """Return whether samples may be submitted. Any number may while nothing waits."""
+        return not self.depth or self.depth + n <= self._queue
 
-    def announce(self, n: int) -> None:
-        """Take note of samples that will be submitted or withdrawn soon.
+    def check_room(self, n: int) -> None:
+        """Raise the problem 503 if as many samples wait already as may."""
+        if not self.has_room(n):
+            raise Problem(503, "the queue of the service is full: try again later", "QueueFull", retry_after=1)
 
-        Raises
-        ------
-        Problem
-            If as many wait already as may.
-        """
-        with self._changed:
-            if not self.has_room(n):
-                raise Problem(503, "the queue of the service is full: try again later", "QueueFull", retry_after=1)
-            self._held += n
-            self._coming += 1
-
-    def withdraw(self, n: int) -> None:
-        """Forget samples that were announced and will not come."""
-        with self._changed:
-            self._held -= n
-            self._coming -= 1
-            self._changed.notify_all()
-
-    def submit(
-        self, samples: Sequence[Prepared], *, alone: bool = False, asked: Answering | None = None
-    ) -> Future[Any]:
-        """Return the features to come of samples that were announced, or the answers of a model about them.
+    def submit(self, samples: Sequence[Prepared], *, alone: bool = False, model: Any = None) -> Future[Any]:
+        """Return the features to come of samples, or the answers of a model about them.
 
         Parameters
         ----------
@@ -198,22 +161,23 @@ class Batcher:
             Prepared as the backbone takes them.
         alone : bool
             Whether each goes through the backbone by itself, so that the same sample always gives the same numbers.
-        asked : Answering, optional
-            The model that is to answer; by default the result is the features.
+        model : Version, optional
+            The model whose ``ask`` is to answer; by default the result is the features.
+
+        Raises
+        ------
+        Problem
+            If the queue is full or the service is about to end.
         """
-        waiting = _Waiting(samples, asked)
+        waiting = _Waiting(samples, model)
         with self._changed:
+            self.check_room(len(samples))
             if self._closed:
                 raise Problem(503, "the service is shutting down", "ShuttingDown", retry_after=5)
-            (self._taught if alone else self._asked).append(waiting)
-            self._coming -= 1
+            (self._lessons if alone else self._questions).append(waiting)
+            self.depth += len(samples)
             self._changed.notify_all()
         return waiting.result
-
-    @property
-    def depth(self) -> int:
-        """Samples that wait or are being prepared."""
-        return self._held
 
     def close(self) -> None:
         """Finish what waits and end all threads."""
@@ -228,57 +192,44 @@ class Batcher:
         limit_torch(cores())
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._asked or self._taught or self._closed)
-                if self._closed and not self._asked and not self._taught:
+                self._changed.wait_for(lambda: self._questions or self._lessons or self._closed)
+                if self._closed and not self._questions and not self._lessons:
                     return
-            # In turn, so that neither a long job nor a stream of questions keeps the other waiting.
-            if self._taught:
-                self._answer([self._taught.popleft()], alone=True)
-            taken = self._gathered()
-            if taken:
-                started = time.perf_counter()
-                self._answer(taken, alone=False)
-                self._last = time.perf_counter() - started
+                # In turn, so that neither a long job nor a stream of questions keeps the other waiting.
+                lessons = [self._lessons.popleft()] if self._lessons else []
+                questions: list[_Waiting] = []
+                size = 0
+                while self._questions and (not questions or size + len(self._questions[0].samples) <= self._batch):
+                    questions.append(self._questions.popleft())
+                    size += len(questions[-1].samples)
+            for requests, alone in ((lessons, True), (questions, False)):
+                if requests:
+                    self._answer(requests, alone)
 
-    def _gathered(self) -> list[_Waiting]:
-        """Return requests that go together, after waiting a moment for those on their way."""
-        with self._changed:
-            if self._asked and self._coming and not self._is_full():
-                moment = max(self._wait, min(_SHARE * self._last, _LONGEST))
-                self._changed.wait_for(lambda: not self._coming or self._is_full(), moment)
-            taken: list[_Waiting] = []
-            size = 0
-            while self._asked and (not taken or size + len(self._asked[0].samples) <= self._batch):
-                taken.append(self._asked.popleft())
-                size += len(taken[-1].samples)
-            return taken
-
-    def _is_full(self) -> bool:
-        return sum(len(entry.samples) for entry in self._asked) >= self._batch
-
-    def _answer(self, taken: list[_Waiting], *, alone: bool) -> None:
+    def _answer(self, requests: list[_Waiting], alone: bool) -> None:
         """Encode the samples of requests, and let each model answer all questions to it at once."""
         try:
-            rows = self._encode([sample for entry in taken for sample in entry.samples], alone)
+            rows = self._encode([sample for entry in requests for sample in entry.samples], alone)
         except BaseException as error:
-            self._finish(taken, error)
+            self._finish(requests, error)
             return
-        start, by_model = 0, dict[int, list[tuple[_Waiting, FeatureRows]]]()
-        for entry in taken:
-            by_model.setdefault(id(entry.asked), []).append((entry, rows[start : start + len(entry.samples)]))
-            start += len(entry.samples)
-        for entries in by_model.values():
-            model, requests = entries[0][0].asked, [entry for entry, _ in entries]
-            if model is None:
-                self._finish(requests, [part for _, part in entries])
-                continue
-            try:
-                answers = model.ask(np.concatenate([part for _, part in entries]))
-            except BaseException as error:
-                self._finish(requests, error)
-                continue
-            ends = np.cumsum([0, *(len(part) for _, part in entries)])
-            self._finish(requests, [answers.part(slice(*ends)) for ends in pairwise(ends.tolist())])
+        ends = np.cumsum([len(entry.samples) for entry in requests])
+        groups = dict[int, list[tuple[_Waiting, FeatureRows]]]()
+        for entry, part in zip(requests, np.split(rows, ends[:-1]), strict=True):
+            groups.setdefault(id(entry.model), []).append((entry, part))
+        for group in groups.values():
+            entries, results = [entry for entry, _ in group], [part for _, part in group]
+            self._finish(entries, self._answers(entries[0].model, results))
+
+    def _answers(self, model: Any, parts: list[FeatureRows]) -> list[Any] | BaseException:
+        if model is None:
+            return parts
+        try:
+            answers = model.ask(np.concatenate(parts))
+        except BaseException as error:
+            return error
+        ends = np.cumsum([0, *map(len, parts)]).tolist()
+        return [answers.part(slice(start, stop)) for start, stop in pairwise(ends)]
 
     def _encode(self, samples: list[Any], alone: bool) -> FeatureRows:
         """Return the features of samples: one by one, or in batches, each in equal parts for the cores."""
@@ -295,7 +246,7 @@ class Batcher:
     def _finish(self, requests: list[_Waiting], results: list[Any] | BaseException) -> None:
         for i, request in enumerate(requests):
             with self._changed:
-                self._held -= len(request.samples)
+                self.depth -= len(request.samples)
             if not request.result.set_running_or_notify_cancel():  # the caller left
                 continue
             if isinstance(results, BaseException):
@@ -393,8 +344,8 @@ class BackbonePool:
 
         A file names the weights of its backbone, and a stranger's could name any path or address.
         """
-        spec, adaptation = learner.spec_, learner._encoder.adaptation
-        base = spec if adaptation is None else adaptation.base
+        adaptation = learner._encoder.adaptation
+        base = learner.spec_ if adaptation is None else adaptation.base
         if base is None:
             return
         try:

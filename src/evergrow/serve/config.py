@@ -1,29 +1,40 @@
-"""Settings of the service: where models lie, who may ask, and how much at once."""
+"""Settings of the service: where the models lie, who may ask, and how much at once."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import dataclasses
+import hashlib
+import hmac
 import ipaddress
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
-from evergrow.serve.access import Tokens
 
 MIB = 2**20
+Role = Literal["read", "teach"]
+SHORTEST_TOKEN = 16
+"""Characters of a token; shorter ones can be guessed."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much strangers may send, ask and keep waiting.
+    """How much callers may send, ask and keep waiting.
 
     Parameters
     ----------
+    json_bytes : int
+        Size of a JSON body. Where JSON carries image files (Label Studio, Open Inference), ``body_bytes`` holds.
+    json_values : int
+        Values and keys in a JSON body, estimated before it is parsed.
     body_bytes : int
-        Size of a request, other than a zip or a model.
+        Size of a form of images or feature rows.
     upload_bytes : int
         Size of a zip of images or of an uploaded model.
     waiting_bytes : int
@@ -56,6 +67,8 @@ class Limits:
         Time that a change waits for another process that changes the same file.
     """
 
+    json_bytes: int = 2 * MIB
+    json_values: int = 1_000_000
     body_bytes: int = 64 * MIB
     upload_bytes: int = 1024 * MIB
     waiting_bytes: int = 2048 * MIB
@@ -80,6 +93,118 @@ class Limits:
             check_number(
                 entry.name, getattr(self, entry.name), low=1 if whole else 0, low_open=not whole, integer=whole
             )
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token as the service remembers it.
+
+    Parameters
+    ----------
+    name : str
+        Name for logs; never the token itself.
+    role : {"read", "teach"}
+        Whether its holder may only ask, or change models too.
+    digest : bytes
+        SHA-256 of the token.
+    """
+
+    name: str
+    role: Role
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Tokens:
+    r"""All tokens that the service takes.
+
+    Parameters
+    ----------
+    entries : tuple of Token
+        With no entries, no token is asked for.
+
+    Examples
+    --------
+    >>> from evergrow.serve.config import Tokens
+    >>> tokens = Tokens.parse("teach 0123456789abcdef anna\nread fedcba9876543210", "tokens.txt")
+    >>> tokens.holder("Bearer 0123456789abcdef").name, tokens.holder("Bearer fedcba9876543210").role
+    ('anna', 'read')
+    >>> tokens.holder("Bearer wrong") is None
+    True
+    """
+
+    entries: tuple[Token, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
+
+    def holder(self, authorization: str) -> Token | None:
+        """Return the token in an ``Authorization`` header, or None.
+
+        The time taken does not depend on how much of the token is right.
+        """
+        scheme, _, value = authorization.partition(" ")
+        secret = value.strip()
+        if scheme.casefold() == "basic":  # labelling tools know nothing else; the user name does not matter
+            try:
+                secret = base64.b64decode(secret, validate=True).decode().partition(":")[2]
+            except (binascii.Error, ValueError):
+                return None
+        elif scheme.casefold() != "bearer":
+            return None
+        given = _digest(secret)
+        found = None
+        for entry in self.entries:
+            if hmac.compare_digest(entry.digest, given):
+                found = entry
+        return found
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> Tokens:
+        """Return the tokens of a text: a role, a token and an optional name on each line.
+
+        Parameters
+        ----------
+        text : str
+            Lines; empty lines and those that begin with ``#`` are skipped.
+        name : str
+            Name of the file, for messages.
+
+        Raises
+        ------
+        ParameterError
+            If a line has another form, a token is short or comes twice, or there is none. Messages hold no token.
+        """
+        entries: list[Token] = []
+        for number, line in enumerate(text.splitlines(), 1):
+            words = line.split(maxsplit=2)
+            if not words or words[0].startswith("#"):
+                continue
+            if len(words) < 2 or words[0] not in ("read", "teach"):
+                raise ParameterError(f"line {number} of {name} must be 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'")
+            if len(words[1]) < SHORTEST_TOKEN:
+                raise ParameterError(f"token on line {number} of {name} must have at least {SHORTEST_TOKEN} characters")
+            role: Role = "teach" if words[0] == "teach" else "read"
+            entries.append(Token(words[2] if len(words) > 2 else f"line {number}", role, _digest(words[1])))
+        if not entries:
+            raise ParameterError(f"{name} holds no token: write a line 'read TOKEN' or 'teach TOKEN'")
+        if len({entry.digest for entry in entries}) < len(entries):
+            raise ParameterError(f"{name} holds the same token twice")
+        return cls(tuple(entries))
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Tokens:
+        """Return the tokens of a file."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise ParameterError(f"the token file {os.fspath(path)!r} cannot be read: {reason}") from error
+        return cls.parse(text, os.fspath(path))
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,20 @@ from evergrow.data.items import IMAGE_SUFFIXES
 from evergrow.data.storage import Tree
 from evergrow.serve.backbones import Batcher, Prepared, cores
 from evergrow.serve.config import Limits
-from evergrow.serve.models import JOB, UPLOAD
+from evergrow.serve.models import UPLOAD
 from evergrow.serve.monitoring import log
-from evergrow.serve.problems import Problem, problem_of, problems
-from evergrow.serve.requests import ChangeHeadersDep, ChangeRequest, SentImage, media_type, validated
+from evergrow.serve.requests import (
+    ChangeRequest,
+    ChangeRequestDep,
+    Problem,
+    SentImage,
+    media_type,
+    problem_of,
+    problems,
+    validated,
+)
 from evergrow.serve.schemas import ClassName, JobList, JobRecord, SkippedImage
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
-from evergrow.serve.teaching import change_answer
 
 FILE_NAME = ".jobs.json"
 _REMEMBERED = 100
@@ -187,7 +194,7 @@ class Jobs:
     def _was_written(self, record: JobRecord) -> bool:
         try:
             model = self._service.store.model(record.model)
-            return any(change.extra.get(JOB) == record.id for change in model.history())
+            return any(change.extra.get("job") == record.id for change in model.history())
         except EvergrowError:  # the model is gone, or damaged
             return False
 
@@ -264,7 +271,7 @@ class Jobs:
             )
             result = await asyncio.shield(taught)
             self._service.metrics.samples.labels("teach").inc(len(rows))
-            self._update(job, state="done", change=change_answer(model.name, result))
+            self._update(job, state="done", change=result.answer(model.name))
         except asyncio.CancelledError:
             if self._closing:
                 self._update(job, state="interrupted", error=_INTERRUPTED)
@@ -294,7 +301,8 @@ class Jobs:
                     kept.append(sample)
                     labels.append(label)
             if kept:
-                await _announce(batcher, len(kept))
+                while not batcher.has_room(len(kept)):  # a job has time, and those who ask go first
+                    await asyncio.sleep(_PAUSE)
                 parts.append(await asyncio.wrap_future(batcher.submit(kept, alone=True)))
             job.update(done=start + len(some))
         if not parts:
@@ -310,13 +318,6 @@ class Jobs:
             return sample
         except ImageError as error:
             return error
-
-
-async def _announce(batcher: Batcher, n: int) -> None:
-    """Wait for room in the queue of a backbone: a job has time, and those who ask go first."""
-    while not batcher.has_room(n):
-        await asyncio.sleep(_PAUSE)
-    batcher.announce(n)
 
 
 # -- routes -----------------------------------------------------------------------------------------------------
@@ -349,7 +350,7 @@ JobsDep = Annotated[Jobs, Depends(_jobs)]
 async def start_job(
     model: ModelDep,
     request: Request,
-    headers: ChangeHeadersDep,
+    conditions: ChangeRequestDep,
     jobs: JobsDep,
     service: ServiceDep,
     response: Response,
@@ -361,7 +362,7 @@ async def start_job(
         raise InputError(f"the model takes {model.version.kind}: a zip of images cannot be taught to it")
     jobs.check_room()
     path, digest = await _received(request, service.store.folder)
-    job = await jobs.start(model, path, headers.change("job", digest))
+    job = await jobs.start(model, path, conditions.asking(b"job", digest))
     response.headers["Location"] = f"/api/v1/jobs/{job.record.id}"
     return job.record
 

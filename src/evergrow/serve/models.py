@@ -1,8 +1,12 @@
-"""The models of a folder. Many read a model, one at a time changes it, and its file is the truth."""
+"""The models of a folder. Many read a model, one at a time changes it, and its file is the truth.
+
+A version of a model never changes, so that those who ask never wait for those who teach.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import shutil
 import tempfile
@@ -11,14 +15,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
-from evergrow.core.errors import BusyError, FileFormatError, ParameterError, PathError
+import numpy as np
+from numpy.typing import NDArray
+
+from evergrow.core.errors import BusyError, FileFormatError, InputError, NotFittedError, ParameterError, PathError
 from evergrow.core.files import PARTIAL, locked
+from evergrow.features import Features
+from evergrow.learner.answers import Answers
 from evergrow.learner.changes import Change
+from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.history import Header, History
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import (
@@ -34,16 +44,19 @@ from evergrow.learner.modelfile import (
 )
 from evergrow.serve.backbones import FEW_SAMPLES, cores, torch_threads
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.idempotency import requests_of
 from evergrow.serve.monitoring import thread_warnings
-from evergrow.serve.problems import Problem
-from evergrow.serve.requests import ChangeRequest
-from evergrow.serve.schemas import MODEL_SUFFIX, is_model_name
-from evergrow.serve.versions import Version, signature_of
+from evergrow.serve.requests import ChangeRequest, Problem, requests_of
+from evergrow.serve.schemas import (
+    MODEL_SUFFIX,
+    SAMPLE_KINDS,
+    ChangeAnswer,
+    ChangeRecord,
+    ClassCount,
+    SampleKind,
+    is_model_name,
+)
 
-JOB = "job"
-"""Further field of a change: the id of the job that made it."""
-_PAUSE = 0.05  # seconds between two tries at a file that another process is changing
+_PAUSE, _TRIES = 0.05, 40  # seconds between two tries at a file that another process is changing
 _DELETED = ".deleted."
 UPLOAD = ".upload."
 """Beginning of the names of files that are being received."""
@@ -51,6 +64,137 @@ _ABANDONED = 3600.0  # seconds after which such a file belongs to nobody: its pr
 
 Edit = Callable[[Learner], object]
 Result = TypeVar("Result")
+Signature = tuple[int, int, int]
+
+
+def signature_of(file: Path | int) -> Signature | None:
+    """Return what tells one state of a file from another, or None if there is no file."""
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """A model at one moment.
+
+    Parameters
+    ----------
+    learner : Learner
+        What it knows.
+    signature : tuple or None
+        Signature of its file; None asks for the file to be read again.
+    """
+
+    learner: Learner
+    signature: Signature | None
+    _computing: threading.Lock = field(default_factory=threading.Lock)  # a head computes some things once
+
+    @property
+    def state(self) -> Literal["ready", "starting"]:
+        """Whether the model answers, or has no class yet."""
+        return "ready" if self.counts else "starting"
+
+    @property
+    def revision(self) -> int:
+        """The revision of the model file."""
+        return self.learner.revision_
+
+    @property
+    def etag(self) -> str:
+        """The entity tag: the revision, and the beginning of the checksum of the file, so that it never recurs."""
+        digest = "" if self.learner._origin is None else self.learner._origin[1]
+        return f'"{self.revision}-{digest[:12]}"'
+
+    @property
+    def kind(self) -> SampleKind:
+        """What samples are, in the words of the API."""
+        return SAMPLE_KINDS[self.learner.kind_]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Samples of each class."""
+        return self.learner.n_samples_
+
+    @property
+    def classes(self) -> list[ClassCount]:
+        """Classes with their samples, sorted by name."""
+        return [ClassCount(name=name, samples=n) for name, n in sorted(self.counts.items())]
+
+    @property
+    def changes(self) -> list[Change]:
+        """The changes that led here, the oldest first."""
+        return self.learner.history_
+
+    @property
+    def n_features(self) -> int | None:
+        """Width of feature vectors; None while a model of features has no class."""
+        if self.counts:
+            return int(self.learner.head_.n_features_in_)
+        return None if self.learner.spec_ is None else self.learner.spec_.n_features
+
+    def require_ready(self) -> None:
+        """Raise :class:`NotFittedError` while the model has no class."""
+        if not self.counts:
+            raise NotFittedError("the model has learned nothing yet: teach it a class first")
+
+    def checked_rows(self, rows: list[list[float]] | NDArray[Any]) -> NDArray[np.float64]:
+        """Return feature vectors as a matrix of finite numbers, as wide as those that were learned."""
+        widths = {len(row) for row in rows}
+        if len(widths) != 1 or 0 in widths:
+            raise InputError(f"rows must all have the same number of columns, at least one, got {sorted(widths)[:5]}")
+        array = np.asarray(rows, dtype=np.float64)
+        if not np.isfinite(array).all():
+            bad = int((~np.isfinite(array)).any(1).argmax())
+            raise InputError(f"rows must be finite, got NaN or infinity in row {bad}")
+        if self.n_features is not None and array.shape[1] != self.n_features:
+            raise InputError(f"rows must have {self.n_features} columns, got {array.shape[1]}")
+        return array
+
+    def ask(self, rows: NDArray[Any]) -> Answers:
+        """Return answers about feature vectors, with their novelty; :meth:`judged` says which are unknown."""
+        features = Features(rows, np.arange(len(rows)))
+        with self._computing:
+            answers = self.learner.ask(features)
+            if not hasattr(self.learner.head_, "novelty_score"):
+                return answers
+            return dataclasses.replace(answers, novelty=self.learner.novelty_score(features))
+
+    def judged(self, answers: Answers, false_alarm: float) -> Answers:
+        """Return answers that say what is unknown, if that was calibrated.
+
+        Parameters
+        ----------
+        answers : Answers
+            Answers of :meth:`ask`.
+        false_alarm : float
+            Share of known things that may be called unknown.
+        """
+        threshold = self.threshold(false_alarm)
+        if threshold is None or answers.novelty is None:
+            return answers
+        unknown = ~(answers.novelty <= threshold)  # NaN is not known
+        return dataclasses.replace(answers, unknown=unknown, threshold=np.full(len(unknown), threshold))
+
+    def threshold(self, false_alarm: float) -> float | None:
+        """Return the novelty above which something is unknown, or None if it was never calibrated."""
+        if not hasattr(self.learner.head_, "novelty_score"):
+            return None
+        try:
+            return self.learner.threshold(false_alarm)
+        except NotFittedError:
+            return None
+
+    def evaluate(
+        self, rows: NDArray[Any], labels: NDArray[np.str_], false_alarm: float
+    ) -> tuple[Evaluation, list[str]]:
+        """Return how good the answers about labelled features are, and the answers."""
+        with self._computing:
+            result = self.learner.evaluate((rows, labels), false_alarm=false_alarm)
+            predicted = self.learner.predict(Features(rows, np.arange(len(rows)))).tolist()
+        return result, predicted
 
 
 @dataclass(frozen=True)
@@ -77,6 +221,23 @@ class ChangeResult:
     warnings: list[str]
     replayed: bool = False
 
+    def answer(self, name: str) -> ChangeAnswer:
+        """Return what callers see of it; the model is known to them by name."""
+        version, counts = self.version, self.version.counts
+        return ChangeAnswer(
+            model=name,
+            state=version.state,
+            revision=version.revision,
+            etag=version.etag,
+            change=ChangeRecord.model_validate(self.change),
+            new_classes=sorted(set(counts) - set(self.before)),
+            gone_classes=sorted(set(self.before) - set(counts)),
+            classes=version.classes,
+            n_samples=sum(counts.values()),
+            warnings=self.warnings,
+            replayed=self.replayed,
+        )
+
 
 def matches(header: str, etag: str) -> bool:
     """Return whether a list of entity tags has one, compared strongly.
@@ -99,13 +260,16 @@ class ServedModel:
         Where the file lies, with links followed.
     config : ServeConfig
         The device, and how long and how many changes wait.
+    threads : Executor
+        Where changes are made.
     """
 
-    def __init__(self, path: Path, config: ServeConfig) -> None:
+    def __init__(self, path: Path, config: ServeConfig, threads: Executor) -> None:
         self.path = path
-        self._limits = config.limits
+        self._limits, self._threads = config.limits, threads
         self._settings: dict[str, Any] = {"cache": False, "device": None if config.device == "auto" else config.device}
         self._version: Version | None = None
+        self.is_deleted = False
         self._changing = threading.Lock()
         self._turn = asyncio.Lock()
         self._waiting = 0
@@ -133,12 +297,24 @@ class ServedModel:
     def _refreshed(self) -> Version:
         """Return the present version, read anew if the file is another; the caller holds the model."""
         signature = signature_of(self.path)
-        if signature is None:
+        if signature is None or self.is_deleted:  # a file of the same name is another model
             self._version = None
             raise _missing(self.path.stem)
         if self._version is None or self._version.signature is None or self._version.signature != signature:
             self._version = Version(open_model(self.path, **self._settings), signature)
         return self._version
+
+    def open_file(self) -> tuple[BinaryIO, Version]:
+        """Return the file, opened, and the version that is in it, whatever is written meanwhile."""
+        for _ in range(_TRIES):
+            version = self.current()
+            with suppress(FileNotFoundError):
+                file = open(self.path, "rb")  # noqa: SIM115  the caller closes it
+                if signature_of(file.fileno()) == version.signature:
+                    return file, version
+                file.close()
+            time.sleep(_PAUSE)
+        raise BusyError("the model is being changed: try again")
 
     def revisions(self) -> list[int]:
         """Return the revisions that can be gone back to."""
@@ -156,48 +332,48 @@ class ServedModel:
 
     # -- changing -----------------------------------------------------------------------------------------------
 
-    async def edit(self, edit: Edit, n_samples: int, request: ChangeRequest, threads: Executor) -> ChangeResult:
+    async def edit(self, edit: Edit, request: ChangeRequest, n_samples: int = 0) -> ChangeResult:
         """Make a change after all that came before it, and return once it is on disk.
 
         Parameters
         ----------
         edit : callable
             Changes a learner that nobody else holds.
-        n_samples : int
-            Samples that come with it.
         request : ChangeRequest
             Its conditions.
-        threads : Executor
-            Where the work is done.
+        n_samples : int
+            Samples that come with it.
 
         Raises
         ------
         Problem
             412 if the model is another than the caller saw, 503 if too many wait.
         """
-        return await self._in_turn(lambda version: self._edited(version, edit, n_samples, request), request, threads)
+        return await self._in_turn(lambda version: self._edited(version, edit, n_samples, request), request)
 
-    async def roll_back(self, n: int, to: int | None, request: ChangeRequest, threads: Executor) -> ChangeResult:
+    async def roll_back(self, n: int, to: int | None, request: ChangeRequest) -> ChangeResult:
         """Undo the latest changes: a number of them, or all after a revision."""
 
         def undo(learner: Learner) -> Change:
             kept = kept_revisions(self.path)
-            steps = n if to is None else _steps_to(to, kept)
+            if to is not None and to not in kept:
+                raise ParameterError(f"revision {to} is not kept; kept are: {', '.join(map(str, kept)) or 'none'}")
+            steps = n if to is None else len(kept) - kept.index(to)
             target = kept[-steps] if steps <= len(kept) else 0  # if there are fewer, rollback says so
             undone = [e for change in learner.history_ if change.revision > target for e in requests_of(change)]
-            return rollback(self.path, steps, who=request.who, extra=request.key.extra(undone))
+            return rollback(self.path, steps, who=request.who, extra=request.extra(undone))
 
-        return await self._in_turn(lambda version: self._restored(version, undo), request, threads)
+        return await self._in_turn(lambda version: self._restored(version, undo), request)
 
-    async def redo(self, n: int, request: ChangeRequest, threads: Executor) -> ChangeResult:
+    async def redo(self, n: int, request: ChangeRequest) -> ChangeResult:
         """Take the latest rollbacks back."""
 
         def again(_: Learner) -> Change:
-            return redo(self.path, n, who=request.who, extra=request.key.extra())
+            return redo(self.path, n, who=request.who, extra=request.extra())
 
-        return await self._in_turn(lambda version: self._restored(version, again), request, threads)
+        return await self._in_turn(lambda version: self._restored(version, again), request)
 
-    async def remove(self, request: ChangeRequest, link: Path | None, threads: Executor) -> None:
+    async def remove(self, request: ChangeRequest, link: Path | None) -> None:
         """Delete the model with its history, after all changes that came before.
 
         Parameters
@@ -206,27 +382,22 @@ class ServedModel:
             Its conditions. Without ``If-Match`` a model that cannot be read is deleted too.
         link : Path or None
             A link to the file that is deleted instead; the file, which has other names, stays.
-        threads : Executor
-            Where the work is done.
         """
         async with self._turn:
-            await asyncio.get_running_loop().run_in_executor(
-                threads, self._retried, lambda: self._remove(request, link)
-            )
+            await self._run(lambda: self._remove(request, link))
 
-    async def _in_turn(
-        self, work: Callable[[Version], ChangeResult], request: ChangeRequest, threads: Executor
-    ) -> ChangeResult:
+    async def _in_turn(self, work: Callable[[Version], ChangeResult], request: ChangeRequest) -> ChangeResult:
         if self._waiting >= self._limits.writers:
             raise Problem(503, "too many changes of this model wait: try again later", "QueueFull", retry_after=1)
         self._waiting += 1
         try:
             async with self._turn:
-                return await asyncio.get_running_loop().run_in_executor(
-                    threads, self._retried, lambda: self._changed(work, request)
-                )
+                return await self._run(lambda: self._changed(work, request))
         finally:
             self._waiting -= 1
+
+    async def _run(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._retried, work)
 
     def _retried(self, work: Callable[[], Result]) -> Result:
         """Do some work on the model, again if another process was faster, for a limited time."""
@@ -244,7 +415,7 @@ class ServedModel:
         with thread_warnings() as warnings:
             version = self._refreshed()
             undone = [entry.change for entry in History(self.path).undone()]
-            fulfilled = request.key.find([*version.changes, *undone])
+            fulfilled = request.find([*version.changes, *undone])
             if fulfilled is not None:
                 return ChangeResult(version, fulfilled, version.counts, warnings, replayed=True)
             _check_match(request, version)
@@ -259,8 +430,8 @@ class ServedModel:
             edit(learner)
             if len(learner.history_) == len(version.changes):  # nothing to do
                 return ChangeResult(version, version.changes[-1], version.counts, [], replayed=True)
-            extra = {**request.key.extra(), **({JOB: request.job} if request.job else {})}
-            commit(self.path, learner, Change("update", "", 0, note=request.note, extra=extra), who=request.who)
+            remark = Change("update", "", 0, note=request.note, extra=request.extra())
+            commit(self.path, learner, remark, who=request.who)
         signature = signature_of(self.path)
         # Another process may have been faster between the commit and the line above.
         ours = learner._origin is not None and Header.read(self.path).digest == learner._origin[1]
@@ -279,11 +450,11 @@ class ServedModel:
             _check_match(request, self._refreshed())
         if link is not None:
             link.unlink(missing_ok=True)
-        elif signature_of(self.path) is None:
+        elif self.is_deleted or signature_of(self.path) is None:
             raise _missing(self.path.stem)
         else:
             _remove_model(self.path)
-            self._version = None
+            self._version, self.is_deleted = None, True
 
 
 def _check_match(request: ChangeRequest, version: Version) -> None:
@@ -298,12 +469,6 @@ def _check_match(request: ChangeRequest, version: Version) -> None:
         )
 
 
-def _steps_to(revision: int, kept: list[int]) -> int:
-    if revision not in kept:
-        raise ParameterError(f"revision {revision} is not kept; kept are: {', '.join(map(str, kept)) or 'none'}")
-    return len(kept) - kept.index(revision)
-
-
 class ModelStore:
     """All models of the service, by name. Several names of one file are one model.
 
@@ -311,10 +476,12 @@ class ModelStore:
     ----------
     config : ServeConfig
         The folder, and how models are changed.
+    threads : Executor
+        Where changes are made.
     """
 
-    def __init__(self, config: ServeConfig) -> None:
-        self._config = config
+    def __init__(self, config: ServeConfig, threads: Executor) -> None:
+        self._config, self._threads = config, threads
         try:
             if not config.read_only:
                 config.folder.mkdir(parents=True, exist_ok=True)
@@ -400,7 +567,10 @@ class ModelStore:
 
     def _of_file(self, path: Path) -> ServedModel:
         with self._guard:
-            return self._models.setdefault(path, ServedModel(path, self._config))
+            found = self._models.get(path)
+            if found is None or found.is_deleted:
+                found = self._models[path] = ServedModel(path, self._config, self._threads)
+            return found
 
 
 def _missing(name: str) -> ModelNotFoundError:

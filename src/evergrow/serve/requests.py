@@ -1,34 +1,208 @@
-"""How requests are read: JSON and forms within limits, samples in either, and the headers of changes."""
+"""How requests are read within limits, and how errors are answered: as problem documents (RFC 9457)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+import dataclasses
+import hashlib
+import io
+import os
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
 from fastapi import Depends, Header, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.json_schema import SkipJsonSchema
 from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from evergrow.core.archive import parse_json
-from evergrow.core.errors import FileFormatError, LabelError
+from evergrow.core.errors import (
+    BusyError,
+    EvergrowError,
+    FileFormatError,
+    InputError,
+    LabelError,
+    MergeError,
+    MissingExtraError,
+    NotFittedError,
+    ParameterError,
+    UnlearnError,
+    WeightsError,
+)
+from evergrow.core.escaping import one_line
+from evergrow.learner.changes import Change
+from evergrow.learner.modelfile import ModelNotFoundError, ModelWriteError
 from evergrow.serve.config import Limits
-from evergrow.serve.idempotency import IdempotencyKey
-from evergrow.serve.problems import Problem, validation_problem
-from evergrow.serve.schemas import ImageForm, JsonSamples, LabelFields, reference
+from evergrow.serve.schemas import JsonSamples, LabelFields, ProblemDocument, SampleForm, reference
 
-IfMatch = Annotated[str, Header(description="The ETag that the caller saw; another one answers 412.", examples=['"7"'])]
-KeyText = Annotated[str, Field(min_length=1, max_length=200, pattern="^[ -~]+$")]
-JSON, FORM = "application/json", "multipart/form-data"
-_SMALL = 2**18  # bytes of JSON that are parsed without keeping others waiting
+JSON, FORM, PROBLEM = "application/json", "multipart/form-data", "application/problem+json"
+_ALWAYS = (401, 403, 413, 421, 422, 429, 503)
+"""Statuses that any route can answer with: those of the access middleware, and 422 for parameters."""
+_STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (ModelNotFoundError, 404),
+    (ModelWriteError, 507),
+    (BusyError, 503),
+    (MissingExtraError, 501),
+    (NotFittedError, 409),
+    (InputError, 422),
+    (ParameterError, 422),
+    (UnlearnError, 422),
+    (MergeError, 422),
+    (WeightsError, 503),
+    (MemoryError, 503),
+)
+_NO_ROUTE = {404: "nothing is served under this path", 405: "the path does not take this method"}
+_ERRORS = 20  # validation errors in one document
+_FIELDS = 100  # fields of a JSON object at the top: each unknown one would make an error
+_SMALL = 2**16  # bytes of JSON that are read without keeping others waiting
+_REQUESTS = "requests"  # field of a change: the requests that it fulfilled
 
 Fields = TypeVar("Fields")
+
+
+# -- problems ---------------------------------------------------------------------------------------------------
+
+
+class Problem(HTTPException):
+    """A request that cannot be fulfilled.
+
+    Parameters
+    ----------
+    status_code : int
+        Status of the answer.
+    detail : str
+        What was wrong and what to do, in a sentence.
+    kind : str
+        A word for programs.
+    retry_after : int, optional
+        Seconds after which another try makes sense.
+    headers : mapping, optional
+        Further headers of the answer.
+    **members
+        Further members of the document.
+    """
+
+    def __init__(
+        self,
+        status_code: int,
+        detail: str,
+        kind: str = "Problem",
+        *,
+        retry_after: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        **members: Any,
+    ) -> None:
+        known = dict(headers or {})
+        if retry_after is not None:
+            known["Retry-After"] = str(retry_after)
+        if status_code == 401:
+            known["WWW-Authenticate"] = 'Bearer realm="evergrow"'
+        super().__init__(status_code, detail, known)
+        self.kind, self.members = kind, members
+
+
+def problem_of(error: BaseException, folder: str = "") -> Problem:
+    """Map an exception to a problem. Internal errors reveal nothing.
+
+    Parameters
+    ----------
+    error : BaseException
+        What was raised.
+    folder : str
+        The folder of the models, which is removed from messages.
+
+    Examples
+    --------
+    >>> from evergrow.core.errors import LabelError
+    >>> from evergrow.serve.requests import problem_of
+    >>> found = problem_of(LabelError("class must be one that was learned, got 'cow'"))
+    >>> found.status_code, found.kind, found.detail
+    (422, 'LabelError', "class must be one that was learned, got 'cow'")
+    >>> problem_of(ZeroDivisionError("secret")).detail
+    'the service failed; its log says more under the id of this request'
+    """
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, RequestValidationError):
+        return validation_problem(error.errors())
+    if isinstance(error, HTTPException):
+        detail = _NO_ROUTE.get(error.status_code, str(error.detail))
+        return Problem(error.status_code, detail, "HttpError", headers=error.headers)
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    if status == 500 and not isinstance(error, EvergrowError):
+        return Problem(500, "the service failed; its log says more under the id of this request", "InternalError")
+    message = one_line(str(error)) or HTTPStatus(status).phrase
+    if folder:
+        message = message.replace(os.path.join(folder, ""), "").replace(folder, "the folder of the models")
+    return Problem(status, message, type(error).__name__, retry_after=1 if status == 503 else None)
+
+
+def validation_problem(errors: Any) -> Problem:
+    """Return the problem 422 for errors that pydantic found, each with its field."""
+    listed = [{"field": _field(entry["loc"]), "message": entry["msg"]} for entry in errors[:_ERRORS]]
+    first = listed[0]
+    detail = f"{first['field']}: {first['message']}" if first["field"] else first["message"]
+    return Problem(422, detail, "BadField", errors=listed)
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    """Return a field as people write it: ``rows[0][3]``."""
+    parts = location[1:] if location and location[0] in ("body", "query", "header", "path") else location
+    text = ""
+    for part in parts:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text[:200]
+
+
+def problem_response(problem: Problem, path: str, request_id: str = "") -> JSONResponse:
+    """Return the problem document.
+
+    Parameters
+    ----------
+    problem : Problem
+        What was wrong.
+    path : str
+        The path that was asked for. The Open Inference Protocol (``/v2``) wants the message under ``error``.
+    request_id : str
+        Id of the request.
+    """
+    document = {
+        "type": "about:blank",
+        "title": HTTPStatus(problem.status_code).phrase,
+        "status": problem.status_code,
+        "detail": problem.detail,
+        "error": problem.detail if path.startswith("/v2") else problem.kind,
+        **problem.members,
+        **({"request_id": request_id} if request_id else {}),
+    }
+    return JSONResponse(document, problem.status_code, problem.headers, media_type=PROBLEM)
+
+
+async def handle_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer with the problem that an exception stands for; the exception handler of the application."""
+    folder = str(request.app.state.service.store.folder)
+    return problem_response(problem_of(error, folder), request.url.path, getattr(request.state, "request_id", ""))
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI descriptions of problems that a route can answer with, and of those that all routes can."""
+    schema = reference(ProblemDocument)
+    return {
+        status: {"description": HTTPStatus(status).phrase, "content": {PROBLEM: {"schema": schema}}}
+        for status in sorted({*statuses, *_ALWAYS})
+    }
+
+
+# -- bodies -----------------------------------------------------------------------------------------------------
 
 
 def media_type(request: Request) -> str:
@@ -36,42 +210,38 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-class BoundedRequest(Request):
-    """A request whose JSON has a bounded depth and finite numbers."""
+async def parse_body(raw: bytes, limits: Limits, kind: Any = None) -> Any:
+    """Return the value of a JSON body; a large one is read in a thread, so that others need not wait.
 
-    async def json(self) -> Any:
-        """Return the JSON value of the body."""
-        if media_type(self) != JSON:
-            raise Problem(415, f"send {JSON}, not {media_type(self)[:80]!r}", "MediaType")
-        return await parse_body(await self.body())
+    Parameters
+    ----------
+    raw : bytes
+        The body.
+    limits : Limits
+        How many values it may hold.
+    kind : type, optional
+        The pydantic model that it is validated as; by default the plain value is returned.
+
+    Raises
+    ------
+    Problem
+        400 if it is no JSON, 413 if it holds too many values, 422 if it does not fit the model.
+    """
+    if len(raw) < _SMALL:
+        return _parsed(raw, limits, kind)
+    return await asyncio.to_thread(_parsed, raw, limits, kind)
 
 
-async def parse_body(raw: bytes) -> Any:
-    """Return the value of a JSON body; a large one is parsed in a thread, so that others need not wait."""
-    return _parsed(raw) if len(raw) < _SMALL else await asyncio.to_thread(_parsed, raw)
-
-
-def _parsed(raw: bytes) -> Any:
+def _parsed(raw: bytes, limits: Limits, kind: Any) -> Any:
+    if sum(map(raw.count, (b",", b"[", b"{"))) > limits.json_values:
+        raise Problem(413, f"JSON may hold at most {limits.json_values:,} values: send samples as files", "TooMany")
     try:
-        return parse_json(raw, "body")
+        value = parse_json(raw, "body")
     except FileFormatError as error:
         raise Problem(400, f"the body is not valid JSON: {error.__cause__}", "BadJson") from error
-
-
-class BoundedRoute(APIRoute):
-    """A route that reads its body as a :class:`BoundedRequest`."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of the route."""
-        handle = super().get_route_handler()
-
-        async def handle_bounded(request: Request) -> Response:
-            bounded = BoundedRequest(request.scope, request.receive)
-            if self.body_field is not None and media_type(request) != JSON:
-                raise Problem(415, f"send {JSON}, not {media_type(request)[:80]!r}", "MediaType")
-            return await handle(bounded)
-
-        return handle_bounded
+    if isinstance(value, dict) and len(value) > _FIELDS:
+        raise Problem(422, f"a request has at most {_FIELDS} fields, not {len(value):,}", "BadField")
+    return value if kind is None else validated(kind, value)
 
 
 def validated(kind: Any, value: Any, *, strict: bool | None = None) -> Any:
@@ -80,6 +250,29 @@ def validated(kind: Any, value: Any, *, strict: bool | None = None) -> Any:
         return TypeAdapter(kind).validate_python(value, strict=strict)
     except ValidationError as error:
         raise validation_problem(error.errors()) from error
+
+
+class BoundedRequest(Request):
+    """A request whose JSON is read by :func:`parse_body`."""
+
+    async def json(self) -> Any:
+        """Return the JSON value of the body."""
+        return await parse_body(await self.body(), self.app.state.service.limits)
+
+
+class BoundedRoute(APIRoute):
+    """A route that takes JSON alone, as a :class:`BoundedRequest`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler of the route."""
+        handle = super().get_route_handler()
+
+        async def handle_bounded(request: Request) -> Response:
+            if self.body_field is not None and media_type(request) != JSON:
+                raise Problem(415, f"send {JSON}, not {media_type(request)[:80]!r}", "MediaType")
+            return await handle(BoundedRequest(request.scope, request.receive))
+
+        return handle_bounded
 
 
 # -- samples ----------------------------------------------------------------------------------------------------
@@ -125,7 +318,7 @@ class SentSamples:
 
 @dataclass(frozen=True, eq=False)
 class SampleBody(Generic[Fields]):
-    """A body of samples: JSON, or a form of images.
+    """A body of samples: JSON, or a form of files.
 
     Parameters
     ----------
@@ -153,25 +346,29 @@ class SampleBody(Generic[Fields]):
         return np.asarray([label] * n if labels is None else labels, dtype=np.str_)
 
 
-def sample_body(json_model: type[JsonSamples], form_model: type[ImageForm]) -> Any:
-    """Return the dependency that reads a :class:`SampleBody` of these models, in a :class:`BoundedRoute`."""
+def sample_body(json_model: type[JsonSamples], form_model: type[SampleForm]) -> Any:
+    """Return the dependency that reads a :class:`SampleBody` of these models."""
 
     async def read(request: Request) -> SampleBody[Any]:
+        limits = request.app.state.service.limits
         if media_type(request) == FORM:
-            form = await _read_form(request, request.app.state.service.limits)
-            fields: ImageForm = validated(form_model, form, strict=False)
-            files = [await image.read() for image in fields.images]
-            images = [SentImage(f"images[{i}]", data) for i, data in enumerate(files)]
-            content = fields.model_dump_json(exclude={"images"}).encode()
-            return SampleBody(fields, SentSamples(images=images), (content, *files))
-        checked: JsonSamples = validated(json_model, await request.json())
-        content = checked.model_dump_json().encode()
-        return SampleBody(checked, SentSamples(texts=checked.texts, rows=checked.rows), (content,))
+            fields: SampleForm = validated(form_model, await _read_form(request, limits), strict=False)
+            files = [await image.read() for image in fields.images or ()]
+            images = [SentImage(f"images[{i}]", data) for i, data in enumerate(files)] or None
+            table = None if fields.rows is None else await fields.rows.read()
+            samples = SentSamples(images=images, rows=None if table is None else _read_table(table))
+            content = fields.model_dump_json(exclude={"images", "rows"}).encode()
+            return SampleBody(fields, samples, (content, *files, *([] if table is None else [table])))
+        if media_type(request) != JSON:
+            raise Problem(415, f"send {JSON} or {FORM}, not {media_type(request)[:80]!r}", "MediaType")
+        raw = await request.body()
+        checked: JsonSamples = await parse_body(raw, limits, json_model)
+        return SampleBody(checked, SentSamples(texts=checked.texts, rows=checked.rows), (raw,))
 
     return Depends(read)
 
 
-def sample_content(json_model: type[JsonSamples], form_model: type[ImageForm]) -> dict[str, Any]:
+def sample_content(json_model: type[JsonSamples], form_model: type[SampleForm]) -> dict[str, Any]:
     """Return the OpenAPI description of what :func:`sample_body` reads, from the same models."""
     form = {"schema": reference(form_model), "encoding": {"images": {"contentType": "image/png, image/jpeg"}}}
     content = {JSON: {"schema": reference(json_model)}, FORM: form}
@@ -197,8 +394,8 @@ async def _read_form(request: Request, limits: Limits) -> dict[str, Any]:
         raise Problem(400, "the form cannot be read: it is damaged", "BadForm") from error
     values: dict[str, Any] = {}
     for name, value in form.multi_items():
-        if isinstance(value, UploadFile) != (name == "images"):
-            raise Problem(422, f"files belong into the field 'images', and nothing else does: {name[:80]!r}", "BadForm")
+        if isinstance(value, UploadFile) != (name in ("images", "rows")):
+            raise Problem(422, f"files belong into 'images' or 'rows', other fields do not: {name[:80]!r}", "BadForm")
         if name in ("images", "labels"):
             values.setdefault(name, []).append(value)
         elif name in values:
@@ -208,6 +405,20 @@ async def _read_form(request: Request, limits: Limits) -> dict[str, Any]:
     return values
 
 
+def _read_table(data: bytes) -> NDArray[Any]:
+    """Return the matrix of numbers in a ``.npy`` file; nothing larger than the file is ever allocated."""
+    try:
+        file = io.BytesIO(data)
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("it is no .npy file of version 1")
+        shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
+        if len(shape) != 2 or by_columns or dtype.kind not in "fiu":
+            raise ValueError("it holds no matrix of numbers in C order")
+        return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape).astype(np.float64)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(f"rows must be a .npy file with a matrix of numbers: {error}") from error
+
+
 # -- changes ----------------------------------------------------------------------------------------------------
 
 
@@ -215,12 +426,17 @@ async def _read_form(request: Request, limits: Limits) -> dict[str, Any]:
 class ChangeRequest:
     """The conditions of a change.
 
+    The key of a request is written into the model file with the change that fulfils it, so that a repeated request
+    counts once, also after a restart. A rollback keeps the keys of what it undid.
+
     Parameters
     ----------
     if_match : str
-        The caller's ``If-Match``; empty for none.
-    key : IdempotencyKey
-        Makes a repeated request count once.
+        The ETag that the caller saw; empty for none.
+    key : str
+        Hash of the caller's ``Idempotency-Key``; empty without one.
+    content : str
+        Hash of what was asked, to notice a key that is used for two requests.
     note : str
         A note for people, kept in the history.
     who : str, optional
@@ -230,45 +446,75 @@ class ChangeRequest:
     """
 
     if_match: str = ""
-    key: IdempotencyKey = field(default_factory=IdempotencyKey)
+    key: str = ""
+    content: str = ""
     note: str = ""
     who: str | None = None
     job: str = ""
 
+    def asking(self, *content: bytes, note: str = "") -> ChangeRequest:
+        """Return the request with what it asks for.
 
-@dataclass(frozen=True)
-class ChangeHeaders:
-    """The headers of a request for a change.
+        Examples
+        --------
+        >>> from evergrow.serve.requests import ChangeRequest
+        >>> one, two = ChangeRequest(key="k").asking(b"teach", b"a"), ChangeRequest(key="k").asking(b"teacha")
+        >>> one.content == two.content
+        False
+        """
+        digest = hashlib.blake2b(digest_size=12)
+        for part in content:
+            digest.update(len(part).to_bytes(8, "little") + part)
+        return dataclasses.replace(self, content=digest.hexdigest() if self.key else "", note=note)
 
-    Parameters
-    ----------
-    if_match : str
-        The ETag that the caller saw; empty for none.
-    idempotency_key : str or None
-        The key of the request.
-    who : str or None
-        Name of the caller's token.
-    """
+    def extra(self, earlier: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """Return further fields of the change that fulfils the request, with earlier requests that it takes over."""
+        entries = [dict(entry) for entry in earlier]
+        if self.key:
+            entries.append({"key": self.key, "content": self.content})
+        return {**({_REQUESTS: entries} if entries else {}), **({"job": self.job} if self.job else {})}
 
-    if_match: str
-    idempotency_key: str | None
-    who: str | None
+    def find(self, changes: Iterable[Change]) -> Change | None:
+        """Return the change that fulfilled the request before, or None.
 
-    def change(self, work: str, *content: bytes, note: str = "") -> ChangeRequest:
-        """Return the conditions of a change that does some work with some content."""
-        key = IdempotencyKey.of(self.idempotency_key, work.encode(), *content)
-        return ChangeRequest(self.if_match, key, note, self.who)
+        Raises
+        ------
+        Problem
+            If the key was used for another request.
+        """
+        for change in changes if self.key else ():
+            for entry in requests_of(change):
+                if entry.get("key") == self.key:
+                    if entry.get("content") != self.content:
+                        raise Problem(
+                            422, "this Idempotency-Key was used for another request: take a new one", "KeyReused"
+                        )
+                    return change
+        return None
 
 
-def _change_headers(
+def requests_of(change: Change) -> list[Mapping[str, Any]]:
+    """Return the requests that a change fulfilled. A file may hold anything there."""
+    entries = change.extra.get(_REQUESTS, [])
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+IfMatch = Annotated[
+    str, Header(description="The ETag that the caller saw; another one answers 412.", examples=['"7-3f9c1a"'])
+]
+KeyText = Annotated[str, Field(min_length=1, max_length=200, pattern="^[ -~]+$")]
+
+
+def _change_request(
     request: Request,
     if_match: IfMatch = "",
     idempotency_key: Annotated[
         KeyText | SkipJsonSchema[None],
         Header(description="A repeated request with the same key counts once, also after a restart."),
     ] = None,
-) -> ChangeHeaders:
-    return ChangeHeaders(if_match, idempotency_key, getattr(request.state, "token", "") or None)
+) -> ChangeRequest:
+    key = hashlib.blake2b(idempotency_key.encode(), digest_size=12).hexdigest() if idempotency_key else ""
+    return ChangeRequest(if_match, key, who=getattr(request.state, "token", "") or None)
 
 
-ChangeHeadersDep = Annotated[ChangeHeaders, Depends(_change_headers)]
+ChangeRequestDep = Annotated[ChangeRequest, Depends(_change_request)]

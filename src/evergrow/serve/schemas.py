@@ -63,14 +63,16 @@ ClassName = Annotated[
     Field(min_length=1, max_length=200, description="Name of a class.", examples=["kestrel"]),
     AfterValidator(_check_class_name),
 ]
-ClassNames = Annotated[list[ClassName], Field(min_length=1, max_length=1024)]
+ClassNames = Annotated[list[ClassName], Field(min_length=1, max_length=1024, fail_fast=True)]
 Note = Annotated[str, Field(max_length=500, description="For people, kept in the history.")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
-Texts = Annotated[list[Text], Field(min_length=1, max_length=1024, examples=[["where is my card", "block it"]])]
+Texts = Annotated[
+    list[Text], Field(min_length=1, max_length=1024, examples=[["where is my card", "block it"]], fail_fast=True)
+]
 Rows = Annotated[
-    list[Annotated[list[Number], Field(min_length=1, max_length=65_536)]],
-    Field(min_length=1, max_length=1024, description="Feature vectors.", examples=[[[0.1, 0.7, 0.2]]]),
+    list[Annotated[list[Number], Field(min_length=1, max_length=65_536, fail_fast=True)]],
+    Field(min_length=1, max_length=1024, description="Feature vectors.", examples=[[[0.1, 0.7, 0.2]]], fail_fast=True),
 ]
 Steps = Annotated[int, Field(ge=1, le=1000)]
 
@@ -106,10 +108,14 @@ class JsonSamples(RequestModel):
     rows: Rows | SkipJsonSchema[None] = None
 
 
-class ImageForm(RequestModel):
-    """Samples in a form: image files."""
+class SampleForm(RequestModel):
+    """Samples in a form: image files, or feature vectors in one file."""
 
-    images: Annotated[list[UploadFile], Field(min_length=1, max_length=1024, description="Image files.")]
+    images: (
+        Annotated[list[UploadFile], Field(min_length=1, max_length=1024, description="Image files.")]
+        | SkipJsonSchema[None]
+    ) = None
+    rows: Annotated[UploadFile, Field(description="A .npy file: a matrix of numbers.")] | SkipJsonSchema[None] = None
 
 
 class FalseAlarm(RequestModel):
@@ -147,24 +153,24 @@ class Question(JsonSamples, QuestionFields):
     """Texts or feature rows to answer about."""
 
 
-class ImageQuestion(ImageForm, QuestionFields):
-    """Images to answer about."""
+class QuestionForm(SampleForm, QuestionFields):
+    """Images or feature vectors to answer about, as files."""
 
 
 class Lesson(JsonSamples, LessonFields):
     """Texts or feature rows to learn or unlearn."""
 
 
-class ImageLesson(ImageForm, LessonFields):
-    """Images to learn or unlearn."""
+class LessonForm(SampleForm, LessonFields):
+    """Images or feature vectors to learn or unlearn, as files."""
 
 
 class Exam(JsonSamples, ExamFields):
     """Labelled texts or feature rows."""
 
 
-class ImageExam(ImageForm, ExamFields):
-    """Labelled images."""
+class ExamForm(SampleForm, ExamFields):
+    """Labelled images or feature vectors, as files."""
 
 
 class ForgetRequest(RequestModel):

@@ -14,27 +14,42 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-import torch
 from fastapi import Depends, Request
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.core.seeding import generator
 from evergrow.features.base import Backbone
 from evergrow.features.images import decode_image
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch, torch_threads
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.models import ChangeResult, Edit, ModelStore, ServedModel
+from evergrow.serve.models import ChangeResult, Edit, ModelStore, ServedModel, Version
 from evergrow.serve.monitoring import Metrics, log
-from evergrow.serve.problems import Problem
-from evergrow.serve.requests import ChangeRequest, SentImage, SentSamples
-from evergrow.serve.versions import Version
+from evergrow.serve.requests import ChangeRequest, Problem, SentImage, SentSamples
 
 Result = TypeVar("Result")
 _WARM = 8
 """Models whose backbones are loaded before anybody asks."""
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model as a request found it.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the request.
+    file : ServedModel
+        The model file.
+    version : Version
+        What was in it at that moment.
+    """
+
+    name: str
+    file: ServedModel
+    version: Version
 
 
 class Service:
@@ -50,12 +65,12 @@ class Service:
         self.config, self.limits = config, config.limits
         self.metrics = Metrics()
         self.pool = BackbonePool(config.limits, config.device, config.backbones, self.metrics)
-        self.store = ModelStore(config)
         several = max(4, cores())
-        self.threads = ThreadPoolExecutor(several, "answers", limit_torch, (cores(),))
-        self.loaders = ThreadPoolExecutor(2, "backbones", limit_torch, (cores(),))
-        self.decoders = ThreadPoolExecutor(cores(), "images", limit_torch, (1,))
-        self.writers = ThreadPoolExecutor(several, "changes", limit_torch, (cores(),))
+        self._threads = ThreadPoolExecutor(several, "answers", limit_torch, (cores(),))
+        self._loaders = ThreadPoolExecutor(2, "backbones", limit_torch, (cores(),))
+        self._decoders = ThreadPoolExecutor(cores(), "images", limit_torch, (1,))
+        self._writers = ThreadPoolExecutor(several, "changes", limit_torch, (cores(),))
+        self.store = ModelStore(config, self._writers)
         self.closing = asyncio.Event()
         self._exporting = asyncio.Lock()
 
@@ -65,24 +80,24 @@ class Service:
         await asyncio.get_running_loop().run_in_executor(None, self._close)
 
     def _close(self) -> None:
-        self.writers.shutdown(wait=True)
+        self._writers.shutdown(wait=True)
         self.pool.close()
-        for threads in (self.threads, self.loaders, self.decoders):
+        for threads in (self._threads, self._loaders, self._decoders):
             threads.shutdown(wait=True)
 
     async def run(self, work: Callable[..., Result], *args: Any, **settings: Any) -> Result:
         """Do something that may take a while in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(work, *args, **settings))
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **settings))
 
     async def open(self, name: str) -> OpenModel:
         """Return a model as it is now."""
         return await self.run(self._open, name)
 
     def _open(self, name: str) -> OpenModel:
-        model = self.store.model(name)
-        return OpenModel(name, model, model.current())
+        file = self.store.model(name)
+        return OpenModel(name, file, file.current())
 
-    # -- samples to features ------------------------------------------------------------------------------------
+    # -- samples ------------------------------------------------------------------------------------------------
 
     async def features(self, model: OpenModel, samples: SentSamples, *, alone: bool = False) -> NDArray[Any]:
         """Return the features of samples.
@@ -97,11 +112,7 @@ class Service:
             Whether each goes through the backbone by itself, as what is learned must.
         """
         rows = _rows(model.version, samples)
-        if rows is not None:
-            return rows
-        batcher = await self.batcher(model)
-        prepared = await self._announced(batcher, samples)
-        return await asyncio.wrap_future(batcher.submit(prepared, alone=alone))
+        return await self._encoded(model, samples, alone=alone) if rows is None else rows
 
     async def answers(self, model: OpenModel, samples: SentSamples, false_alarm: float) -> Answers:
         """Return what a model says about samples, asked together with what others ask it.
@@ -121,9 +132,7 @@ class Service:
         if rows is not None:
             answers = await self.run(version.ask, rows)
         else:
-            batcher = await self.batcher(model)
-            prepared = await self._announced(batcher, samples)
-            answers = await asyncio.wrap_future(batcher.submit(prepared, asked=version))
+            answers = await self._encoded(model, samples, model=version)
         self.metrics.samples.labels("predict").inc(len(answers.values))
         return version.judged(answers, false_alarm)
 
@@ -132,32 +141,28 @@ class Service:
         learner = model.version.learner
         found = self.pool.loaded(learner)
         if found is None:
-            found = await asyncio.get_running_loop().run_in_executor(self.loaders, self.pool.of_learner, learner)
+            found = await asyncio.get_running_loop().run_in_executor(self._loaders, self.pool.of_learner, learner)
         if found is None:
             raise InputError(f"rows must be given, since the model takes {model.version.kind}")
         return found
 
-    async def _announced(self, batcher: Batcher, samples: SentSamples) -> list[Prepared]:
-        """Return samples as the backbone takes them, with a place in its queue: they must be submitted."""
+    async def _encoded(self, opened: OpenModel, samples: SentSamples, **settings: Any) -> Any:
+        """Return what the backbone of a model computes of samples."""
         n = len(samples)
         if n > self.limits.samples:
             raise Problem(413, f"a request may hold at most {self.limits.samples} samples, not {n}", "TooMany")
         if samples.texts is not None and max(map(len, samples.texts)) > self.limits.text_characters:
             raise InputError(f"texts must have at most {self.limits.text_characters} characters each")
-        batcher.announce(n)
-        try:
-            if samples.texts is not None:
-                return list(samples.texts)
-            return await self.prepared(batcher.backbone, samples.images or [])
-        except BaseException:
-            batcher.withdraw(n)
-            raise
+        batcher = await self.batcher(opened)
+        batcher.check_room(n)
+        prepared = samples.texts or await self.prepared(batcher.backbone, samples.images or [])
+        return await asyncio.wrap_future(batcher.submit(prepared, **settings))
 
     async def prepared(self, backbone: Backbone, images: Sequence[SentImage]) -> list[Prepared]:
         """Return images as the backbone takes them, decoded side by side."""
         loop = asyncio.get_running_loop()
         work = [
-            loop.run_in_executor(self.decoders, prepare_image, backbone, image, self.limits.pixels) for image in images
+            loop.run_in_executor(self._decoders, prepare_image, backbone, image, self.limits.pixels) for image in images
         ]
         try:
             return list(await asyncio.gather(*work))
@@ -172,7 +177,7 @@ class Service:
     async def change(self, model: OpenModel, edit: Edit, request: ChangeRequest, n_samples: int = 0) -> ChangeResult:
         """Make a change that brings some samples, and return once it is on disk."""
         started = time.perf_counter()
-        result = await model.model.edit(edit, n_samples, request, self.writers)
+        result = await model.file.edit(edit, request, n_samples)
         self.metrics.commit_seconds.observe(time.perf_counter() - started)
         return result
 
@@ -192,49 +197,29 @@ class Service:
             learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
         names = self.store.names()
         for name in names[:_WARM]:
-            self._quietly(self._warm_up_model, name)
+            self._warm_up_model(name)
         if not names and not self.config.read_only:
-            self._quietly(self._warm_up_first)
-
-    def _warm_up_model(self, name: str) -> None:
-        learner = self._open(name).version.learner
-        _warm_up(self.pool.of_learner(learner), learner.copy())
-
-    def _warm_up_first(self) -> None:
-        """Prepare for the most likely first model of an empty folder, one of images."""
-        batcher = self.pool.chosen("image", "auto")
-        _warm_up(batcher, Learner(batcher.backbone, device=self.config.device, cache=False).begin())
+            self._warm_up_model(None)
 
     def begin_warm_up(self, name: str) -> None:
         """Warm a model up beside everything else."""
-        self.loaders.submit(self._quietly, self._warm_up_model, name)
+        self._loaders.submit(self._warm_up_model, name)
 
-    def _quietly(self, work: Callable[..., None], *args: Any) -> None:
-        """Do some work with one thread; if it fails, whoever asks the model is told then."""
+    def _warm_up_model(self, name: str | None) -> None:
+        """Send a sample through the backbone of a model, or of the likeliest first one: the first pass is slow.
+
+        If that fails, whoever asks the model is told then.
+        """
         with torch_threads(1):
             try:
-                work(*args)
+                opened = None if name is None else self._open(name).version.learner
+                batcher = self.pool.chosen("image", "auto") if opened is None else self.pool.of_learner(opened)
+                if batcher is not None and batcher.depth == 0:
+                    transform = batcher.backbone.transform
+                    sample = "a" if transform is None else transform(decode_image(np.zeros((32, 32, 3), np.uint8)))
+                    batcher.submit([sample], alone=True).result()
             except Exception as error:
-                log("not warmed up", models=args, problem=type(error).__name__)
-
-
-@dataclass(frozen=True)
-class OpenModel:
-    """A model as a request found it.
-
-    Parameters
-    ----------
-    name : str
-        Its name in the request.
-    model : ServedModel
-        The model.
-    version : Version
-        What it was at that moment.
-    """
-
-    name: str
-    model: ServedModel
-    version: Version
+                log("not warmed up", model=name, problem=type(error).__name__)
 
 
 def _rows(version: Version, samples: SentSamples) -> NDArray[Any] | None:
@@ -257,23 +242,6 @@ def prepare_image(backbone: Backbone, image: SentImage, pixels: int) -> Prepared
         raise InputError("texts must be given, since the backbone takes texts, got images")
     draft = getattr(backbone.transform, "draft_size", None)
     return backbone.transform(decode_image(image.data, name=image.name, max_pixels=pixels, draft_size=draft))
-
-
-def _warm_up(batcher: Batcher | None, learner: Learner) -> None:
-    """Send one sample through a backbone, whose first pass sets up more than it computes, and teach noise to a copy.
-
-    The random directions that an empty learner draws are kept for its real samples.
-    """
-    if batcher is None:  # the width of features is open
-        return
-    if batcher.depth == 0:
-        transform = batcher.backbone.transform
-        sample = "a" if transform is None else transform(decode_image(np.zeros((32, 32, 3), dtype=np.uint8)))
-        batcher.announce(1)
-        batcher.submit([sample], alone=True).result()
-    if not learner.n_samples_:
-        rows = torch.rand(4, batcher.backbone.n_features, generator=generator(0, "rehearsal")).numpy()
-        learner.partial_fit((rows, list("aabb")))
 
 
 def _exported(learner: Learner, pool: BackbonePool, head_only: bool) -> Path:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -64,39 +62,6 @@ def test_training_waits_until_it_is_asked_and_happens_once(monkeypatch: pytest.M
     model.predict(items)
     assert calls == [1]
     assert model.cost_.samples == 2 * 24
-
-
-def test_saved_and_loaded_it_answers_the_same(tmp_path: Path) -> None:
-    items, y = stripes(3, 4)
-    model = JointFineTuning(tiny_vit(), **QUICK).fit(items, y)
-    path = tmp_path / "joint.evg"
-    model.save(path)
-    again = JointFineTuning.load(path, backbone=tiny_vit())
-    np.testing.assert_array_equal(again.decision_function(items), model.decision_function(items))
-    with pytest.raises(InputError, match="holds no images"):
-        again.partial_fit(items, y + 3)
-
-
-def test_an_interrupted_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import evergrow.adapt.loop as loop
-
-    items, y = stripes(3, 8)
-    whole = JointFineTuning(tiny_vit(), **QUICK).fit(items, y)
-    broken = JointFineTuning(tiny_vit(), **QUICK, checkpoint=tmp_path / "joint.safetensors").fit(items, y)
-    original, calls = loop._Run._step, 0
-
-    def step(self, *batch):  # type: ignore[no-untyped-def]
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            raise KeyboardInterrupt
-        return original(self, *batch)
-
-    monkeypatch.setattr(loop._Run, "_step", step)
-    with pytest.raises(KeyboardInterrupt):
-        broken.predict(items)
-    np.testing.assert_array_equal(broken.decision_function(items), whole.decision_function(items))
-    assert [path.name for path in tmp_path.iterdir()] == ["joint-3.safetensors"]
 
 
 def test_wrong_settings_and_images_are_refused() -> None:

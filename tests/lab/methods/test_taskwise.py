@@ -13,11 +13,9 @@ import torch
 from PIL import Image
 from tests.lab.methods.rival_toys import colours, small_backbone, tasks
 
-from evergrow.adapt import CheckpointError, TrainingError, loop
+from evergrow.adapt import TrainingError, loop
 from evergrow.adapt.tuners import UnsupportedModelError, tuners_of
-from evergrow.core.archive import read_archive
-from evergrow.core.errors import ImageError, LabelError, ParameterError, WeightsError
-from evergrow.core.record import kind_of
+from evergrow.core.errors import ImageError, LabelError, ParameterError
 from evergrow.data.items import Images
 from evergrow.features import create_backbone, hash_weights
 from evergrow.features.backbones import ImageBackbone
@@ -109,33 +107,6 @@ def test_same_seed_same_answers_whatever_else_draws_random_numbers(kind: type[Ta
     assert not np.array_equal(first.decision_function(items), other.decision_function(items))
 
 
-def test_saved_and_loaded_is_the_same_and_goes_on_the_same(kind: type[TaskwiseClassifier], tmp_path: Path) -> None:
-    model = two_tasks(kind)
-    path = tmp_path / "model.evg"
-    model.save(path)
-    again = kind.load(path, backbone=small_backbone())
-    items, _ = colours(list(range(7)), 3, seed=5)
-    assert np.array_equal(again.decision_function(items), model.decision_function(items))
-    assert again.cost_ == model.cost_
-    assert again.classes_.tolist() == model.classes_.tolist()
-    more = colours([5, 6], 12)
-    again.partial_fit(*more)
-    model.partial_fit(*more)
-    assert np.array_equal(again.decision_function(items), model.decision_function(items))
-
-
-def test_a_file_holds_the_trained_parts_only(kind: type[TaskwiseClassifier], tmp_path: Path) -> None:
-    model = two_tasks(kind)
-    path = tmp_path / "model.evg"
-    model.save(path)
-    archive = read_archive(path, kind_of(kind))
-    stored = sum(tensor.numel() for part in archive.walk() for tensor in part.tensors.values())
-    backbone = sum(parameter.numel() for parameter in small_backbone().module.parameters())
-    assert stored < 0.5 * backbone
-    with pytest.raises(WeightsError, match="backbone must be the one"):
-        kind.load(path, backbone=small_backbone(seed=1))
-
-
 def test_a_failed_task_leaves_everything_as_it_was(
     kind: type[TaskwiseClassifier], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,31 +156,6 @@ def test_the_order_of_labels_does_not_matter_to_columns(kind: type[TaskwiseClass
     assert np.array_equal(model.decision_function(items)[:, [2, 3, 0, 1]], twin.decision_function(items))
 
 
-@pytest.mark.slow
-def test_an_interrupted_run_ends_in_the_same_weights(
-    kind: type[TaskwiseClassifier], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = learned(kind, [2, 2], epochs=3)
-    written, write = 0, loop.write_checkpoint
-
-    def interrupted(*args: Any) -> None:
-        nonlocal written
-        write(*args)
-        written += 1
-        if written == 4:  # after the first of three epochs of the second task
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(loop, "write_checkpoint", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        learned(kind, [2, 2], epochs=3, checkpoint=tmp_path)
-    resumed = learned(kind, [2, 2], epochs=3, checkpoint=tmp_path)
-    assert written == 6
-    items, _ = colours([0, 1, 2, 3], 3, seed=9)
-    assert np.array_equal(resumed.decision_function(items), expected.decision_function(items))
-    with pytest.raises(CheckpointError):
-        learned(kind, [2, 2], epochs=3, checkpoint=tmp_path, random_state=5)
-
-
 def test_images_may_be_files(kind: type[TaskwiseClassifier], tmp_path: Path) -> None:
     arrays, labels = colours([0, 1], 2)
     names = tuple(f"{row}.png" for row in range(len(arrays)))
@@ -236,7 +182,7 @@ def test_cost_adds_up(kind: type[TaskwiseClassifier]) -> None:
     assert model.cost_.train_seconds > 0
 
 
-@pytest.mark.parametrize(("option", "value"), [("epochs", 0), ("lr", -1.0), ("batch_size", 0), ("checkpoint", 3)])
+@pytest.mark.parametrize(("option", "value"), [("epochs", 0), ("lr", -1.0), ("batch_size", 0)])
 def test_settings_out_of_range_are_refused(kind: type[TaskwiseClassifier], option: str, value: Any) -> None:
     with pytest.raises(ParameterError, match=f"{option} must be"):
         make(kind, **{option: value}).fit(*colours([0, 1], 2))

@@ -14,7 +14,7 @@ from typing_extensions import Self
 from evergrow.core.errors import EvergrowError, InputError, ParameterError
 from evergrow.core.registry import nearest
 from evergrow.core.seeding import generator
-from evergrow.core.settings import from_mapping, lists_to_tuples, to_plain
+from evergrow.core.validation import from_mapping, lists_to_tuples, to_plain
 
 
 class TunerError(EvergrowError, RuntimeError):

@@ -12,8 +12,7 @@ from torch import Tensor
 from evergrow.core.errors import ParameterError
 from evergrow.core.record import to_values
 from evergrow.core.registry import Registry
-from evergrow.core.settings import from_mapping
-from evergrow.core.validation import check_matrix, check_number
+from evergrow.core.validation import check_matrix, check_number, from_mapping
 from evergrow.head.layers.feature_map import FeatureMap, link_only, with_link
 
 LAYERS: Registry[type[Layer]] = Registry("layer", plugins=True)

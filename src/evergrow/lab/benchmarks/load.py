@@ -11,7 +11,7 @@ from typing import Any
 from evergrow.core.errors import DataWarning, FileFormatError, UnknownNameError
 from evergrow.core.optional import require
 from evergrow.core.registry import nearest
-from evergrow.core.settings import with_changes
+from evergrow.core.validation import with_changes
 from evergrow.data import DataOptions, Dataset, FeatureSet, inspect_data, load_data, read, search_path
 from evergrow.data.arrays import SUFFIXES
 from evergrow.data.dataset import integers, listed

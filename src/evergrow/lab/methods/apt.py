@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-import torch
-
-from evergrow.adapt.settings import TrainPrecision
-from evergrow.core.record import require
-from evergrow.core.seeding import RandomState
 from evergrow.core.validation import check_number
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
-from evergrow.lab.methods.module_states import ModuleStates
-from evergrow.lab.methods.shared_weights import (
-    SharedWeightsClassifier,
-    SharedWeightsState,
-    TaskNetwork,
-)
+from evergrow.lab.methods.shared_weights import ModuleStates, SharedWeightsClassifier, TaskNetwork
 from evergrow.lab.methods.tuned_passes import copy_state, temporary_tuner
 
 
 @IMAGE_METHODS.register("apt")
+@dataclass(eq=False, repr=False, kw_only=True)
 class APTClassifier(SharedWeightsClassifier):
     """Additive prompt tuning (Chen et al., "Achieving more with less: additive prompt tuning", ICCV 2025).
 
@@ -52,8 +43,6 @@ class APTClassifier(SharedWeightsClassifier):
         Standard deviation of the initial vectors, cut off at two of them; 0.02, official.
     precision, workers
         See :class:`~evergrow.adapt.settings.TrainConfig`.
-    checkpoint : path-like, optional
-        Folder for one checkpoint per task; a run that was interrupted goes on from there.
     progress : bool
         Whether to show progress bars.
     random_state : int, numpy generator or None
@@ -92,38 +81,12 @@ class APTClassifier(SharedWeightsClassifier):
         "interpolation": "evaluation",  # the authors resize by one filter throughout
     }
     normalized = True
-    modules = ("current", "merged")
 
-    def __init__(
-        self,
-        backbone: Any = None,
-        *,
-        epochs: int = 30,
-        lr: float = 0.004,
-        batch_size: int = 64,
-        weight_decay: float = 0.0,
-        ema: float = 0.7,
-        std: float = 0.02,
-        precision: TrainPrecision = "auto",
-        workers: int | Literal["auto"] = "auto",
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: bool = False,
-        random_state: RandomState = 0,
-        device: str | torch.device = "auto",
-    ) -> None:
-        self.backbone = backbone
-        self.epochs = epochs
-        self.lr = lr
-        self.batch_size = batch_size
-        self.weight_decay = weight_decay
-        self.ema = ema
-        self.std = std
-        self.precision = precision
-        self.workers = workers
-        self.checkpoint = checkpoint
-        self.progress = progress
-        self.random_state = random_state
-        self.device = device
+    epochs: int = 30
+    lr: float = 0.004
+    batch_size: int = 64
+    ema: float = 0.7
+    std: float = 0.02
 
     def _check_own(self) -> None:
         check_number("ema", self.ema, low=0, high=1)
@@ -150,9 +113,3 @@ class APTClassifier(SharedWeightsClassifier):
     def _answering_network(self, modules: ModuleStates) -> Iterator[TaskNetwork]:
         with temporary_tuner(self._model, *self._tuner(), modules["merged"]) as tuner:
             yield TaskNetwork(self._model, tuner)
-
-    def _read_state(self, learned: Any) -> SharedWeightsState:
-        state = super()._read_state(learned)
-        current, merged = ({name: t.shape for name, t in state.modules[part].items()} for part in self.modules)
-        require(current == merged, "current and averaged vectors differ in shape")
-        return state

@@ -10,12 +10,12 @@ from typing import Any
 import evergrow.head  # noqa: F401 (fills the registry)
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.core.registry import nearest
-from evergrow.core.settings import check_keys
+from evergrow.core.validation import check_keys
 from evergrow.head.base import HEADS
 from evergrow.lab.methods.fsa_classifier import create_fsa, fsa_methods, fsa_options
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
 
-_OF_THE_CALL = ("backbone", "cache", "checkpoint", "progress")
+_OF_THE_CALL = ("backbone", "cache", "progress")
 """Arguments of methods that learn from images that say nothing about the method."""
 
 

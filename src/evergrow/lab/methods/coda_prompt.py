@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from evergrow.adapt.settings import TrainPrecision
 from evergrow.adapt.tuners import Tuner
 from evergrow.adapt.tuners.vit import attention_width, find_blocks
 from evergrow.core.errors import ParameterError
-from evergrow.core.seeding import RandomState
 from evergrow.core.validation import check_number
 from evergrow.lab.methods.coda_pool import ComponentPool
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
-from evergrow.lab.methods.module_states import ModuleStates
-from evergrow.lab.methods.shared_weights import SharedWeightsClassifier, TaskNetwork
+from evergrow.lab.methods.shared_weights import ModuleStates, SharedWeightsClassifier, TaskNetwork
 from evergrow.lab.methods.tuned_passes import copy_state, temporary_tuner
 from evergrow.lab.tuners.prefix import PrefixTuner
 
@@ -56,6 +53,7 @@ class PromptedNetwork(TaskNetwork):
 
 
 @IMAGE_METHODS.register("coda-prompt")
+@dataclass(eq=False, repr=False, kw_only=True)
 class CODAPromptClassifier(SharedWeightsClassifier):
     """CODA-Prompt (Smith et al., "CODA-Prompt: continual decomposed attention-based prompting", CVPR 2023).
 
@@ -96,8 +94,6 @@ class CODAPromptClassifier(SharedWeightsClassifier):
         code (the paper has 0.1).
     precision, workers
         See :class:`~evergrow.adapt.settings.TrainConfig`.
-    checkpoint : path-like, optional
-        Folder for one checkpoint per task; a run that was interrupted goes on from there.
     progress : bool
         Whether to show progress bars.
     random_state : int, numpy generator or None
@@ -129,7 +125,6 @@ class CODAPromptClassifier(SharedWeightsClassifier):
     """
 
     method = "coda-prompt"
-    modules = ("pool",)
     protocol: ClassVar[dict[str, Any]] = {
         "optimizer": "adam",
         "schedule": "coda-cosine",
@@ -137,42 +132,11 @@ class CODAPromptClassifier(SharedWeightsClassifier):
         "interpolation": "evaluation",  # the authors resize by one filter throughout
     }
 
-    def __init__(
-        self,
-        backbone: Any = None,
-        *,
-        epochs: int = 20,
-        lr: float = 0.001,
-        batch_size: int = 128,
-        weight_decay: float = 0.0,
-        pool_size: int = 100,
-        prompt_length: int = 8,
-        n_tasks: int = 10,
-        n_blocks: int = 5,
-        ortho_penalty: float = 0.0,
-        precision: TrainPrecision = "auto",
-        workers: int | Literal["auto"] = "auto",
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: bool = False,
-        random_state: RandomState = 0,
-        device: str | torch.device = "auto",
-    ) -> None:
-        self.backbone = backbone
-        self.epochs = epochs
-        self.lr = lr
-        self.batch_size = batch_size
-        self.weight_decay = weight_decay
-        self.pool_size = pool_size
-        self.prompt_length = prompt_length
-        self.n_tasks = n_tasks
-        self.n_blocks = n_blocks
-        self.ortho_penalty = ortho_penalty
-        self.precision = precision
-        self.workers = workers
-        self.checkpoint = checkpoint
-        self.progress = progress
-        self.random_state = random_state
-        self.device = device
+    pool_size: int = 100
+    prompt_length: int = 8
+    n_tasks: int = 10
+    n_blocks: int = 5
+    ortho_penalty: float = 0.0
 
     def _check_own(self) -> None:
         for name in ("pool_size", "n_tasks", "n_blocks"):

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from evergrow.adapt.fsa import CosineHead, Network
-from evergrow.adapt.settings import TrainPrecision
 from evergrow.adapt.tuners import Tuner
 from evergrow.core.errors import ParameterError
-from evergrow.core.record import Spec, require
-from evergrow.core.seeding import RandomState, derive_seed
+from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
 from evergrow.data.items import Items
 from evergrow.lab.methods.block_means import BlockMeans
 from evergrow.lab.methods.cost import Cost, inference_gflops
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, TaskLabels
-from evergrow.lab.methods.module_states import ModuleState
 from evergrow.lab.methods.taskwise import TaskwiseClassifier
 from evergrow.lab.methods.tuned_passes import copy_state, run_network, temporary_tuner
 
@@ -89,16 +85,8 @@ class _Scoring(nn.Module):
         return self._means.scores(self.stacked.blocks(images), self._weights)
 
 
-@dataclass(frozen=True, eq=False)
-class _Learned:
-    adapters: tuple[ModuleState, ...]
-    sums: Annotated[Tensor, Spec(("B", "C", "d"))]
-    counts: Annotated[Tensor, Spec(("B", "C"), "int64")]
-    home: Annotated[Tensor, Spec(("C",), "int64")]
-    prototypes: Annotated[Tensor, Spec(("B", "C", "d"))]
-
-
 @IMAGE_METHODS.register("ease")
+@dataclass(eq=False, repr=False, kw_only=True)
 class EASEClassifier(TaskwiseClassifier):
     """EASE (Zhou, Sun, Ye and Zhan, "Expandable subspace ensemble for pre-trained model-based CIL", CVPR 2024).
 
@@ -141,8 +129,6 @@ class EASEClassifier(TaskwiseClassifier):
         with 1. Every task has its own by default.
     precision, workers
         See :class:`~evergrow.adapt.settings.TrainConfig`.
-    checkpoint : path-like, optional
-        Folder for one checkpoint per task; a run that was interrupted goes on from there.
     progress : bool
         Whether to show progress bars.
     random_state : int, numpy generator or None
@@ -173,49 +159,18 @@ class EASEClassifier(TaskwiseClassifier):
     (2, (8, 4))
     """
 
-    learned_as: ClassVar[type] = _Learned
-
     method = "ease"
     protocol: ClassVar[dict[str, Any]] = {"optimizer": "sgd", "schedule": "cosine", "momentum": 0.9}
 
-    def __init__(
-        self,
-        backbone: Any = None,
-        *,
-        epochs: int = 20,
-        lr: float = 0.025,
-        batch_size: int = 48,
-        weight_decay: float = 5e-4,
-        bottleneck: int = 64,
-        alpha: float = 0.1,
-        recalc_sim: bool = True,
-        use_init_ptm: bool = False,
-        beta: float = 1.0,
-        max_adapters: int | None = None,
-        precision: TrainPrecision = "auto",
-        workers: int | Literal["auto"] = "auto",
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: bool = False,
-        random_state: RandomState = 0,
-        device: str | torch.device = "auto",
-    ) -> None:
-        self.backbone = backbone
-        self.epochs = epochs
-        self.lr = lr
-        self.batch_size = batch_size
-        self.weight_decay = weight_decay
-        self.bottleneck = bottleneck
-        self.alpha = alpha
-        self.recalc_sim = recalc_sim
-        self.use_init_ptm = use_init_ptm
-        self.beta = beta
-        self.max_adapters = max_adapters
-        self.precision = precision
-        self.workers = workers
-        self.checkpoint = checkpoint
-        self.progress = progress
-        self.random_state = random_state
-        self.device = device
+    lr: float = 0.025
+    batch_size: int = 48
+    weight_decay: float = 5e-4
+    bottleneck: int = 64
+    alpha: float = 0.1
+    recalc_sim: bool = True
+    use_init_ptm: bool = False
+    beta: float = 1.0
+    max_adapters: int | None = None
 
     def _check_own(self) -> None:
         check_number("bottleneck", self.bottleneck, low=1, integer=True)
@@ -299,21 +254,3 @@ class EASEClassifier(TaskwiseClassifier):
         """Adapters so far."""
         self._require_fitted()
         return len(self._state.adapters)
-
-    # -- files ------------------------------------------------------------------------------------------
-
-    def _contents(self) -> _Learned:
-        state: EaseState = self._state
-        return _Learned(tuple(ModuleState(adapter) for adapter in state.adapters), **vars(state.means))
-
-    def _read_state(self, learned: _Learned) -> EaseState:
-        adapters = tuple(adapter.tensors for adapter in learned.adapters)
-        require(len(adapters) > 0, "it has no adapter")
-        blocks, classes = len(adapters) + self.use_init_ptm, len(self.arrival_)
-        shape = (blocks, classes, self.base_.n_features)
-        require(tuple(learned.sums.shape) == shape, "'sums' do not fit its adapters, classes and backbone")
-        counts, home = learned.counts, learned.home
-        require(bool(((home >= 0) & (home < blocks)).all()), "a class is at home in no block")
-        require(bool((counts >= 0).all()), "some counts are negative")
-        require(bool((counts[home, torch.arange(classes)] > 0).all()), "a class has no image at home")
-        return EaseState(adapters, BlockMeans(learned.sums, counts, home, learned.prototypes))

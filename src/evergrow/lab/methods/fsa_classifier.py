@@ -6,8 +6,8 @@ import inspect
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import evergrow.head  # noqa: F401 (fills the registry)
-from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adaptation_config, adapted_from, shared_copy
+from evergrow.adapt.fsa import adapt, adaptation_config, shared_copy
 from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import adapting_tuners
 from evergrow.core.errors import LabelError, ParameterError, UnknownNameError
-from evergrow.core.record import record, require
 from evergrow.core.registry import nearest
-from evergrow.core.settings import check_keys
-from evergrow.core.validation import check_choice
+from evergrow.core.validation import check_choice, check_keys
 from evergrow.data.items import Items
 from evergrow.features import EncodeConfig, ImageBackbone, encode
 from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
@@ -35,13 +33,6 @@ FSA_SUFFIX = "+fsa"
 _OWN = ("backbone", "random_state", "device")
 
 
-@dataclass(frozen=True, eq=False)
-class _Learned:
-    head: IncrementalClassifier
-    adaptation: Adaptation | None = None
-
-
-@record("method/first-session")
 class FsaClassifier(ImageClassifier):
     """First-session adaptation, then an analytic head on the adapted features.
 
@@ -64,8 +55,6 @@ class FsaClassifier(ImageClassifier):
         Epochs of the adaptation; by default what ``fsa`` says.
     cache : False, None or path-like
         Where extracted features are kept: nowhere, the default cache, or a folder.
-    checkpoint : path-like, optional
-        File to go on from after an interrupted adaptation.
     progress : bool
         Whether to show progress bars.
     random_state : int, numpy generator or None
@@ -96,8 +85,6 @@ class FsaClassifier(ImageClassifier):
     ((24, 4), 'test_vit+ssf')
     """
 
-    learned_as: ClassVar[type] = _Learned
-
     backbone_: ImageBackbone
     head_: IncrementalClassifier
 
@@ -110,7 +97,6 @@ class FsaClassifier(ImageClassifier):
         fsa: str | FsaConfig | Mapping[str, Any] = "ranpac",
         epochs: int | None = None,
         cache: str | os.PathLike[str] | Literal[False] | None = False,
-        checkpoint: str | os.PathLike[str] | None = None,
         progress: bool = False,
         random_state: Any = 0,
         device: str | torch.device = "auto",
@@ -122,7 +108,6 @@ class FsaClassifier(ImageClassifier):
         self.fsa = fsa
         self.epochs = epochs
         self.cache = cache
-        self.checkpoint = checkpoint
         self.progress = progress
         self.random_state = random_state
         self.device = device
@@ -210,7 +195,6 @@ class FsaClassifier(ImageClassifier):
             config,
             seed=self.seed_,
             device=self.device_,
-            checkpoint=self.checkpoint,
             progress=self.progress,
         )
         return adapted, adaptation_cost(adapted, len(np.unique(codes)))
@@ -232,28 +216,6 @@ class FsaClassifier(ImageClassifier):
         if scores.ndim == 1:  # two classes, as scikit-learn has it: one signed column
             scores = np.stack([-scores / 2, scores / 2], axis=1)
         return torch.from_numpy(scores[:, np.searchsorted(self.classes_, self.arrival_)])
-
-    # -- files ------------------------------------------------------------------------------------------
-
-    @classmethod
-    def _known_params(cls, params: dict[str, Any]) -> list[str]:
-        head = params.get("head")
-        options = head_options(head) if isinstance(head, str) and head in HEADS else {}
-        return [*super()._known_params(params), *options]
-
-    def _contents(self) -> _Learned:
-        backbone = self.backbone_
-        return _Learned(self.head_, backbone.adaptation() if isinstance(backbone, AdaptedBackbone) else None)
-
-    def _restore(self, learned: _Learned) -> None:
-        head, adaptation, backbone = learned.head, learned.adaptation, self.base_
-        require(type(head) is HEADS[self.head], "its head is of another method")
-        require(bool(np.array_equal(head.classes_, self.classes_)), "its head knows other classes")
-        require(head.n_features_in_ == self.base_.n_features, "its head takes features of another width")
-        require((self.adapt is not None) == (adaptation is not None), "its settings and its backbone differ")
-        if adaptation is not None:
-            backbone = adapted_from(self.base_, adaptation).to(self.device_)
-        self.backbone_, self.head_ = backbone, head
 
 
 def head_options(head: str) -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""The base of all classifiers that train a network on images: labels, atomic learning, answers, cost, files."""
+"""The base of all classifiers that train a network on images: labels, atomic learning, answers, cost."""
 
 from __future__ import annotations
 
-import os
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,27 +12,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.archive import Archive, read_archive
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import InputError, ParameterError, WeightsError
-from evergrow.core.record import require, to_values
+from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.registry import Registry
 from evergrow.core.seeding import resolve_seed
 from evergrow.data.items import Images, Items
-from evergrow.features import BackboneSpec, ImageBackbone, backbone_from_spec, best_backbone, create_backbone
+from evergrow.features import ImageBackbone, best_backbone, create_backbone
 from evergrow.features.base import Backbone
+from evergrow.head.estimator import Estimator, not_fitted
 from evergrow.head.labels import as_labels, check_kind
-from evergrow.head.saving import Methods, Saved, SavedClassifier, Seed
 from evergrow.lab.methods.cost import Cost
 
 __all__ = ["IMAGE_METHODS", "Cost", "ImageClassifier", "TaskLabels", "as_items", "resolve_backbone"]
 
-IMAGE_METHODS: Methods[ImageClassifier] = Methods("method")
+IMAGE_METHODS: Registry[type[ImageClassifier]] = Registry("method", plugins=True)
 """Every method that trains a network, by the name users know it under; filled by ``@IMAGE_METHODS.register(name)``."""
-
-
-OF_THE_CALL = ("backbone", "cache", "checkpoint", "device", "progress", "workers")
-"""Settings that say nothing about what is learned. Files do not hold them: it is for whoever reads a file to say where
-to compute and what to write where."""
 
 
 @dataclass(frozen=True)
@@ -61,27 +54,14 @@ class TaskLabels:
     n_classes: int
 
 
-@dataclass(frozen=True)
-class SavedMethod(Saved):
-    """What files hold of every method that trains a network; the backbone is described, not contained."""
-
-    backbone: dict[str, Any]
-    seed: Seed
-    cost: Cost
-
-    def check(self) -> None:
-        """Raise :class:`FileFormatError` where there is no class."""
-        require(bool(self.labels.values), "it knows no class")
-
-
-class ImageClassifier(SavedClassifier):
+class ImageClassifier(Estimator, ABC):
     """A classifier that learns from images, task by task, over an open set of classes.
 
-    A method implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`, :meth:`_scores` and the pair
-    :meth:`_contents` / :meth:`_restore`; ``__init__`` only stores its arguments. ``_learn`` either succeeds or leaves
-    what was learned before as it was; the base commits the labels after it returns. Inside the hooks ``self.base_`` is
-    the frozen backbone, ``self.seed_`` the seed and ``self.device_`` the device. The backbone is the caller's: a method
-    that puts tuners on it or changes weights works on a copy (:func:`~evergrow.adapt.fsa.shared_copy`).
+    A method implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn` and :meth:`_scores`; ``__init__`` only
+    stores its arguments. ``_learn`` either succeeds or leaves what was learned before as it was; the base commits the
+    labels after it returns. Inside the hooks ``self.base_`` is the frozen backbone, ``self.seed_`` the seed and
+    ``self.device_`` the device. The backbone is the caller's: a method that puts tuners on it or changes weights works
+    on a copy (:func:`~evergrow.adapt.fsa.shared_copy`).
 
     Attributes
     ----------
@@ -95,18 +75,23 @@ class ImageClassifier(SavedClassifier):
         What learning has cost so far, and what an answer costs.
     """
 
-    saved_as: ClassVar[type[Saved]] = SavedMethod
-    sorted_labels: ClassVar[bool] = False
     joint: ClassVar[bool] = False
     """Whether it learns everything at once, so that only its answers after the last task mean anything."""
     backbone: Any
     random_state: Any
+    device: str | torch.device
+    device_: torch.device
+    classes_: NDArray[Any]
     arrival_: NDArray[Any]
     base_: ImageBackbone
     seed_: int
     cost_: Cost
 
     # -- hooks ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _check_params(self) -> None:
+        """Raise :class:`~evergrow.core.errors.ParameterError` for settings out of range."""
 
     @abstractmethod
     def _reset(self) -> None:
@@ -146,7 +131,7 @@ class ImageClassifier(SavedClassifier):
         device = backbone.device if self.device == "auto" else resolve_device(self.device)
         self._start(backbone)
         before = self.__dict__.copy()
-        for name in ("classes_", "arrival_", "cost_", "_unknown_fields"):
+        for name in ("classes_", "arrival_", "cost_"):
             self.__dict__.pop(name, None)
         self._reset()
         self.base_, self.device_, self.seed_ = backbone, device, resolve_seed(self.random_state)
@@ -235,88 +220,15 @@ class ImageClassifier(SavedClassifier):
         best = self.decision_function(items).argmax(axis=1)
         return np.asarray(self.classes_[best])
 
-    # -- files ------------------------------------------------------------------------------------------
+    def _is_fitted(self) -> bool:
+        return hasattr(self, "classes_")
 
-    def _label_table(self) -> NDArray[Any]:
-        return self.arrival_
+    def _require_fitted(self) -> None:
+        if not self._is_fitted():
+            raise not_fitted(f"this {type(self).__name__} must learn something first: call fit()")
 
-    def _adopt_labels(self, labels: NDArray[Any]) -> None:
-        self.arrival_, self.classes_ = labels, np.sort(labels)
-
-    def _plain_param(self, name: str, value: Any) -> Any:
-        if name in OF_THE_CALL:
-            return None
-        return super()._plain_param(name, value.to_dict() if hasattr(value, "to_dict") else value)
-
-    @classmethod
-    def _known_params(cls, params: dict[str, Any]) -> list[str]:
-        return [name for name in super()._known_params(params) if name not in OF_THE_CALL]
-
-    def to_archive(self) -> Archive:
-        """Return the archive that :meth:`save` writes; the backbone is described in it, not contained."""
-        archive = super().to_archive()
-        stored = {name: value for name, value in archive.meta["params"].items() if name not in OF_THE_CALL}
-        own = {"backbone": self.base_.spec.to_dict(), "seed": self.seed_, "cost": to_values(self.cost_)}
-        archive.meta.update(own, params=stored)
-        return archive
-
-    @classmethod
-    def load(
-        cls, path: str | os.PathLike[str], device: str | torch.device | None = None, *, backbone: Any = None
-    ) -> Self:
-        """Read a saved classifier and put it on its backbone.
-
-        Parameters
-        ----------
-        path : path-like
-            Where from.
-        device : str or torch.device, optional
-            Where to compute; by default where the backbone is.
-        backbone : ImageBackbone, optional
-            The backbone that it was trained on; made anew from its description by default.
-
-        Raises
-        ------
-        FileFormatError
-            If the file is no method of this class, is damaged or contradicts itself.
-        WeightsError
-            If the backbone has other weights, or its weights are nowhere to be found.
-        """
-        return cls.from_archive(read_archive(path), device, name=os.fspath(path), backbone=backbone)
-
-    @classmethod
-    def from_archive(
-        cls,
-        archive: Archive,
-        device: str | torch.device | None = None,
-        *,
-        name: str = "the archive",
-        backbone: Any = None,
-    ) -> Self:
-        """Rebuild a classifier from its archive and put it on its backbone.
-
-        Parameters
-        ----------
-        archive : Archive
-            Of this class.
-        device, backbone
-            As for :meth:`load`.
-        name : str
-            What messages call the source.
-        """
-        saved = cls._read_settings(archive, name)
-        made = cls._from_settings(saved, device, name)
-        made._place(saved, device, backbone)
-        return made._restored(archive, name)
-
-    def _place(self, saved: SavedMethod, device: str | torch.device | None, backbone: Any) -> None:
-        """Take over backbone, seed, device and cost; :meth:`_restore` comes after it."""
-        self.device = "auto" if device is None else device
-        self.seed_, self.cost_ = saved.seed, saved.cost
-        spec = BackboneSpec.from_dict(saved.backbone)
-        required = _required_backbone(spec, backbone, self.device)
-        self.backbone = self.base_ = required.with_recipe(spec.recipe or "final")
-        self.device_ = self.base_.device if device is None else resolve_device(device)
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._is_fitted()
 
     def _with_features(self, backbone: ImageBackbone) -> ImageBackbone:
         """Return the backbone with the vectors that the method learns from: what trains a network takes its own."""
@@ -364,19 +276,4 @@ def resolve_backbone(backbone: Any, device: str | torch.device = "auto") -> Imag
     if not isinstance(backbone, ImageBackbone):
         what = backbone.spec.name if isinstance(backbone, Backbone) else repr(backbone)
         raise ParameterError(f"backbone must be an ImageBackbone (see create_backbone) to be trained, got {what}")
-    return backbone
-
-
-def _required_backbone(spec: BackboneSpec, given: Any, device: str | torch.device) -> ImageBackbone:
-    """Return the backbone of a saved method, which must have the weights it was trained on."""
-    if given is None:
-        return resolve_backbone(backbone_from_spec(spec, device=device))
-    backbone = resolve_backbone(given, device)
-    wanted, found = ((item.weights_hash, item.preprocessing) for item in (spec, backbone.spec))
-    if wanted != found:
-        raise WeightsError(
-            f"backbone must be the one that the method was trained on, {spec.name} with weights {spec.weights_hash} "
-            f"and preset {spec.preset!r}, got {backbone.spec.name} with {backbone.spec.weights_hash} "
-            f"and {backbone.spec.preset!r}"
-        )
     return backbone

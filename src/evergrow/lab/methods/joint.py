@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,21 +12,16 @@ from torch.nn.functional import cross_entropy
 
 from evergrow.adapt.fsa import CosineHead, Network, own_copy
 from evergrow.adapt.loop import train
-from evergrow.adapt.settings import TrainConfig
+from evergrow.adapt.settings import TrainConfig, TrainPrecision
 from evergrow.core.errors import InputError
-from evergrow.core.record import Spec, require
 from evergrow.data.items import Items, concat_items
 from evergrow.features import ImageBackbone, encode
 from evergrow.lab.methods.cost import Cost, count_parameters, inference_gflops, training_gflops
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels
 
 
-@dataclass(frozen=True, eq=False)
-class _Learned:
-    network: dict[str, Annotated[Tensor, Spec(dtype=None)]]
-
-
 @IMAGE_METHODS.register("joint-ft")
+@dataclass(eq=False, repr=False)
 class JointFineTuning(ImageClassifier):
     """A network fine-tuned on everything seen so far, as if all of it came at once.
 
@@ -48,8 +41,6 @@ class JointFineTuning(ImageClassifier):
         0.9 and 5e-4 of SGD: the RanPAC repository.
     precision : {"auto", "float32", "bfloat16", "float16"}
         See :class:`~evergrow.adapt.TrainConfig`.
-    checkpoint : path-like, optional
-        File to go on from after an interruption; the number of classes is added to its name.
     progress : bool
         Whether to show a progress bar.
     random_state : int, numpy generator or None
@@ -70,38 +61,20 @@ class JointFineTuning(ImageClassifier):
     (12,)
     """
 
-    learned_as: ClassVar[type] = _Learned
+    joint: ClassVar[bool] = True
 
-    joint = True
-
-    def __init__(
-        self,
-        backbone: Any = None,
-        *,
-        epochs: int = 30,
-        batch_size: int = 128,
-        lr: float = 1e-4,
-        head_lr: float = 0.01,
-        momentum: float = 0.9,
-        weight_decay: float = 5e-4,
-        precision: str = "auto",
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: bool = False,
-        random_state: Any = 0,
-        device: str | torch.device = "auto",
-    ) -> None:
-        self.backbone = backbone
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.head_lr = head_lr
-        self.momentum = momentum
-        self.weight_decay = weight_decay
-        self.precision = precision
-        self.checkpoint = checkpoint
-        self.progress = progress
-        self.random_state = random_state
-        self.device = device
+    backbone: Any = None
+    _: KW_ONLY
+    epochs: int = 30
+    batch_size: int = 128
+    lr: float = 1e-4
+    head_lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    precision: TrainPrecision = "auto"
+    progress: bool = False
+    random_state: Any = 0
+    device: str | torch.device = "auto"
 
     def config(self) -> TrainConfig:
         """Return how the network is trained."""
@@ -113,7 +86,7 @@ class JointFineTuning(ImageClassifier):
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             schedule="constant",
-            precision=self.precision,  # type: ignore[arg-type]
+            precision=self.precision,
         )
 
     def _check_params(self) -> None:
@@ -156,8 +129,6 @@ class JointFineTuning(ImageClassifier):
             preprocessing=self.base_.transform,
             seed=self.seed_,
             purpose=("joint-ft",),
-            checkpoint=self._checkpoint(),
-            identity={"backbone": self.base_.spec.weights_hash},
             progress=self.progress,
         )
         step = training_gflops(network, network.parameters(), size, self.device_, cross_entropy)
@@ -177,27 +148,9 @@ class JointFineTuning(ImageClassifier):
         head = CosineHead(self.base_.n_features, len(self.arrival_), self.seed_, "joint-ft")
         return Network(own_copy(self.base_.module), head).to(self.device_)
 
-    def _checkpoint(self) -> Path | None:
-        if self.checkpoint is None:
-            return None
-        path = Path(self.checkpoint)
-        return path.with_name(f"{path.stem}-{len(self.arrival_)}{path.suffix}")
-
     def _scores(self, items: Items) -> Tensor:
         network = self.network()
         spec = replace(self.base_.spec, n_features=len(self.arrival_))
         # The loader and the checked precision of extraction serve any network; nothing is kept of what it gives.
         logits = encode(ImageBackbone(network, spec, self.device_), items, cache=False).X
         return torch.from_numpy(np.array(logits))
-
-    def _contents(self) -> _Learned:
-        return _Learned(dict(self.network().state_dict()))
-
-    def _restore(self, learned: _Learned) -> None:
-        network = self._new_network()
-        wanted = {name: (value.shape, value.dtype) for name, value in network.state_dict().items()}
-        found = {name: (value.shape, value.dtype) for name, value in learned.network.items()}
-        differing = {name for name in {**wanted, **found} if wanted.get(name) != found.get(name)}
-        require(not differing, f"{min(differing, default='')!r} is not as in the network")
-        network.load_state_dict(learned.network)
-        self._network = network.requires_grad_(False).eval()

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-import torch
-
-from evergrow.adapt.settings import TrainPrecision
 from evergrow.core.errors import ParameterError
-from evergrow.core.seeding import RandomState
 from evergrow.core.validation import check_number
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
-from evergrow.lab.methods.module_states import ModuleStates
-from evergrow.lab.methods.shared_weights import SharedWeightsClassifier, TaskNetwork
+from evergrow.lab.methods.shared_weights import ModuleStates, SharedWeightsClassifier, TaskNetwork
 from evergrow.lab.methods.tuned_passes import copy_state, temporary_tuner
 from evergrow.lab.tuners.sdlora import SDLoRATuner
 
 
 @IMAGE_METHODS.register("sd-lora")
+@dataclass(eq=False, repr=False, kw_only=True)
 class SDLoRAClassifier(SharedWeightsClassifier):
     """SD-LoRA (Wu et al., "SD-LoRA: scalable decoupled low-rank adaptation for class incremental learning", ICLR 2025).
 
@@ -53,8 +49,6 @@ class SDLoRAClassifier(SharedWeightsClassifier):
         Where scalars start; 0.8, official.
     precision, workers
         See :class:`~evergrow.adapt.settings.TrainConfig`.
-    checkpoint : path-like, optional
-        Folder for one checkpoint per task; a run that was interrupted goes on from there.
     progress : bool
         Whether to show progress bars.
     random_state : int, numpy generator or None
@@ -86,41 +80,12 @@ class SDLoRAClassifier(SharedWeightsClassifier):
     """
 
     method = "sd-lora"
-    modules = ("tuner",)
     protocol: ClassVar[dict[str, Any]] = {"optimizer": "sgd", "schedule": "constant", "momentum": 0.9}
 
-    def __init__(
-        self,
-        backbone: Any = None,
-        *,
-        epochs: int = 20,
-        lr: float = 0.008,
-        batch_size: int = 128,
-        weight_decay: float = 0.0,
-        rank: int = 10,
-        rank_reduction: bool = False,
-        magnitude: float = 0.8,
-        precision: TrainPrecision = "auto",
-        workers: int | Literal["auto"] = "auto",
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: bool = False,
-        random_state: RandomState = 0,
-        device: str | torch.device = "auto",
-    ) -> None:
-        self.backbone = backbone
-        self.epochs = epochs
-        self.lr = lr
-        self.batch_size = batch_size
-        self.weight_decay = weight_decay
-        self.rank = rank
-        self.rank_reduction = rank_reduction
-        self.magnitude = magnitude
-        self.precision = precision
-        self.workers = workers
-        self.checkpoint = checkpoint
-        self.progress = progress
-        self.random_state = random_state
-        self.device = device
+    lr: float = 0.008
+    rank: int = 10
+    rank_reduction: bool = False
+    magnitude: float = 0.8
 
     def _check_own(self) -> None:
         check_number("rank", self.rank, low=1, integer=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,41 +16,41 @@ from torch.nn.functional import cross_entropy
 
 from evergrow.adapt.fsa import shared_copy
 from evergrow.adapt.loop import train
-from evergrow.adapt.settings import TrainConfig
-from evergrow.core.errors import ParameterError
+from evergrow.adapt.settings import TrainConfig, TrainPrecision
+from evergrow.core.seeding import RandomState
 from evergrow.data.items import Items
 from evergrow.features.backbones import ImageBackbone
-from evergrow.features.weights import hash_weights
 from evergrow.lab.methods.cost import Cost, count_parameters, inference_gflops, training_gflops
 from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels
 from evergrow.lab.methods.tuned_passes import run_network, temporary_tuner
 
-_NOT_DECISIVE = {"backbone", "checkpoint", "device", "progress", "workers", "random_state"}
 
-
+@dataclass(eq=False, repr=False)
 class TaskwiseClassifier(ImageClassifier):
     """A classifier that trains a few parameters beside a frozen backbone in every task.
 
     Every call of ``fit`` or ``partial_fit`` is a task. It makes a new state, never changed in place: a task that fails
     leaves the one before. Tuners sit on a copy of the backbone that shares its weights, and only while a call lasts.
 
-    Subclasses set ``method`` and ``protocol`` and say what a task trains (:meth:`_task`), how to answer
-    (:meth:`_answering`), and what a file holds.
+    Subclasses are dataclasses of their own settings, set ``method`` and ``protocol``, and say what a task trains
+    (:meth:`_task`) and how to answer (:meth:`_answering`).
     """
 
     method: ClassVar[str]
     protocol: ClassVar[dict[str, Any]] = {}
     """Settings of :class:`TrainConfig` that the published method fixes."""
 
-    epochs: int
-    lr: float
-    batch_size: int
-    weight_decay: float
-    precision: Any
-    workers: Any
-    checkpoint: Any
-    progress: bool
-    _state: Any
+    backbone: Any = None
+    _: KW_ONLY
+    epochs: int = 20
+    lr: float = 0.001
+    batch_size: int = 128
+    weight_decay: float = 0.0
+    precision: TrainPrecision = "auto"
+    workers: int | Literal["auto"] = "auto"
+    progress: bool = False
+    random_state: RandomState = 0
+    device: str | torch.device = "auto"
 
     # -- hooks ------------------------------------------------------------------------------------------
 
@@ -72,29 +70,14 @@ class TaskwiseClassifier(ImageClassifier):
     def _answering(self, state: Any) -> AbstractContextManager[nn.Module]:
         """Put a network on the backbone that gives scores (n, C), for the time of a ``with`` statement."""
 
-    @abstractmethod
-    def _read_state(self, learned: Any) -> Any:
-        """Return the state that a ``learned_as`` of a file describes, if it fits the classes and the backbone."""
-
-    # -- what the base asks for -------------------------------------------------------------------------
-
     def _check_params(self) -> None:
         self.config()
-        folder = self.checkpoint
-        if folder is not None and (not isinstance(folder, (str, os.PathLike)) or Path(folder).is_file()):
-            raise ParameterError(f"checkpoint must be None or a folder, got {folder!r}")
         self._check_own()
 
     def _start(self, backbone: ImageBackbone) -> None:
         name, settings = self._tuner()
         with temporary_tuner(shared_copy(backbone.module), name, settings, None):
             pass  # a backbone that the tuner cannot serve is refused when it is put on
-
-    def _restore(self, learned: Any) -> None:
-        state = self._read_state(learned)
-        with self._answering(state):
-            pass  # what does not fit the backbone or the settings is refused when it is put together
-        self._state = state
 
     def _reset(self) -> None:
         self.__dict__.pop("_state", None)
@@ -157,8 +140,6 @@ class TaskwiseClassifier(ImageClassifier):
             seed=self.seed_,
             purpose=(self.method, task),
             loss=loss,
-            checkpoint=self._checkpoint(task),
-            identity=self._identity(trained),
             progress=self.progress,
         )
         step = training_gflops(network, parameters, size, self.device_, loss=loss or cross_entropy)
@@ -170,20 +151,3 @@ class TaskwiseClassifier(ImageClassifier):
             samples=log.samples,
             peak_memory_bytes=log.peak_memory_bytes,
         )
-
-    def _checkpoint(self, task: int) -> Path | None:
-        if self.checkpoint is None:
-            return None
-        folder = Path(self.checkpoint)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{self.method}-task-{task}.evg"
-
-    def _identity(self, trained: nn.Module) -> dict[str, Any]:
-        """Return options, backbone and start, which decide a result beside data and settings of training."""
-        given = self.get_params(deep=False)
-        return {
-            "method": self.method,
-            "options": {name: repr(value) for name, value in given.items() if name not in _NOT_DECISIVE},
-            "backbone": self.base_.spec.weights_hash,
-            "start": hash_weights(trained),
-        }

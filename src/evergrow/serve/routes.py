@@ -1,0 +1,371 @@
+"""Routes of models, of questions to them, and of changes of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, BinaryIO
+from urllib.parse import quote
+
+import numpy as np
+from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi.responses import FileResponse, StreamingResponse
+from starlette.background import BackgroundTask
+
+from evergrow.core.errors import EvergrowError
+from evergrow.learner.answers import Answers
+from evergrow.learner.learner import Learner
+from evergrow.serve.label_studio import forget_classes
+from evergrow.serve.models import ChangeResult, Edit, ServedModel, matches
+from evergrow.serve.requests import (
+    BoundedRoute,
+    ChangeRequest,
+    ChangeRequestDep,
+    IfMatch,
+    Problem,
+    SampleBody,
+    media_type,
+    problem_of,
+    problems,
+    sample_body,
+    sample_content,
+)
+from evergrow.serve.schemas import (
+    BackboneList,
+    BackboneRecord,
+    ChangeAnswer,
+    ChangeRecord,
+    EvaluationRecord,
+    Exam,
+    ExamFields,
+    ExamForm,
+    ForgetRequest,
+    Lesson,
+    LessonFields,
+    LessonForm,
+    LikelyClass,
+    MergeRequest,
+    ModelList,
+    ModelName,
+    ModelRecord,
+    ModelSummary,
+    NewModel,
+    Predictions,
+    Question,
+    QuestionFields,
+    QuestionForm,
+    RedoRequest,
+    RenameRequest,
+    RollbackRequest,
+    SampleAnswer,
+    Thresholds,
+    WrongSample,
+)
+from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
+
+FILE = "application/octet-stream"
+_BINARY: dict[str, Any] = {FILE: {"schema": {"type": "string", "format": "binary"}}}
+_WRITES = [Depends(check_writable)]
+_CHUNK = 2**20  # bytes of a file that are sent at once
+
+models = APIRouter(prefix="/api/v1", tags=["models"], route_class=BoundedRoute, responses=problems())
+questions = APIRouter(
+    prefix="/api/v1/models/{m}", tags=["samples"], route_class=BoundedRoute, responses=problems(400, 404, 409, 415)
+)
+changes = APIRouter(
+    prefix="/api/v1/models/{m}",
+    tags=["changes"],
+    route_class=BoundedRoute,
+    dependencies=_WRITES,
+    responses=problems(400, 404, 409, 412, 415, 507),
+)
+ROUTERS = (models, questions, changes)
+
+
+# -- models -----------------------------------------------------------------------------------------------------
+
+
+@models.get("/models", responses=problems(500))
+async def list_models(service: ServiceDep) -> ModelList:
+    """Return all models of the folder; one that cannot be read says why."""
+    found = [await service.run(_summary, service, name) for name in service.store.names()]
+    return ModelList(models=found, read_only=service.config.read_only)
+
+
+@models.get("/backbones")
+async def list_backbones(service: ServiceDep) -> BackboneList:
+    """Return the backbones that new models can be made with; ``auto`` takes the first of a kind."""
+    return BackboneList(backbones=await service.run(service.pool.offers))
+
+
+@models.post("/models", status_code=201, dependencies=_WRITES, responses=problems(400, 409, 415))
+async def create_model(asked: NewModel, service: ServiceDep, response: Response) -> ModelRecord:
+    """Make a model that knows nothing yet. It answers from the first class on."""
+    made = await service.run(_create, service, asked)
+    service.begin_warm_up(asked.name)
+    return await _made(asked.name, made, service, response)
+
+
+@models.post(
+    "/models/upload",
+    status_code=201,
+    dependencies=_WRITES,
+    responses=problems(400, 409, 415),
+    openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
+)
+async def upload_model(request: Request, name: ModelName, service: ServiceDep, response: Response) -> ModelRecord:
+    """Make a model of a file; it is a stranger's, and all of it is checked first."""
+    if media_type(request) != FILE:
+        raise Problem(415, f"send a model file as {FILE}", "MediaType")
+    made = await service.run(service.store.adopt, name, await request.body(), service.pool.check_offered)
+    return await _made(name, made, service, response)
+
+
+@models.get("/models/{m}", response_model=ModelRecord, responses={304: {}, **problems(404)})
+async def describe_model(
+    model: ModelDep, service: ServiceDep, response: Response, if_none_match: Annotated[str, Header()] = ""
+) -> Any:
+    """Return classes with counts, revision, history, backbone and thresholds; the ETag names this state alone."""
+    etag = model.version.etag
+    if matches(if_none_match.replace("W/", ""), etag):
+        return Response(status_code=304, headers={"ETag": etag})
+    response.headers["ETag"] = etag
+    return await service.run(_model_record, model)
+
+
+@models.delete(
+    "/models/{m}", status_code=204, response_class=Response, dependencies=_WRITES, responses=problems(404, 412, 507)
+)
+async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> Response:
+    """Delete a model with its history, for good: it is gone in one step. A link loses its name, not its file."""
+    file = await service.run(service.store.model, m)
+    await file.remove(ChangeRequest(if_match), service.store.link(m))
+    return Response(status_code=204)
+
+
+@models.get(
+    "/models/{m}/download", response_class=Response, responses={200: {"content": _BINARY}, **problems(404, 409)}
+)
+async def download_model(model: ModelDep, service: ServiceDep) -> StreamingResponse:
+    """Return the model file."""
+    model.version.require_ready()
+    file, version = await service.run(model.file.open_file)
+    headers = {
+        "ETag": version.etag,
+        "Content-Length": str(os.fstat(file.fileno()).st_size),
+        "Content-Disposition": f"attachment; filename*=utf-8''{quote(model.name)}.evg",
+    }
+    return StreamingResponse(_chunks(file), media_type=FILE, headers=headers)
+
+
+@models.get(
+    "/models/{m}/export.onnx",
+    response_class=FileResponse,
+    responses={200: {"content": _BINARY}, **problems(404, 409, 501)},
+)
+async def export_model(model: ModelDep, service: ServiceDep, head_only: bool = False) -> FileResponse:
+    """Return the model as one ONNX graph, from pixels to labels; with ``head_only`` from features."""
+    version = model.version
+    version.require_ready()
+    file = await service.export(model, head_only=head_only)
+    return FileResponse(
+        file,
+        media_type=FILE,
+        filename=f"{model.name}.onnx",
+        headers={"ETag": version.etag},
+        background=BackgroundTask(file.unlink, missing_ok=True),
+    )
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+async def _made(name: str, file: ServedModel, service: Service, response: Response) -> ModelRecord:
+    version = await service.run(file.current)
+    response.headers.update({"ETag": version.etag, "Location": f"/api/v1/models/{quote(name)}"})
+    return await service.run(_model_record, OpenModel(name, file, version))
+
+
+def _summary(service: Service, name: str) -> ModelSummary:
+    try:
+        version = service.store.model(name).current()
+    except EvergrowError as error:
+        reason = problem_of(error, str(service.store.folder)).detail
+        return ModelSummary(name=name, state="damaged", error=reason)
+    return ModelSummary(
+        name=name,
+        kind=version.kind,
+        state=version.state,
+        revision=version.revision,
+        n_classes=len(version.counts),
+        n_samples=sum(version.counts.values()),
+    )
+
+
+def _create(service: Service, asked: NewModel) -> ServedModel:
+    backbone = None
+    if asked.kind != "features":
+        backbone = service.pool.chosen("image" if asked.kind == "images" else "text", asked.backbone).backbone
+    device = service.config.device
+    learner = Learner(backbone, asked.method, options=asked.options or None, device=device, cache=False)
+    return service.store.create(asked.name, learner.begin())
+
+
+def _model_record(model: OpenModel) -> ModelRecord:
+    """Return everything about a model but its numbers; no path of this machine."""
+    version, file, info = model.version, model.file, model.version.learner.info()
+    novelty, backbone = info["novelty"], info["backbone"]
+    return ModelRecord(
+        name=model.name,
+        kind=version.kind,
+        state=version.state,
+        revision=version.revision,
+        classes=version.classes,
+        n_samples=sum(version.counts.values()),
+        n_features=version.n_features,
+        method=info["method"],
+        options=info["options"],
+        backbone=None if backbone is None else BackboneRecord.model_validate(backbone),
+        thresholds=None if novelty is None else Thresholds.model_validate({**novelty, "novelty": novelty["threshold"]}),
+        history=[ChangeRecord.model_validate(change) for change in file.history()],
+        revisions=file.revisions(),
+        redoable=file.redoable(),
+    )
+
+
+# -- questions --------------------------------------------------------------------------------------------------
+
+
+@questions.post("/predict", openapi_extra=sample_content(Question, QuestionForm))
+async def predict(
+    model: ModelDep,
+    body: Annotated[SampleBody[QuestionFields], sample_body(Question, QuestionForm)],
+    service: ServiceDep,
+    response: Response,
+) -> Predictions:
+    """Return the likeliest classes of each sample, and whether it is unknown."""
+    answers = await service.answers(model, body.samples, body.fields.false_alarm)
+    response.headers["ETag"] = model.version.etag
+    return predictions(model, answers, body.fields)
+
+
+@questions.post("/evaluate", openapi_extra=sample_content(Exam, ExamForm))
+async def evaluate(
+    model: ModelDep, body: Annotated[SampleBody[ExamFields], sample_body(Exam, ExamForm)], service: ServiceDep
+) -> EvaluationRecord:
+    """Compare answers with labels: accuracy, confusion, and which samples were wrong."""
+    version = model.version
+    version.require_ready()
+    labels = body.labels()
+    rows = await service.features(model, body.samples)
+    result, predicted = await service.run(version.evaluate, rows, labels, body.fields.false_alarm)
+    service.metrics.samples.labels("evaluate").inc(len(rows))
+    pairs = enumerate(zip(labels.tolist(), predicted, strict=True))
+    wrong = [WrongSample(sample=i, label=label, predicted=said) for i, (label, said) in pairs if label != said]
+    about = {"model": model.name, "revision": version.revision, "predicted": predicted, "wrong": wrong}
+    return EvaluationRecord.model_validate({**result.to_dict(), **about})
+
+
+def predictions(model: OpenModel, answers: Answers, asked: QuestionFields) -> Predictions:
+    """Return answers with the likeliest classes of each sample first."""
+    values, novelty = answers.values, answers.novelty
+    found = []
+    for row, best in enumerate(answers.ranked(asked.k)):
+        top = [LikelyClass(name=str(answers.classes[i]), value=float(values[row, i])) for i in best]
+        strange = None if novelty is None or not np.isfinite(novelty[row]) else float(novelty[row])
+        unknown = None if answers.unknown is None else bool(answers.unknown[row])
+        found.append(SampleAnswer(label=top[0].name, top=top, novelty=strange, unknown=unknown))
+    return Predictions(
+        model=model.name,
+        revision=model.version.revision,
+        measure=answers.measure,
+        threshold=model.version.threshold(asked.false_alarm),
+        answers=found,
+    )
+
+
+# -- changes ----------------------------------------------------------------------------------------------------
+
+
+class RequestedChange:
+    """A change that a request asks for: its model, its conditions and its response."""
+
+    def __init__(self, model: ModelDep, request: ChangeRequestDep, service: ServiceDep, response: Response) -> None:
+        self.model, self.request, self.service, self.response = model, request, service, response
+
+    def asking(self, work: str, asked: Any) -> ChangeRequest:
+        """Return the conditions of the change, with what is asked for."""
+        return self.request.asking(work.encode(), asked.model_dump_json().encode(), note=getattr(asked, "note", ""))
+
+    async def edit(self, work: str, asked: Any, edit: Edit) -> ChangeAnswer:
+        """Make a change that needs no samples."""
+        return self.answer(await self.service.change(self.model, edit, self.asking(work, asked)))
+
+    async def learn(
+        self, work: str, body: SampleBody[LessonFields], learn: Callable[[Learner, Any], object]
+    ) -> ChangeAnswer:
+        """Learn or unlearn samples."""
+        labels = body.labels()
+        request = self.request.asking(work.encode(), *body.content, note=body.fields.note)
+        rows = await self.service.features(self.model, body.samples, alone=True)
+        result = await self.service.change(
+            self.model, lambda learner: learn(learner, (rows, labels)), request, len(rows)
+        )
+        if not result.replayed:
+            self.service.metrics.samples.labels(work).inc(len(rows))
+        return self.answer(result)
+
+    def answer(self, result: ChangeResult) -> ChangeAnswer:
+        """Return what the change did."""
+        self.response.headers["ETag"] = result.version.etag
+        return result.answer(self.model.name)
+
+
+LessonBody = Annotated[SampleBody[LessonFields], sample_body(Lesson, LessonForm)]
+ChangeDep = Annotated[RequestedChange, Depends(RequestedChange)]
+
+
+@changes.post("/teach", openapi_extra=sample_content(Lesson, LessonForm))
+async def teach(change: ChangeDep, body: LessonBody) -> ChangeAnswer:
+    """Learn samples of new classes or old ones; the answer comes once they are on disk."""
+    return await change.learn("teach", body, Learner.partial_fit)
+
+
+@changes.post("/unlearn", openapi_extra=sample_content(Lesson, LessonForm))
+async def unlearn(change: ChangeDep, body: LessonBody) -> ChangeAnswer:
+    """Take samples out again, exactly: send the same bytes and the label they were taught with."""
+    return await change.learn("unlearn", body, Learner.unlearn)
+
+
+@changes.post("/forget")
+async def forget(change: ChangeDep, asked: ForgetRequest) -> ChangeAnswer:
+    """Forget whole classes; no sample is needed."""
+    return await change.edit("forget", asked, lambda learner: forget_classes(learner, asked.names))
+
+
+@changes.post("/rename")
+async def rename(change: ChangeDep, asked: RenameRequest) -> ChangeAnswer:
+    """Give a class another name; answers are the same under it."""
+    return await change.edit("rename", asked, lambda learner: learner.rename_class(asked.old, asked.new))
+
+
+@changes.post("/merge-classes")
+async def merge_classes(change: ChangeDep, asked: MergeRequest) -> ChangeAnswer:
+    """Make several classes one, exactly as if their samples had been taught under one name."""
+    return await change.edit("merge-classes", asked, lambda learner: learner.merge_classes(asked.names, asked.into))
+
+
+@changes.post("/rollback")
+async def roll_back(change: ChangeDep, asked: RollbackRequest) -> ChangeAnswer:
+    """Undo the latest changes, or go back to a revision: the file is again what it was, byte for byte."""
+    file, request = change.model.file, change.asking("rollback", asked)
+    return change.answer(await file.roll_back(asked.n, asked.to, request))
+
+
+@changes.post("/redo")
+async def redo(change: ChangeDep, asked: RedoRequest) -> ChangeAnswer:
+    """Take rollbacks back, as long as nothing else was learned since."""
+    return change.answer(await change.model.file.redo(asked.n, change.asking("redo", asked)))
