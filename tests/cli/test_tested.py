@@ -104,7 +104,7 @@ def test_renamed_and_merged_classes_are_tested_under_their_new_names(shell, mode
 def test_a_file_with_strange_test_data_is_refused_or_ignored(shell, model, later):
     archive = Learner.load(model).to_archive()
     archive.meta["reference"] = {"source": "hf://stranger/data", "digest": "", "samples": 3, "names": {}}
-    stranger = Learner.from_archive(archive)
+    stranger = Learner.load(archive)
     stranger.save("s.evg")
     assert "are not there any more" in shell.json("update", "s.evg", later)["test_remark"]  # nothing is fetched
 
@@ -122,7 +122,7 @@ def test_columns_of_test_data_are_remembered(shell, monkeypatch):
     with measured_change(learner, table, options) as trial:
         learner.partial_fit((["aa", "zz"], ["a", "z"]))
     assert trial.tested.samples == 4
-    again = Learner.from_archive(learner.to_archive(), backbone=Letters())
+    again = Learner.load(learner.to_archive(), backbone=Letters())
     with measured_change(again) as trial:
         again.partial_fit((["aaa", "zzz"], ["a", "z"]))
     assert (trial.remark, trial.tested.samples, trial.tested.digest) == ("", 4, learner.history_[-1].tested.digest)

@@ -32,7 +32,7 @@ def taught(*options: tuple[str, Any]) -> Archive:
 
 
 def learner(**options: Any) -> Learner:
-    return Learner.from_archive(taught(*options.items()))
+    return Learner.load(taught(*options.items()))
 
 
 ASKED = birds(9, dict.fromkeys(NAMES, 60))[0]
@@ -191,16 +191,16 @@ def test_files_with_settings_that_cannot_be_are_refused(damage: dict[str, Any]) 
     archive = learner().set_answering(thresholds={"crow": 0.5}).to_archive()
     archive.meta["answering"] = {**archive.meta["answering"], **damage}
     with pytest.raises(FileFormatError):
-        Learner.from_archive(archive)
+        Learner.load(archive)
 
 
 def test_fields_of_a_later_version_are_kept() -> None:
     archive = learner().set_answering(thresholds={"crow": 0.5}).to_archive()
     archive.meta["answering"]["mood"] = "good"
-    assert Learner.from_archive(archive).to_archive().meta["answering"]["mood"] == "good"
+    assert Learner.load(archive).to_archive().meta["answering"]["mood"] == "good"
 
 
 def test_a_file_without_settings_answers_as_it_learned() -> None:
     archive = learner().to_archive()
     assert archive.meta.pop("answering") == {}
-    assert Learner.from_archive(archive).answering_ == Answering()
+    assert Learner.load(archive).answering_ == Answering()

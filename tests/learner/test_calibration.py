@@ -75,10 +75,8 @@ def test_scores_of_young_models_count_less_once_there_are_enough() -> None:
     old, new = np.full(300, 9.0), np.linspace(0, 1, 300)
     both = few(new, 1000, few(old, 100))
     assert both.threshold(0.05) == pytest.approx(0.95, abs=0.01)
-    assert both.weights().tolist() == pytest.approx([1e-8, 1.0])
     little = few(new[:20], 1000, few(old[:20], 100))
-    assert little.weights().tolist() == [1.0, 1.0]  # chance does more harm than age
-    assert little.threshold(0.05) == 9.0
+    assert little.threshold(0.05) == 9.0  # chance does more harm than age
     alike = few(new, 1000, few(old, 990))
     assert alike.threshold(0.05) == 9.0
 

@@ -10,8 +10,8 @@ import pytest
 
 from evergrow.core.archive import Archive
 from evergrow.core.errors import LabelError, UnlearnError, UnsupportedError
-from evergrow.learner.changes import learned_data
 from evergrow.learner.learner import Learner
+from evergrow.learner.snapshot import learned_data
 
 NAMES = ("crow", "jay", "owl", "raven", "rook")
 READOUTS: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ def _fitted() -> Archive:
 
 def fitted() -> Learner:
     """Return a learner of all birds, as a file gives it: fitting takes longer."""
-    return Learner.from_archive(_fitted())
+    return Learner.load(_fitted())
 
 
 def taught_so(learner: Learner, batches: list[tuple[np.ndarray, np.ndarray]]) -> Learner:

@@ -189,4 +189,4 @@ def test_names_of_columns_in_a_file_are_as_many_as_columns(data: Any) -> None:
     archive = small().fit(as_pandas(X), y).to_archive()
     archive.meta["columns"] = ["width"]
     with pytest.raises(FileFormatError, match="another number of columns"):
-        Learner.from_archive(archive)
+        Learner.load(archive)

@@ -47,7 +47,7 @@ from evergrow.core.escaping import one_line
 if TYPE_CHECKING:
     from evergrow.engine.engines import Engine
     from evergrow.engine.job_steps import JobReport
-    from evergrow.learner.changes import Change
+    from evergrow.learner.snapshot import Change
 
 
 @command("update", panel="Learn")
@@ -88,8 +88,8 @@ def update_command(
     2 bad input and nothing changed, 3 another process is changing the model, 130 interrupted and nothing changed.
     """
     from evergrow.data.intake import read_labelled
-    from evergrow.learner.changes import learned_data
     from evergrow.learner.reference import measured_change
+    from evergrow.learner.snapshot import learned_data
 
     if spread.engine is not None:
         spread.refuse(test=test, label=label)

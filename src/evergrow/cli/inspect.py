@@ -13,7 +13,7 @@ from evergrow.cli.options import Json, ModelFile
 from evergrow.cli.registry import command
 
 if TYPE_CHECKING:
-    from evergrow.learner.changes import Change
+    from evergrow.learner.snapshot import Change
 
 _CLASSES, _CHANGES = 20, 10
 

@@ -15,9 +15,9 @@ from evergrow.cli.options import RUN, RunOptions
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.learner.changes import Change
     from evergrow.learner.learner import Learner
     from evergrow.learner.reference import Trial
+    from evergrow.learner.snapshot import Change
 
 
 def load_model(path: Path, run: RunOptions = RUN, *, quiet: bool = False) -> Learner:

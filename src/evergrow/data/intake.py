@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -501,8 +502,8 @@ def check_whole(data: Any) -> None:
         )
 
 
-def labelled_chunks(data: Any, y: Any, sample_weight: Any, part: Part, kind: str | None) -> Iterator[Samples]:
-    """Yield labelled samples of anything that a learner takes: all at once, or of a stream one chunk after another.
+def labelled_chunks(data: Any, y: Any, sample_weight: Any, part: Part, kind: str | None) -> Iterable[Samples]:
+    """Return labelled samples of anything that a learner takes: all at once, or of a stream one chunk after another.
 
     Parameters
     ----------
@@ -525,8 +526,11 @@ def labelled_chunks(data: Any, y: Any, sample_weight: Any, part: Part, kind: str
         if not len(samples):
             raise InputError("data must hold at least one sample, got none")
         weights = as_weights(sample_weight, len(samples))
-        yield samples if weights is None else replace(samples, weights=weights)
-        return
+        return [samples if weights is None else replace(samples, weights=weights)]
+    return _weighted_chunks(data, y, sample_weight, kind)
+
+
+def _weighted_chunks(data: Any, y: Any, sample_weight: Any, kind: str | None) -> Iterator[Samples]:
     weights = None if sample_weight is None else as_weights(sample_weight, np.size(sample_weight))
     seen = 0
     for samples in read_chunks(data, kind, y):
@@ -536,6 +540,30 @@ def labelled_chunks(data: Any, y: Any, sample_weight: Any, part: Part, kind: str
         raise InputError("data must hold at least one sample, got none")
     if sample_weight is not None and np.size(sample_weight) != seen:
         raise InputError(f"sample_weight must be one number per sample ({seen}), got {np.size(sample_weight)}")
+
+
+def item_chunks(items: Any, kind: str | None) -> Iterable[Samples]:
+    """Return items without labels as samples: all at once, or of a stream one chunk after another.
+
+    Parameters
+    ----------
+    items : object
+        As for :meth:`evergrow.Learner.predict`.
+    kind : {"image", "text", "features"}, optional
+        What the model takes.
+
+    Raises
+    ------
+    InputError
+        If a stream has no item.
+    """
+    if not is_stream(items):
+        return [read_items(items, kind)]
+    chunks = read_chunks(items, kind, labelled=False)
+    first = next(chunks, None)
+    if first is None:
+        raise InputError("items must hold at least one item, got none")
+    return chain([first], chunks)
 
 
 def read_chunks(data: Any, kind: str | None, labels: Any = None, *, labelled: bool = True) -> Iterator[Samples]:

@@ -35,7 +35,7 @@ from evergrow.core.record import Between, from_document, record, require, to_doc
 from evergrow.core.seeding import derive_seed
 from evergrow.core.version import __version__
 from evergrow.data import Shard, Source
-from evergrow.learner.encoder import extraction_config
+from evergrow.learner.encoder import encode_config
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import BLOCK
 
@@ -351,7 +351,7 @@ EXTRACTION = ("on_error", "batch_size", "precision", "decode")
 
 def extraction_settings(learner: Learner) -> dict[str, Any]:
     """Return those settings of a learner that decide features, and the version that computes them."""
-    config = extraction_config(learner.extract, False, lasting=False)
+    config = encode_config(learner.extract, False)
     decisive = {name: getattr(config, name) for name in EXTRACTION}
     return {**decisive, "evergrow": __version__}
 

@@ -158,7 +158,7 @@ def reports_by_shard(archive: Archive, path: Path) -> dict[str, dict[str, Any]]:
 
 def part_of(archive: Archive, path: Path) -> Learner:
     """Return the model of a part; it computes on the CPU, where sums are added the same everywhere."""
-    return Learner.from_archive(archive, name=str(path), device="cpu", cache=False)
+    return Learner.load(archive, name=str(path), device="cpu", cache=False)
 
 
 def write_part(path: Path, part: Learner, report: dict[str, Any]) -> None:

@@ -231,6 +231,10 @@ class Answering:
         return ", ".join(parts) or "the likeliest class"
 
 
+LIKELIEST = Answering()
+"""The likeliest class is the answer, and probabilities are as they were learned."""
+
+
 def _weights_of(prior: str | dict[str, float] | None) -> dict[str, float]:
     """Return the weights of a prior that names classes; nothing for others."""
     return {} if prior is None or isinstance(prior, str) else dict(prior)

@@ -10,6 +10,7 @@ of novelty. No sample is kept, only such scores and sums.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -115,19 +116,13 @@ class Calibration:
 
     def with_fold_outs(self, found: FoldOuts, size: int) -> Calibration:
         """Return the calibration with one more batch, as a model of so many samples sees it that has not learned it."""
-        terms = KnownTerms.of(found.terms, size)
         pool = self.pool()
-        standard = replace(pool, known=(*pool.known, terms)).standard()
+        terms = KnownTerms.of(found.terms, size)
+        novelty = replace(pool, known=(*pool.known, terms)).standard().score(found.terms)
         losses = None
         if found.log_losses is not None:
             losses = tuple((found.log_losses + guess_losses(found.guess) / terms.n).tolist())
-        scores = replace(Scores.of(standard.score(found.terms), size), losses=losses, terms=terms)
-        return replace(self, parts=(*self.parts, scores))
-
-    def with_unknown(self, terms: NDArray[np.float64], size: int) -> Calibration:
-        """Return the calibration with rows of new classes, by their terms to a model of so many samples."""
-        found = self.pool().measured(terms, size)
-        return self if found is None else replace(self, unknown=(*self.unknown, found))
+        return replace(self, parts=(*self.parts, replace(Scores.of(novelty, size), losses=losses, terms=terms)))
 
     def pool(self) -> NoveltyPool:
         """Return what the weights of novelty are learned from."""
@@ -157,13 +152,6 @@ class Calibration:
             (*self.unknown, *(part for part in other.unknown if part not in unknown)),
         )
 
-    def weights(self) -> NDArray[np.float64]:
-        """Return what a score of each batch counts for: the less, the smaller the model was that gave it.
-
-        Novelty changes while a model learns: it rises with the number of classes and falls with what is known of each.
-        """
-        return ageing_weights([part.n for part in self.parts], [part.size for part in self.parts])
-
     def threshold(self, false_alarm: float = FALSE_ALARM) -> float:
         """Return the smallest score that at most this share of known things exceeds.
 
@@ -183,13 +171,12 @@ class Calibration:
             raise NotFittedError(
                 "the novelty of known things must be calibrated first: learn at least two samples of a class at once"
             )
-        points = np.concatenate([np.asarray(part.points) for part in self.parts])
-        weights = np.concatenate(
-            [
-                np.full(len(part.points), weight * part.n / len(part.points))
-                for part, weight in zip(self.parts, self.weights(), strict=True)
-            ]
-        )
+        points = np.concatenate([part.points for part in self.parts])
+        sizes = np.array([len(part.points) for part in self.parts])
+        numbers = np.array([part.n for part in self.parts])
+        # Novelty changes while a model learns: scores of smaller models count less.
+        ageing = ageing_weights(numbers.tolist(), [part.size for part in self.parts])
+        weights = np.repeat(ageing * numbers / sizes, sizes)
         order = np.argsort(points, kind="stable")
         reached = np.cumsum(weights[order])
         # One more thing, of the latest model, is as likely in any place among the scores: it counts as one of them.
@@ -237,7 +224,8 @@ def calibrated(
     before: Calibration,
     head: IncrementalClassifier,
     X: NDArray[Any],
-    labels: NDArray[Any],
+    labels: NDArray[np.str_],
+    counts: Mapping[str, int],
     seed: int,
     weights: NDArray[np.float64] | None = None,
 ) -> Calibration:
@@ -251,46 +239,41 @@ def calibrated(
         A head that can tell novelty, and has learned the batch; not changed.
     X, labels : ndarray of shapes (n, d) and (n,)
         The batch.
+    counts : mapping of str to int
+        Samples learned of each class, with the batch.
     seed : int
         Seed of the folds.
     weights : ndarray of shape (n,), optional
         What the samples were learned with, where that is not one.
     """
-    size = int(np.asarray(head.class_counts_).sum())
-    rows, folds = _fold_rows(head, labels, seed)
+    names = sorted(counts)
+    folds = assign_folds(np.searchsorted(names, labels), np.array([counts[name] for name in names]), seed)
+    sizes = np.bincount(folds[folds >= 0], minlength=1)
+    earlier = np.cumsum(sizes) - sizes  # rows in earlier folds; a fold is scored until there are enough
+    rows = np.flatnonzero((folds >= 0) & (earlier[folds] < ENOUGH))
     if not len(rows):
         return before
-    found = head.fold_outs(X[rows], labels[rows], folds, None if weights is None else weights[rows])
-    return before.with_fold_outs(found, size)
+    found = head.fold_outs(X[rows], labels[rows], folds[rows], None if weights is None else weights[rows])
+    return before.with_fold_outs(found, sum(counts.values()))
 
 
-def with_new_classes(
-    before: Calibration, head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[Any]
-) -> Calibration:
-    """Return the calibration with the rows of a batch that are of new classes to a head that has not learned it yet.
+def with_new_classes(before: Calibration, head: IncrementalClassifier, X: NDArray[Any], size: int) -> Calibration:
+    """Return the calibration with rows of new classes.
 
     Parameters
     ----------
     before : Calibration
         The calibration without them.
     head : IncrementalClassifier
-        The head before the batch; not changed.
-    X, labels : ndarray of shapes (n, d) and (n,)
-        The batch.
+        The head that has not learned them; not changed.
+    X : ndarray of shape (n, d)
+        The rows.
+    size : int
+        Samples that the head has learned.
     """
-    new = np.flatnonzero(~np.isin(labels, head.classes_))
-    if not len(head.classes_) or not len(new) or not before.pool().known:
+    pool = before.pool()
+    if not pool.known:
         return before
-    rows = new[np.linspace(0, len(new) - 1, min(len(new), ENOUGH)).astype(np.int64)]
-    return before.with_unknown(head.novelty_terms(X[rows]), int(np.asarray(head.class_counts_).sum()))
-
-
-def _fold_rows(
-    head: IncrementalClassifier, labels: NDArray[Any], seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows of a batch that are scored, and the fold of each."""
-    folds = assign_folds(np.searchsorted(head.classes_, labels), np.asarray(head.class_counts_), seed)
-    sizes = np.bincount(folds[folds >= 0], minlength=1)
-    before = np.cumsum(sizes) - sizes  # rows in earlier folds; a fold is scored until there are enough
-    rows = np.flatnonzero((folds >= 0) & (before[folds] < ENOUGH))
-    return rows, folds[rows]
+    rows = np.linspace(0, len(X) - 1, min(len(X), ENOUGH)).astype(np.int64)
+    found = pool.measured(head.novelty_terms(X[rows]), size)
+    return before if found is None else replace(before, unknown=(*before.unknown, found))

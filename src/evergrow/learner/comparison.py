@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
 from evergrow.data.intake import read_labelled
-from evergrow.learner.changes import Change, changed_names
 from evergrow.learner.edits import backbone_differences
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.learner import Learner
+from evergrow.learner.snapshot import Change, changed_names
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,9 @@ def later_names(before: list[Change], after: list[Change]) -> dict[str, str]:
 def _asked(found: Comparison, first: Learner, second: Learner, data: Any) -> Comparison:
     """Return the comparison with answers to data; samples go through the backbone once where both have the same."""
     samples = read_labelled(data, "test", first.kind_)
-    mine = first._encoded(samples, first._encoder)
+    mine = first._encoded(samples)
     same = not backbone_differences(first.spec_, second.spec_)
-    theirs = mine if same else second._encoded(samples, second._encoder)
+    theirs = mine if same else second._encoded(samples)
     both = np.intersect1d(mine.rows, theirs.rows)
     rows = [np.searchsorted(encoded.rows, both) for encoded in (mine, theirs)]
     # Data may still have the names that classes had in the first.

@@ -17,9 +17,8 @@ from evergrow.data.intake import as_names, read_items, read_unknown
 from evergrow.data.items import Samples
 from evergrow.features.base import BackboneSpec
 from evergrow.learner.calibration import Calibration
-from evergrow.learner.changes import Change, fingerprint, fingerprints, learned_data
 from evergrow.learner.learning import Block
-from evergrow.learner.snapshot import Snapshot, counted, summed
+from evergrow.learner.snapshot import Change, Snapshot, counted, fingerprint, fingerprints, learned_data, summed
 
 
 def require_known(names: Iterable[str], known: Collection[str]) -> None:
@@ -129,8 +128,7 @@ def forgotten(now: Snapshot, names: Iterable[Any]) -> Snapshot:
 
 def emptied(now: Snapshot, change: Change) -> Snapshot:
     """Return a model that has learned nothing, after a change that took the last class out of it."""
-    head = now.recipe.create(device=now.head.device, random_state=now.seed, widths=now.widths)
-    return now.after(change, head=head, counts={}, calibration=Calibration(), widths=(), columns=())
+    return now.after(change, head=None, counts={}, calibration=Calibration(), widths=(), columns=())
 
 
 def unlearned(now: Snapshot, blocks: Iterable[Block]) -> Snapshot:
@@ -152,7 +150,7 @@ def unlearned(now: Snapshot, blocks: Iterable[Block]) -> Snapshot:
         fingerprinted += fingerprints(block.X, block.labels, now.history, block.weights)
         samples += len(block.labels)
     gone = sorted(name for name, n in counts.items() if n == 0)
-    change = Change.now("unlearn", samples, gone, data=fingerprinted)
+    change = Change.now("unlearn", samples, gone, data=tuple(fingerprinted))
     left = {name: n for name, n in counts.items() if n}
     return now.after(change, head=head, counts=left) if left else emptied(now, change)
 
@@ -228,7 +226,7 @@ def relabelled(now: Snapshot, X: NDArray[Any], source: str, target: str) -> Snap
         "relabel",
         len(X),
         [] if target in now.counts else [target],
-        data=[fingerprint(X, after)],
+        data=(fingerprint(X, after),),
         withdrawn=fingerprints(X, before, now.history),
         names={source: target},
     )
@@ -273,7 +271,7 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
         "merge",
         sum(theirs.counts.values()) - sum(known.values()),
         sorted(set(theirs.counts) - set(mine.counts)),
-        data=sorted(learned_data(theirs.history) - (learned_data(base.history) if base is not None else frozenset())),
+        data=tuple(sorted(learned_data(theirs.history) - learned_data(() if base is None else base.history))),
     )
     kind = mine.label_kind if len(mine.classes) else theirs.label_kind
     announced = None if mine.announced is None else tuple(sorted({*mine.announced, *counts}))

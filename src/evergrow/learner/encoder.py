@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import nn
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
 from evergrow.data.items import Samples
 from evergrow.features import Backbone, BackboneSpec, EncodeConfig, Features, encode
+from evergrow.features.encoding import OnError
 from evergrow.features.recipes import FINAL, check_recipe
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class Encoder:
         What feature vectors are made of; ``"auto"`` keeps the recipe of a backbone that has one.
     automatic : str
         What ``"auto"`` stands for elsewhere.
+    config : EncodeConfig, optional
+        How samples are encoded.
     """
 
     def __init__(
@@ -48,14 +52,15 @@ class Encoder:
         device: str | torch.device,
         recipe: Any = FINAL,
         automatic: str = FINAL,
+        config: EncodeConfig | None = None,
     ) -> None:
         check_recipe(recipe, "features")
         self._recipe, self._automatic = recipe, automatic
-        self._widths: tuple[int, ...] = ()  # of features that come without a backbone
-        self._wanted = backbone
-        self._weights, self._preset, self._device = weights, preset, device
-        self._fixed = False  # whether the backbone is settled, be it that there is none
+        self._wanted, self._weights, self._preset, self._device = backbone, weights, preset, device
+        self._chosen = False  # whether the backbone is chosen, or it is clear that there is none
+        self._widths: tuple[int, ...] = ()  # blocks of features that come without a backbone
         self._backbone: Backbone | None = None
+        self.config = config or EncodeConfig()
         self.spec: BackboneSpec | None = None
         self.adaptation: Adaptation | None = None
         self.reason = ""
@@ -64,19 +69,31 @@ class Encoder:
         self, spec: BackboneSpec | None, adaptation: Adaptation | None = None, widths: tuple[int, ...] = ()
     ) -> Encoder:
         """Return an encoder for a saved model, whose backbone is described but not loaded."""
-        encoder = self._fresh()
-        encoder.spec, encoder.adaptation, encoder._fixed, encoder._widths = spec, adaptation, True, widths
+        encoder = copy.copy(self)
+        encoder.spec, encoder.adaptation, encoder._chosen, encoder._widths = spec, adaptation, True, widths
         return encoder
 
-    def adapted(
-        self,
-        samples: Samples,
-        config: FsaConfig,
-        *,
-        seed: int,
-        checkpoint: Path | None = None,
-        progress: bool = False,
-    ) -> Encoder:
+    def begun(self, samples: Samples) -> Encoder:
+        """Return an encoder for a model that begins with these samples: its backbone is chosen."""
+        encoder = copy.copy(self)
+        encoder._chosen = True
+        if samples.kind == "features":
+            encoder._widths = samples.widths
+            if self._wanted is not None and self._wanted != "auto":
+                encoder._automatic = samples.origin.get("recipe", {}).get("blocks", FINAL)
+                encoder._create(self._wanted)  # its description belongs to the model
+        elif self._wanted is None:
+            raise InputError(
+                f"data must be feature vectors, since no backbone is given, got "
+                f"{samples.kind}s: give one, or backbone='auto'"
+            )
+        elif self._wanted == "auto":
+            encoder._choose(samples.kind)
+        else:
+            encoder._create(self._wanted)
+        return encoder
+
+    def adapted(self, samples: Samples, config: FsaConfig, *, seed: int, checkpoint: Path | None = None) -> Encoder:
         """Return an encoder whose backbone has a tuner that was trained on labelled images; this one stays.
 
         Parameters
@@ -89,8 +106,6 @@ class Encoder:
             Of the training.
         checkpoint : Path, optional
             File to go on from after an interruption.
-        progress : bool
-            Whether to show a progress bar.
         """
         from evergrow.adapt.fsa import adapt
 
@@ -101,10 +116,10 @@ class Encoder:
             config,
             seed=seed,
             checkpoint=checkpoint,
-            progress=progress,
+            progress=self.config.progress,
         )
         encoder = self.restored(made.spec, made.adaptation())
-        encoder._backbone, encoder.reason = made, self.reason
+        encoder._backbone = made
         return encoder
 
     def check_tuner(self, config: FsaConfig) -> None:
@@ -112,16 +127,6 @@ class Encoder:
         from evergrow.adapt.fsa import check_adaptable
 
         check_adaptable(_adaptable(self.backbone()), config)
-
-    def _fresh(self) -> Encoder:
-        return Encoder(
-            self._wanted,
-            weights=self._weights,
-            preset=self._preset,
-            device=self._device,
-            recipe=self._recipe,
-            automatic=self._automatic,
-        )
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -133,7 +138,7 @@ class Encoder:
         """``"image"``, ``"text"``, ``"features"``, or None while that is open."""
         if self.spec is not None:
             return self.spec.kind
-        if self._fixed or self._wanted is None:
+        if self._chosen or self._wanted is None:
             return "features"
         if isinstance(self._wanted, Backbone):
             return self._wanted.kind
@@ -145,61 +150,34 @@ class Encoder:
             return "text" if is_text_name(self._wanted) else "image"
         return None
 
-    def begun(self, samples: Samples) -> Encoder:
-        """Return an encoder for a model that begins with these samples: what was open is settled."""
-        fresh = self._fresh()
-        if samples.kind == "features":
-            if self._wanted is not None and self._wanted != "auto":
-                fresh._automatic = samples.origin.get("recipe", {}).get("blocks", FINAL)
-                fresh._create(self._wanted)  # its description belongs to the model
-            fresh._fixed, fresh._widths = True, samples.widths
-            return fresh
-        if self._wanted is None:
-            raise InputError(
-                f"data must be feature vectors, since no backbone is given, got "
-                f"{samples.kind}s: give one, or backbone='auto'"
-            )
-        if self._wanted == "auto":
-            fresh._choose(samples.kind)
-        else:
-            fresh._create(self._wanted)
-        fresh._fixed = True
-        return fresh
-
-    def encode(self, samples: Samples, settings: Any = None, *, cache: Any = None, on_error: Any = None) -> Features:
+    def encode(self, samples: Samples, *, on_error: OnError | None = None) -> Features:
         """Return the features of samples; those that are features already are only checked.
 
         Parameters
         ----------
         samples : Samples
             What to encode.
-        settings : EncodeConfig or dict, optional
-            How.
-        cache : None, False or path-like
-            Where features are kept. None keeps those of what lies on disk, in the default place.
         on_error : {"raise", "skip"}, optional
             What to do about images that cannot be read, instead of what the settings say.
         """
-        self.check(samples)
-        if samples.features is not None:
-            return Features(samples.features, np.arange(len(samples)))
-        backbone, items = self._lazy(), samples.raw_items()
-        changes = {} if on_error is None else {"on_error": on_error}
-        return encode(backbone, items, config=extraction_config(settings, cache, lasting=samples.lasting, **changes))
-
-    def check(self, samples: Samples) -> None:
-        """Raise :class:`InputError` unless the samples are of the kind that the model was made for."""
         if samples.kind == "features":
             self._check_origin(samples)
-            return
-        if self.spec is None:
+        elif self.spec is None:
             raise InputError(
                 f"items must be feature vectors, since the model was made without a backbone, got {samples.kind}s"
             )
-        if samples.kind != self.spec.kind:
+        elif samples.kind != self.spec.kind:
             raise InputError(
                 f"items must be {self.spec.kind}s, since the model was made with {self.spec.name}, got {samples.kind}s"
             )
+        if samples.features is not None:
+            return Features(samples.features, np.arange(len(samples)))
+        config = self.config
+        if config.cache is None and not samples.lasting:  # what lies in memory is kept only where a cache is named
+            config = config.changed(cache=False)
+        if on_error not in (None, config.on_error):
+            config = config.changed(on_error=on_error)
+        return encode(self._lazy(), samples.raw_items(), config=config)
 
     def _check_origin(self, samples: Samples) -> None:
         """Refuse features that say of themselves that another backbone, or another recipe, computed them."""
@@ -345,13 +323,9 @@ def _adaptation_elsewhere(backbone: Backbone) -> Adaptation | None:
     return adaptation_of(backbone)
 
 
-def extraction_config(settings: Any, cache: Any, *, lasting: bool, **changes: Any) -> EncodeConfig:
-    """Return how samples are encoded; features of what lies in memory are stored only if a cache is named."""
-    if settings is not None and not isinstance(settings, (EncodeConfig, dict)):
+def encode_config(settings: Any, cache: Any) -> EncodeConfig:
+    """Return how samples are encoded, from the arguments of a learner."""
+    if settings is not None and not isinstance(settings, (dict, EncodeConfig)):
         raise ParameterError(f"extract must be an EncodeConfig, a dict or None, got {type(settings).__name__}")
-    values = {**(vars(settings) if isinstance(settings, EncodeConfig) else settings or {}), **changes}
-    if cache is not None:
-        values["cache"] = cache
-    elif values.get("cache") is None and not lasting:
-        values["cache"] = False
-    return EncodeConfig().changed(**values)
+    config = settings if isinstance(settings, EncodeConfig) else EncodeConfig().changed(**(settings or {}))
+    return config if cache is None else config.changed(cache=cache)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from evergrow.core.errors import InputError
 from evergrow.data.items import Items, concat_items
@@ -118,37 +118,16 @@ class SampleAnswers:
     strange: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     threshold: float | None = None
 
+    @classmethod
+    def joined(cls, parts: Sequence[SampleAnswers]) -> SampleAnswers:
+        """Return the answers to samples that came in several parts."""
 
-@dataclass(frozen=True, eq=False)
-class Compared:
-    """What a model answered about samples that came together.
+        def together(name: str) -> Any:
+            found = [getattr(part, name) for part in parts]
+            return None if found[0] is None else np.concatenate(found)
 
-    Parameters
-    ----------
-    labels, answers : ndarray of str of shape (n,)
-        Of the samples that could be read.
-    novelty : ndarray of shape (n,)
-        How unlike anything learned each is; empty where that was not asked.
-    left_out : tuple of str
-        Names of those that could not be read.
-    items : Items or None
-        The samples, where they are to be shown.
-    rows : ndarray of int of shape (n,)
-        Those that could be read, where they are to be shown.
-    n : int
-        How many samples came.
-    certainty : ndarray of shape (n,) or None
-        Probability of each answer, where they are to be shown and there is one.
-    """
-
-    labels: NDArray[np.str_]
-    answers: NDArray[np.str_]
-    novelty: NDArray[np.float64]
-    left_out: tuple[str, ...]
-    items: Items | None = None
-    rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    n: int = 0
-    certainty: NDArray[np.float64] | None = None
+        items = None if parts[0].items is None else concat_items([part.items for part in parts if part.items])
+        return cls(items, *map(together, ("rows", "true", "predicted", "certainty", "novelty")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +220,7 @@ class Evaluation:
         }
 
 
-def evaluate_predictions(truth: Sequence[str], guess: Sequence[str], classes: Sequence[str]) -> Evaluation:
+def evaluate_predictions(truth: ArrayLike, guess: ArrayLike, classes: ArrayLike) -> Evaluation:
     """Compare predictions with labels.
 
     Parameters
@@ -278,58 +257,26 @@ def evaluate_predictions(truth: Sequence[str], guess: Sequence[str], classes: Se
     )
 
 
-def compared_answers(
-    parts: Sequence[Compared],
-    classes: NDArray[np.str_],
-    others: NDArray[np.float64],
-    threshold: float | None,
-    false_alarm: float,
-    *,
-    keep: bool = False,
-) -> Evaluation:
-    """Return how good the answers to samples are that came in one part or several.
+def evaluate_samples(found: SampleAnswers, classes: NDArray[np.str_], false_alarm: float) -> Evaluation:
+    """Return how good the answers to samples are.
 
     Parameters
     ----------
-    parts : sequence of Compared
+    found : SampleAnswers
         Labels and answers.
     classes : ndarray of str
         Classes that the model knows, sorted.
-    others : ndarray of shape (m,)
-        Novelty of further samples of unknown classes.
-    threshold : float or None
-        Novelty above which something is called unknown; None where novelty is not known.
     false_alarm : float
         The share of false alarms that the threshold is for.
-    keep : bool
-        Whether to keep what was answered about each sample.
     """
-    labels = np.concatenate([part.labels for part in parts])
-    answers = np.concatenate([part.answers for part in parts])
-    novelty = np.concatenate([part.novelty for part in parts])
-    result = evaluate_predictions(labels.tolist(), answers.tolist(), classes.tolist())
-    compared, kept = None, None
-    if threshold is not None:
-        known = np.isin(labels, classes)
-        strange = np.concatenate([novelty[~known], others])
-        if known.any() and len(strange):
-            compared = open_world(novelty[known], strange, threshold, false_alarm)
-    if keep:
-        starts = np.cumsum([0, *(part.n for part in parts)])[:-1]
-        items = [part.items for part in parts if part.items is not None]
-        certainty = [part.certainty for part in parts if part.certainty is not None]
-        kept = SampleAnswers(
-            concat_items(items) if items else None,
-            np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=True)]),
-            labels,
-            answers,
-            np.concatenate(certainty) if certainty else None,
-            None if threshold is None else novelty,
-            others,
-            threshold,
-        )
-    left_out = tuple(name for part in parts for name in part.left_out)
-    return replace(result, left_out=left_out, unknown=compared, samples=kept)
+    result = evaluate_predictions(found.true, found.predicted, classes)
+    if found.threshold is None or found.novelty is None:
+        return result
+    known = np.isin(found.true, classes)
+    strange = np.concatenate([found.novelty[~known], found.strange])
+    if not known.any() or not len(strange):
+        return result
+    return replace(result, unknown=open_world(found.novelty[known], strange, found.threshold, false_alarm))
 
 
 def open_world(

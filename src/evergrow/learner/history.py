@@ -18,7 +18,7 @@ from evergrow.core.archive import Archive, parse_json, read_archive, read_header
 from evergrow.core.errors import FileFormatError, NewerSchemaError, PathError
 from evergrow.core.files import PARTIAL, atomic_path, link_or_copy, restrict, take_owner
 from evergrow.core.record import UNWRITTEN, from_values, to_values
-from evergrow.learner.changes import Ancestor, Change, Lineage, check_history
+from evergrow.learner.snapshot import Ancestor, Change, Lineage, check_history
 
 _OLD = 3600.0  # seconds after which a partial file cannot be one that another process is writing
 _DIGITS = 9  # of a revision's number: no model gets beyond it, and a foreign file must not push the count there

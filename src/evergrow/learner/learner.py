@@ -19,30 +19,21 @@ from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import InputError, MergeError, NotFittedError, ParameterError
 from evergrow.core.record import Extra, to_archive
 from evergrow.core.validation import check_choice, check_keys, check_number
-from evergrow.data.intake import (
-    check_columns,
-    check_whole,
-    is_pandas,
-    is_stream,
-    labelled_chunks,
-    read_chunks,
-    read_items,
-    read_unknown,
-)
+from evergrow.data.intake import check_columns, check_whole, is_pandas, item_chunks, labelled_chunks, read_unknown
 from evergrow.data.items import Samples
 from evergrow.features import Features
+from evergrow.features.encoding import OnError
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.estimator import Estimator
 from evergrow.learner import edits
-from evergrow.learner.answering import Answering
+from evergrow.learner.answering import LIKELIEST, Answering
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.changes import Change
-from evergrow.learner.encoder import Encoder, check_images, checkpoint_file, extraction_config
-from evergrow.learner.evaluation import Compared, Evaluation, compared_answers
+from evergrow.learner.encoder import Encoder, check_images, checkpoint_file, encode_config
+from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_samples
 from evergrow.learner.labels import announced_names, as_labels, column_order
-from evergrow.learner.learning import Block, Learned, gathered, learn
-from evergrow.learner.snapshot import HeadRecipe, Snapshot, read_adaptation, read_snapshot
+from evergrow.learner.learning import Block, gathered, learn
+from evergrow.learner.snapshot import Change, HeadRecipe, Snapshot, read_adaptation, read_snapshot, with_widths
 from evergrow.learner.summaries import Measured, describe, html_of, text_of
 
 if TYPE_CHECKING:
@@ -91,7 +82,8 @@ class Learner(Estimator):
     cache : None, False or path-like
         Where features are kept: the default cache (features of files and tables only), nowhere, or a folder.
     extract : EncodeConfig or dict, optional
-        Settings of the extraction: ``batch_size``, ``workers``, ``on_error``, ``precision``, ``progress``.
+        Settings of the extraction: ``batch_size``, ``workers``, ``on_error``, ``precision``, ``progress``. They and
+        ``cache`` are read when the model begins or is loaded.
 
     Attributes
     ----------
@@ -146,10 +138,10 @@ class Learner(Estimator):
         self.random_state = random_state
         self.cache = cache
         self.extract = extract
+        self._encoder: Encoder  # there from begin or the first fit on
+        self._snapshot: Snapshot | None = None
         self._origin: tuple[Path, str] | None = None  # the model file that was loaded, and its checksum
-        self._encoder: Encoder  # there from begin or the first fit on, as what is known
-        self._snapshot: Snapshot
-        self._measured: Measured  # there once accuracy was measured
+        self._measured: Measured | None = None  # the last evaluation
 
     # -- what is known ---------------------------------------------------------------------------------------
 
@@ -188,7 +180,7 @@ class Learner(Estimator):
     @property
     def head_(self) -> IncrementalClassifier:
         """The head on feature vectors; to be looked at, not changed."""
-        return self._state().head
+        return self._taught().head
 
     @property
     def kind_(self) -> str:
@@ -218,6 +210,17 @@ class Learner(Estimator):
         return None if self._state().spec is None else self._encoder.backbone()
 
     @property
+    def base_spec_(self) -> BackboneSpec | None:
+        """The backbone before it was adapted to data; None where samples are features."""
+        adaptation = self._encoder.adaptation
+        return self._state().spec if adaptation is None else adaptation.base
+
+    @property
+    def origin_(self) -> tuple[Path, str] | None:
+        """The model file that this was loaded from or last written to, and its checksum then; None for others."""
+        return self._origin
+
+    @property
     def answering_(self) -> Answering:
         """How answers follow from probabilities."""
         return self._state().answering
@@ -233,35 +236,27 @@ class Learner(Estimator):
         return describe(self._state(), numerics=numerics)
 
     def __repr__(self) -> str:
-        return text_of(self._info_or_none(), self.method, getattr(self, "_measured", None))
+        return text_of(None if self._snapshot is None else self.info(), self.method, self._measured)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: classes and counts, the latest changes, and accuracy where it was measured."""
-        return html_of(self._info_or_none(), self.method, getattr(self, "_measured", None))
+        return html_of(None if self._snapshot is None else self.info(), self.method, self._measured)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
-    def _info_or_none(self) -> dict[str, Any] | None:
-        return None if self._snapshot_or_none() is None else self.info()
-
     def __sklearn_is_fitted__(self) -> bool:
-        now = self._snapshot_or_none()
-        return now is not None and not now.is_empty
-
-    def _snapshot_or_none(self) -> Snapshot | None:
-        return getattr(self, "_snapshot", None)
+        return self._snapshot is not None and not self._snapshot.is_empty
 
     def _state(self) -> Snapshot:
-        now = self._snapshot_or_none()
-        if now is None:
+        if self._snapshot is None:
             raise NotFittedError("this Learner must learn something first: call fit()")
-        return now
+        return self._snapshot
 
     def _taught(self) -> Snapshot:
         """Return what is known, or raise :class:`NotFittedError` where nothing was learned yet."""
         now = self._state()
-        if now.is_empty:
+        if now.head is None:
             raise NotFittedError("this model has learned nothing yet: teach it a class first")
         return now
 
@@ -305,9 +300,9 @@ class Learner(Estimator):
         check_choice("kind", kind, ("image", "text", "features"))
         if self.adapt is not None:
             raise ParameterError("adapt must be None for an empty model: a backbone is adapted by fit, to its images")
-        encoder = encoder.begun(Samples(kind))
-        blank = self._blank(encoder)
-        self._encoder, self._snapshot = encoder, blank.after(Change.now("begin", 0))
+        self._new_head()  # wrong options are refused now
+        self._encoder = encoder.begun(Samples(kind))
+        self._snapshot = self._blank(self._encoder).after(Change.now("begin", 0))
         return self
 
     def fit(
@@ -367,29 +362,32 @@ class Learner(Estimator):
         return self._fit(data, y, sample_weight, checkpoint, None)
 
     def _fit(self, data: Any, y: Any, sample_weight: Any, checkpoint: Any, announced: tuple[str, ...] | None) -> Self:
-        trial = self._new_head()  # wrong options are refused before anything is read
+        head = self._new_head()  # wrong options are refused before anything is read
         config = self._adaptation_config()
-        kept = checkpoint_file(checkpoint, config)
-        before = self._snapshot_or_none()
+        checkpoint = checkpoint_file(checkpoint, config)
+        before = self._snapshot
         begun = before if before is not None and before.is_empty else None
         encoder = self._open_encoder() if begun is None else self._encoder
-        chunks = labelled_chunks(data, y, sample_weight, "train", encoder.kind)
+        chunks = iter(labelled_chunks(data, y, sample_weight, "train", encoder.kind))
         first = next(chunks)
         if first.weights is not None:
-            trial.require_weights()
+            head.require_weights()
         if config is not None:
             check_images(first)
             check_whole(data)
-        if begun is None or begun.spec is None:
+        if begun is None:
+            encoder = encoder.begun(first)
+        elif begun.spec is None:
             encoder = self._open_encoder().begun(first)
         if config is not None:
-            encoder, first = self._adapted(encoder, first, config, kept)
-        blocks = self._blocks(itertools.chain([first], chunks), encoder)
-        blank = self._blank(encoder) if begun is None else begun
+            encoder, first = self._adapted(encoder, first, config, checkpoint)
         columns = first.columns if encoder.spec is None else ()
-        blank = dataclasses.replace(blank, announced=announced, columns=columns, widths=_own_widths(encoder))
-        learned = learn(blank, self._new_head(encoder.widths), blocks, self._seed())
-        self._encoder, self._snapshot = encoder, self._fitted(learned, blank)
+        blank = dataclasses.replace(begun or self._blank(encoder), announced=announced, columns=columns)
+        if encoder.spec is None:  # else its description says which blocks there are
+            blank = dataclasses.replace(blank, widths=encoder.widths)
+        blocks = self._blocks(itertools.chain([first], chunks), encoder)
+        now = learn(blank, with_widths(head, encoder.widths), blocks, self._seed(), "fit")
+        self._encoder, self._snapshot = encoder, self._numbered(now, blank)
         return self
 
     def partial_fit(
@@ -425,7 +423,7 @@ class Learner(Estimator):
         FewSamplesWarning
             As for :meth:`fit`, where a class becomes one of those; later batches do not repeat it.
         """
-        now = self._snapshot_or_none()
+        now = self._snapshot
         if engine is not None:
             _check_alone(engine, y=y, classes=classes, sample_weight=sample_weight)
             teach = engine.fit if now is None or now.is_empty else engine.partial_fit
@@ -434,13 +432,13 @@ class Learner(Estimator):
         announced = announced_names(classes, now)
         if now is None or now.is_empty:
             return self._fit(data, y, sample_weight, None, announced)
-        chunks = labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
+        chunks = iter(labelled_chunks(data, y, sample_weight, "train", self._encoder.kind))
         first = next(chunks)
         if first.weights is not None:
             now.head.require_weights()
         now = dataclasses.replace(now, announced=announced)
         blocks = self._blocks(itertools.chain([first], chunks), self._encoder)
-        self._snapshot = learn(now, now.head.branch(), blocks, self._seed()).snapshot(now, "update")
+        self._snapshot = learn(now, now.head.branch(), blocks, self._seed(), "update")
         return self
 
     def settle(self) -> Self:
@@ -585,7 +583,7 @@ class Learner(Estimator):
         """
         source, target = edits.check_relabelling(self._taught(), source, target)
         samples = edits.samples_to_move(edits.read_movable(data, self._encoder.kind), source)
-        encoded = self._encoded(samples, self._encoder, on_error="raise")
+        encoded = self._encoded(samples, on_error="raise")
         self._snapshot = edits.relabelled(self._taught(), encoded.X, source, target)
         return self
 
@@ -629,7 +627,7 @@ class Learner(Estimator):
         self._snapshot = now.after(Change.now("answering", 0, note=answering.summary()), answering=answering)
         return self
 
-    def attach(self, name: str, part: Archive) -> Self:
+    def attach(self, name: str, part: Archive, *, note: str = "") -> Self:
         """Keep an archive of somebody else's in the model's file; it is copied and rolled back with the model.
 
         Parameters
@@ -638,6 +636,8 @@ class Learner(Estimator):
             A name that no part of a learner has.
         part : Archive
             Plain values and tensors.
+        note : str
+            Recorded in the history as a change of its own; empty where it goes with another change.
 
         Examples
         --------
@@ -649,7 +649,8 @@ class Learner(Estimator):
         """
         now = self._state()
         extra = Extra(now.extra.values, now.extra.tensors, {**now.extra.parts, name: part})
-        self._snapshot = dataclasses.replace(now, extra=extra)
+        now = dataclasses.replace(now, extra=extra)
+        self._snapshot = now.after(Change.now("update", 0, note=note)) if note else now
         return self
 
     def attached(self, name: str) -> Archive | None:
@@ -678,9 +679,12 @@ class Learner(Estimator):
     def spawn(self) -> Learner:
         """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
         head, now, child = self._able("spawn").spawn(), self._taught(), self._twin()
-        blank = self._blank(self._encoder, head)
         child._snapshot = dataclasses.replace(
-            blank, announced=now.announced, label_kind=now.label_kind, columns=now.columns
+            self._blank(self._encoder),
+            head=head,
+            announced=now.announced,
+            label_kind=now.label_kind,
+            columns=now.columns,
         )
         return child
 
@@ -723,8 +727,9 @@ class Learner(Estimator):
         ndarray of shape (n,)
             Labels of the kind that was learned: names, integers or booleans.
         """
+        now = self._taught()
         names = self._asked(items, self._answers_to)
-        return as_labels(names.tolist(), self._taught().label_kind)
+        return as_labels(names.tolist(), now.label_kind)
 
     def decision_function(self, items: Any) -> NDArray[np.float64]:
         """Return the score of every class, one column per entry of ``classes_``; larger means more likely.
@@ -811,20 +816,14 @@ class Learner(Estimator):
         items : object
             As for :meth:`predict`.
         """
-        now = self._state()
-        if isinstance(items, Features):
-            return items
-        if is_stream(items):
-            chunks = [self._encoded(samples, self._encoder) for samples in self._item_chunks(items)]
-            starts = np.cumsum([0, *(len(part) + len(part.failures) for part in chunks)])
-            rows = np.concatenate([part.rows + start for part, start in zip(chunks, starts[:-1], strict=True)])
-            failures = tuple(failure for part in chunks for failure in part.failures)
-            return Features(np.concatenate([part.X for part in chunks]), rows, failures)
-        samples = read_items(items, self._encoder.kind)
-        check_columns(samples.columns, now.columns)
-        if samples.features is not None and not now.is_empty:  # a backbone answers for its own
-            check_width(samples.features, now.head.n_features_in_)
-        return self._encoder.encode(samples, self.extract, cache=self.cache)
+        self._state()
+        parts = list(self._features_of(items))
+        if len(parts) == 1:
+            return parts[0]
+        starts = np.cumsum([0, *(len(part) + len(part.failures) for part in parts)])
+        rows = np.concatenate([part.rows + start for part, start in zip(parts, starts[:-1], strict=True)])
+        failures = tuple(failure for part in parts for failure in part.failures)
+        return Features(np.concatenate([part.X for part in parts]), rows, failures)
 
     def ask(self, items: Any, *, false_alarm: float | None = None) -> Answers:
         """Return everything about items at once; each goes through the backbone once.
@@ -841,28 +840,22 @@ class Learner(Estimator):
         Answers
         """
         threshold = None if false_alarm is None else self.threshold(false_alarm)
-        head, features = self._taught().head, self.features(items)
-        able = hasattr(head, "predict_proba")
-        values = self._probabilities(features.X) if able else head.class_scores(features.X)
-        names, measure = np.asarray(head.classes_, dtype=np.str_), "probability" if able else "score"
-        answering = self._taught().answering
-        chosen = None if answering.is_plain else answering.choose(values, names.tolist())
-        answers = Answers(
+        now, features = self._taught(), self.features(items)
+        able, names = hasattr(now.head, "predict_proba"), now.classes
+        values = self._probabilities(features.X) if able else now.head.class_scores(features.X)
+        novelty = None if threshold is None else now.head.novelty_score(features.X)
+        return Answers(
             names,
             values,
-            measure,
+            "probability" if able else "score",
             features.rows,
             features.failures,
-            chosen=chosen,
-            label_kind=self._taught().label_kind,
+            novelty=novelty,
+            unknown=None if novelty is None else ~(novelty <= threshold),  # NaN is not known
+            threshold=None if novelty is None else np.full(len(novelty), threshold),
+            chosen=None if now.answering == LIKELIEST else now.answering.choose(values, names.tolist()),
+            label_kind=now.label_kind,
             index=getattr(items, "index", None) if is_pandas(items) else None,
-        )
-        if threshold is None:
-            return answers
-        novelty = head.novelty_score(features.X)
-        unknown = ~(novelty <= threshold)  # NaN is not known
-        return dataclasses.replace(
-            answers, novelty=novelty, unknown=unknown, threshold=np.full(len(novelty), threshold)
         )
 
     def evaluate(
@@ -896,20 +889,30 @@ class Learner(Estimator):
         """
         check_number("false_alarm", false_alarm, low=0, high=1, low_open=True, high_open=True)
         started, now = time.perf_counter(), self._taught()
-        opens = hasattr(now.head, "novelty_score") and bool(now.calibration.n)
+        opens = hasattr(now.head, "novelty_score") and bool(now.calibration.parts)
         # Raises where unknown things are to be told and cannot be, before any work is done.
         threshold = self.threshold(false_alarm) if opens or unknown is not None else None
-        asked = [
-            self._compared(samples, opens=opens, keep=keep_samples)
-            for samples in labelled_chunks(data, y, None, "test", self._encoder.kind)
-        ]
-        others: NDArray[np.float64] = np.empty(0)
-        if unknown is not None:
-            others = now.head.novelty_score(self._unknown_features(unknown))
-        result = compared_answers(asked, now.classes, others, threshold, false_alarm, keep=keep_samples)
+        parts: list[SampleAnswers] = []
+        left_out: list[str] = []
+        n = 0
+        for samples in labelled_chunks(data, y, None, "test", self._encoder.kind):
+            encoded = self._encoded(samples)
+            answers = self._answers_to(encoded.X)
+            part = SampleAnswers(None, encoded.rows + n, samples.required_labels()[encoded.rows], answers)
+            if opens:
+                part = dataclasses.replace(part, novelty=now.head.novelty_score(encoded.X))
+            if keep_samples:
+                part = dataclasses.replace(part, items=samples.items, certainty=self._certainty(encoded.X, answers))
+            parts.append(part)
+            left_out += [name for name, _ in encoded.failures]
+            n += len(samples)
+        strange = np.empty(0) if unknown is None else now.head.novelty_score(self._unknown_features(unknown))
+        found = dataclasses.replace(SampleAnswers.joined(parts), strange=strange, threshold=threshold)
+        result = evaluate_samples(found, now.classes, false_alarm)
         if result.n_known:
             self._measured = Measured(result.accuracy, result.n_known, now.revision)
-        return dataclasses.replace(result, seconds=time.perf_counter() - started)
+        kept, seconds = found if keep_samples else None, time.perf_counter() - started
+        return dataclasses.replace(result, left_out=tuple(left_out), samples=kept, seconds=seconds)
 
     def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the share of right answers; samples of classes that were never learned count as wrong.
@@ -921,63 +924,38 @@ class Learner(Estimator):
         sample_weight : array-like of shape (n,), optional
             What each sample counts for.
         """
+        now = self._taught()
         right, weights = [], []
-        for samples in labelled_chunks(data, y, sample_weight, "test", self._kind_asked()):
-            part = self._compared(samples, opens=False, on_error="raise")
-            right.append(part.labels == part.answers)
+        for samples in labelled_chunks(data, y, sample_weight, "test", self._encoder.kind):
+            answers = self._answers_to(self._encoded(samples, on_error="raise").X)
+            right.append(answers == samples.required_labels())
             weights.append(np.ones(len(samples)) if samples.weights is None else samples.weights)
         found = np.concatenate(right)
         accuracy = float(np.average(found, weights=np.concatenate(weights)))
-        self._measured = Measured(accuracy, len(found), self.revision_)
+        self._measured = Measured(accuracy, len(found), now.revision)
         return accuracy
 
-    def _compared(self, samples: Samples, *, opens: bool, keep: bool = False, on_error: str | None = None) -> Compared:
-        """Return labels and answers of samples, with ``opens`` their novelty, with ``keep`` all there is to show."""
+    def _certainty(self, X: NDArray[Any], answers: NDArray[np.str_]) -> NDArray[np.float64] | None:
+        """Return the probability of each answer to features; None where the method gives none."""
         now = self._taught()
-        encoded = self._encoded(samples, self._encoder, on_error=on_error)
-        labels, answers = samples.required_labels()[encoded.rows], self._answers_to(encoded.X)
-        novelty = now.head.novelty_score(encoded.X) if opens else np.empty(0)
-        left_out = tuple(name for name, _ in encoded.failures)
-        if not keep:
-            return Compared(labels, answers, novelty, left_out)
-        certainty = None
-        if hasattr(now.head, "predict_proba"):
-            columns = np.searchsorted(now.classes, answers)
-            certainty = np.take_along_axis(self._probabilities(encoded.X), columns[:, None], axis=1)[:, 0]
-        return Compared(labels, answers, novelty, left_out, samples.items, encoded.rows, len(samples), certainty)
+        if not hasattr(now.head, "predict_proba"):
+            return None
+        columns = np.searchsorted(now.classes, answers)
+        return np.take_along_axis(self._probabilities(X), columns[:, None], axis=1)[:, 0]
 
     def _unknown_features(self, unknown: Any) -> NDArray[Any]:
         """Return features of what the model does not know, out of data with or without labels."""
-        now, kind = self._taught(), self._encoder.kind
-        samples = read_unknown(unknown, kind)
+        samples = read_unknown(unknown, self._encoder.kind)
         if samples.labels is not None:
-            rows = np.flatnonzero(~np.isin(samples.labels, now.classes))
+            rows = np.flatnonzero(~np.isin(samples.labels, self._taught().classes))
             if not len(rows):
                 raise InputError("unknown must hold classes that the model does not know, got none but known ones")
             samples = samples.take(rows)
-        return self._encoded(samples, self._encoder).X
-
-    def _kind_asked(self) -> str | None:
-        self._taught()
-        return self._encoder.kind
-
-    def _item_chunks(self, items: Any) -> Iterator[Samples]:
-        yielded = False
-        for samples in read_chunks(items, self._encoder.kind, labelled=False):
-            yielded = True
-            yield samples
-        if not yielded:
-            raise InputError("items must hold at least one item, got none")
+        return self._encoded(samples).X
 
     def _asked(self, items: Any, question: Callable[[NDArray[Any]], Any]) -> NDArray[Any]:
-        """Return the answers to a question about items; of streams in bounded memory."""
-        if not is_stream(items):
-            return np.asarray(question(self._answerable(items)))
-        self._taught()
-        found = [
-            question(self._encoded(samples, self._encoder, on_error="raise").X) for samples in self._item_chunks(items)
-        ]
-        return np.concatenate(found)
+        """Return the answers to a question about items, in their order; of streams in bounded memory."""
+        return np.concatenate([question(part.X) for part in self._features_of(items, on_error="raise")])
 
     def _by_class(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return columns of the head in the order of ``classes_``."""
@@ -994,16 +972,9 @@ class Learner(Estimator):
     def _answers_to(self, X: NDArray[Any]) -> NDArray[np.str_]:
         """Return the answers to features."""
         now = self._taught()
-        if now.answering.is_plain:
+        if now.answering == LIKELIEST:
             return np.asarray(now.head.predict(X), dtype=np.str_)
         return now.classes[now.answering.choose(self._probabilities(X), now.classes.tolist())]
-
-    def _answerable(self, items: Any) -> NDArray[Any]:
-        """Return the features of items, all of them: answers are in the order of the items."""
-        self._taught()
-        if isinstance(items, Features):
-            return items.X
-        return self._encoded(read_items(items, self._encoder.kind), self._encoder, on_error="raise").X
 
     # -- files -------------------------------------------------------------------------------------------------
 
@@ -1026,8 +997,9 @@ class Learner(Estimator):
     @classmethod
     def load(
         cls,
-        path: str | os.PathLike[str],
+        source: str | os.PathLike[str] | Archive,
         *,
+        name: str | None = None,
         backbone: Any = None,
         weights: str | os.PathLike[str] | None = None,
         device: str | torch.device | None = None,
@@ -1038,8 +1010,10 @@ class Learner(Estimator):
 
         Parameters
         ----------
-        path : path-like
-            Where from.
+        source : path-like or Archive
+            A model file, or what :meth:`to_archive` gave.
+        name : str, optional
+            What messages call it; by default its path.
         backbone : Backbone or torch.nn.Module, optional
             The backbone itself, if it was a module of yours.
         weights : str or path-like, optional
@@ -1056,46 +1030,19 @@ class Learner(Estimator):
         NewerSchemaError
             If a newer evergrow wrote it.
         """
-        return cls.from_archive(
-            read_archive(path),
-            name=os.fspath(path),
-            backbone=backbone,
-            weights=weights,
-            device=device,
-            cache=cache,
-            extract=extract,
-        )
-
-    @classmethod
-    def from_archive(
-        cls,
-        archive: Archive,
-        *,
-        name: str = "the archive",
-        backbone: Any = None,
-        weights: str | os.PathLike[str] | None = None,
-        device: str | torch.device | None = None,
-        cache: Any = None,
-        extract: Any = None,
-    ) -> Self:
-        """Return the learner that :meth:`to_archive` described.
-
-        Parameters
-        ----------
-        archive : Archive
-            What a file holds.
-        name : str
-            What to call the source in messages.
-        backbone, weights, device, cache, extract : optional
-            As for :meth:`load`.
-        """
-        now = read_snapshot(archive, device, name)
+        if not isinstance(source, Archive):
+            name = os.fspath(source) if name is None else name
+            source = read_archive(source)
+        now = read_snapshot(source, device, name or "the archive")
         adaptation = None if now.adaptation is None else read_adaptation(now.adaptation)
+        recipe: Any = "auto"
+        if now.spec is not None:
+            recipe = "final" if now.spec.recipe is None else list(now.spec.recipe.blocks)
         learner = cls(
             "auto" if backbone is None and now.spec is not None else backbone,
             now.recipe.method,
             None if adaptation is None else adaptation.config,
-            features=_recipe_of(now.spec),
+            features=recipe,
             options=dict(now.recipe.options) or None,
             weights=weights,
             device="auto" if device is None else device,
@@ -1246,8 +1193,8 @@ class Learner(Estimator):
 
     # -- making parts ------------------------------------------------------------------------------------------
 
-    def _new_head(self, widths: tuple[int, ...] = ()) -> IncrementalClassifier:
-        return self._recipe().create(device=self.device, random_state=self.random_state, widths=widths)
+    def _new_head(self) -> IncrementalClassifier:
+        return self._recipe().create(device=self.device, random_state=self.random_state)
 
     def _recipe(self) -> HeadRecipe:
         return HeadRecipe(self.method, {} if self.options is None else self.options)
@@ -1264,29 +1211,26 @@ class Learner(Estimator):
             device=self.device,
             recipe=self.recipe,
             automatic="final" if self.method == "scl-mgsm" else "auto",
+            config=encode_config(self.extract, self.cache),
         )
 
-    def _blank(self, encoder: Encoder, head: IncrementalClassifier | None = None) -> Snapshot:
+    def _blank(self, encoder: Encoder) -> Snapshot:
         """Return what a model knows that has a backbone and has learned nothing."""
-        adaptation = None if encoder.adaptation is None else to_archive(encoder.adaptation)
         return Snapshot(
             self._recipe(),
             {},
-            self._new_head(encoder.widths) if head is None else head,
-            encoder.spec,
+            spec=encoder.spec,
             reason=encoder.reason,
             seed=self._seed(),
-            adaptation=adaptation,
-            widths=_own_widths(encoder),
+            adaptation=None if encoder.adaptation is None else to_archive(encoder.adaptation),
+            widths=encoder.widths if encoder.spec is None else (),
         )
 
-    def _fitted(self, learned: Learned, blank: Snapshot) -> Snapshot:
-        """Return what a model knows that has learned this and nothing else; numbers of revisions go on."""
-        before = self._snapshot_or_none()
-        now = learned.snapshot(blank, "fit")
-        if before is None or blank.history:
+    def _numbered(self, now: Snapshot, blank: Snapshot) -> Snapshot:
+        """Return what a fit led to; numbers of revisions go on from what the learner knew before."""
+        if self._snapshot is None or blank.history:
             return now
-        return dataclasses.replace(now, history=(now.history[-1].numbered(before.revision + 1),))
+        return dataclasses.replace(now, history=(now.history[-1].numbered(self._snapshot.revision + 1),))
 
     def _adaptation_config(self) -> FsaConfig | None:
         if self.adapt is None:  # asked first: what trains takes time to import
@@ -1299,12 +1243,12 @@ class Learner(Estimator):
         self, encoder: Encoder, samples: Samples, config: FsaConfig, checkpoint: Path | None
     ) -> tuple[Encoder, Samples]:
         """Return an encoder whose backbone was adapted to samples, and those of them that can be read."""
-        settings = extraction_config(self.extract, self.cache, lasting=samples.lasting)
         encoder.check_tuner(config)
-        if settings.on_error == "skip":  # training stops at the first one that cannot be read
-            samples = samples.take(self._whole_classes(samples, encoder).rows)
-        made = encoder.adapted(samples, config, seed=self._seed(), checkpoint=checkpoint, progress=settings.progress)
-        return made, samples
+        if encoder.config.on_error == "skip":  # training stops at the first one that cannot be read
+            rows, labels = self._encoded(samples, encoder).rows, samples.required_labels()
+            _check_kept(labels.tolist(), labels[rows].tolist())
+            samples = samples.take(rows)
+        return encoder.adapted(samples, config, seed=self._seed(), checkpoint=checkpoint), samples
 
     def _twin(self) -> Learner:
         """Return a learner of the same settings and backbone that knows nothing."""
@@ -1312,26 +1256,28 @@ class Learner(Estimator):
         twin._encoder = self._encoder
         return twin
 
-    def _whole_classes(self, samples: Samples, encoder: Encoder) -> Features:
-        """Return the features of labelled samples, at least one of every class."""
-        labels = samples.required_labels()
-        encoded = self._encoded(samples, encoder)
-        lost = np.setdiff1d(labels, labels[encoded.rows])
-        if len(lost):
-            raise InputError(f"every class must keep a sample that can be read, got none of {str(lost[0])!r}")
-        return encoded
-
-    def _encoded(self, samples: Samples, encoder: Encoder, *, on_error: str | None = None) -> Features:
-        now = self._snapshot_or_none()
-        if now is not None and encoder is self._encoder:
+    def _encoded(
+        self, samples: Samples, encoder: Encoder | None = None, *, on_error: OnError | None = None
+    ) -> Features:
+        """Return the features of samples; ``encoder`` is that of a model that is about to begin."""
+        now = None
+        if encoder is None or (self._snapshot is not None and encoder is self._encoder):
+            now, encoder = self._snapshot, self._encoder
+        if samples.columns and now is not None:
             check_columns(samples.columns, now.columns)
-        encoded = encoder.encode(samples, self.extract, cache=self.cache, on_error=on_error)
-        width = encoder.spec.n_features if encoder.spec is not None else None
-        if now is not None and not now.is_empty and encoder is self._encoder:
-            width = now.head.n_features_in_
-        if width is not None:
+        encoded = encoder.encode(samples, on_error=on_error)
+        if samples.features is not None:
+            width = None if encoder.spec is None else encoder.spec.n_features
+            if now is not None and not now.is_empty:
+                width = now.head.n_features_in_
             check_width(encoded.X, width)
         return encoded
+
+    def _features_of(self, items: Any, *, on_error: OnError | None = None) -> Iterable[Features]:
+        """Return the features of items: those of a stream chunk by chunk."""
+        if isinstance(items, Features):
+            return [items]
+        return (self._encoded(samples, on_error=on_error) for samples in item_chunks(items, self._encoder.kind))
 
     def _blocks(self, chunks: Iterable[Samples], encoder: Encoder) -> Iterator[Block]:
         """Yield labelled samples as features, in blocks of bounded size where there are several chunks."""
@@ -1340,23 +1286,27 @@ class Learner(Estimator):
 
         def encoded() -> Iterator[Block]:
             for samples in chunks:
-                labels, found = samples.required_labels(), self._encoded(samples, encoder)
+                found = self._encoded(samples, encoder)
+                labels = samples.required_labels()
                 wanted.update(labels.tolist())
                 kept.update(labels[found.rows].tolist())
-                weights = None if samples.weights is None else samples.weights[found.rows]
-                yield Block(found.X, labels[found.rows], weights, samples.label_kind).weighed()
+                if samples.weights is None:
+                    yield Block(found.X, labels[found.rows], None, samples.label_kind)
+                else:
+                    weights = samples.weights[found.rows]
+                    counted = np.flatnonzero(weights)  # the others count for nothing
+                    rows = found.rows[counted]
+                    yield Block(found.X[counted], labels[rows], weights[counted], samples.label_kind)
 
-        for block in gathered(encoded()):
-            if len(block.labels):
-                yield block
-        lost = sorted(wanted - kept)
-        if lost:
-            raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
+        yield from gathered(encoded())
+        _check_kept(wanted, kept)
 
 
-def _own_widths(encoder: Encoder) -> tuple[int, ...]:
-    """Return the blocks of features that come without a backbone; with one its description says so."""
-    return encoder.widths if encoder.spec is None else ()
+def _check_kept(wanted: Iterable[str], kept: Iterable[str]) -> None:
+    """Raise :class:`InputError` for a class of which no sample could be read."""
+    lost = sorted(set(wanted) - set(kept))
+    if lost:
+        raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
 
 
 def _check_alone(engine: Any, **given: Any) -> None:
@@ -1368,14 +1318,7 @@ def _check_alone(engine: Any, **given: Any) -> None:
             raise ParameterError(f"{name} must be left out with an engine, got {type(value).__name__}")
 
 
-def check_width(X: NDArray[Any], width: int) -> None:
-    """Raise :class:`InputError` if a head cannot take features."""
-    if X.shape[1] != width:
+def check_width(X: NDArray[Any], width: int | None) -> None:
+    """Raise :class:`InputError` if features have another width than is learned; None takes any."""
+    if width is not None and X.shape[1] != width:
         raise InputError(f"features must have {width} columns, got {X.shape[1]}")
-
-
-def _recipe_of(spec: BackboneSpec | None) -> Any:
-    """Return what a saved model's feature vectors are made of, as it is asked for."""
-    if spec is None:
-        return "auto"
-    return "final" if spec.recipe is None else list(spec.recipe.blocks)

@@ -1,15 +1,13 @@
 """The one loop that learns: blocks of labelled feature vectors, from chunks of data or from merged shards.
 
 The first block of all makes the layer of a head; every further one only adds to sums, so that data in one block and the
-same data in several teach the same, to rounding, once there is a layer. What is learned is whole before it is anybody's
-state.
+same data in several teach the same, to rounding, once there is a layer. A change is complete before the model knows it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +15,8 @@ from numpy.typing import NDArray
 from evergrow.core.errors import InputError
 from evergrow.head.base import IncrementalClassifier
 from evergrow.learner.calibration import Calibration, calibrated, with_new_classes
-from evergrow.learner.changes import Change, Event, fingerprints
 from evergrow.learner.labels import check_announced, common_kind, warn_alike, warn_few
-from evergrow.learner.snapshot import Snapshot, counted
+from evergrow.learner.snapshot import Change, Event, Snapshot, counted, fingerprints
 
 BLOCK = 20_000
 """Feature vectors of a stream that are learned at once; so many are held at a time."""
@@ -46,23 +43,16 @@ class Block:
     weights: NDArray[np.float64] | None = None
     label_kind: str | None = None
 
-    def weighed(self) -> Block:
-        """Return the block without samples that count for nothing."""
-        if self.weights is None or self.weights.all():
-            return self
-        rows = np.flatnonzero(self.weights)
-        return Block(self.X[rows], self.labels[rows], self.weights[rows], self.label_kind)
-
 
 def gathered(blocks: Iterable[Block], size: int = BLOCK) -> Iterator[Block]:
-    """Yield small blocks as larger ones, of at least so many rows but for the last."""
+    """Yield small blocks as larger ones, of at least so many rows but for the last; empty ones are left out."""
     held: list[Block] = []
     for block in blocks:
         held.append(block)
         if sum(len(part.X) for part in held) >= size:
             yield _concatenated(held)
             held = []
-    if held:
+    if sum(len(part.X) for part in held):
         yield _concatenated(held)
 
 
@@ -79,44 +69,8 @@ def _concatenated(blocks: list[Block]) -> Block:
     return Block(X, np.concatenate([block.labels for block in blocks]), weights, blocks[0].label_kind)
 
 
-@dataclass(frozen=True, eq=False)
-class Learned:
-    """What is known after some blocks.
-
-    Parameters
-    ----------
-    head : IncrementalClassifier
-        The classifier.
-    counts : dict of str to int
-        Samples of each class.
-    calibration : Calibration
-        Novelty of known things.
-    samples : int
-        Samples learned since this began.
-    data : tuple of str
-        Fingerprints of the blocks learned since.
-    label_kind : str or None
-        What the labels are; None before the first.
-    """
-
-    head: IncrementalClassifier
-    counts: dict[str, int] = field(default_factory=dict)
-    calibration: Calibration = field(default_factory=Calibration)
-    samples: int = 0
-    data: tuple[str, ...] = ()
-    label_kind: str | None = None
-
-    def snapshot(self, base: Snapshot, what: Event) -> Snapshot:
-        """Return what a model knows that has learned this; its record of the change names the new classes."""
-        new = np.setdiff1d(np.asarray(self.head.classes_, dtype=np.str_), base.classes)
-        change = Change.now(what, self.samples, new.tolist(), data=self.data)
-        kind = self.label_kind or "name"
-        known = {"head": self.head, "counts": self.counts, "calibration": self.calibration}
-        return base.after(change, label_kind=kind, **known)
-
-
-def learn(base: Snapshot, head: IncrementalClassifier, blocks: Iterable[Block], seed: int) -> Learned:
-    """Teach a head blocks of samples.
+def learn(base: Snapshot, head: IncrementalClassifier, blocks: Iterable[Block], seed: int, what: Event) -> Snapshot:
+    """Teach a head blocks of samples and return what the model knows then.
 
     Parameters
     ----------
@@ -128,51 +82,65 @@ def learn(base: Snapshot, head: IncrementalClassifier, blocks: Iterable[Block], 
         What to learn.
     seed : int
         Of the calibration.
+    what : {"fit", "update"}
+        What the history calls it.
     """
-    learned = Learned(head, base.counts, base.calibration, label_kind=base.label_kind if base.counts else None)
+    counts, calibration, samples = base.counts, base.calibration, 0
+    kind: str | None = base.label_kind if counts else None
+    data: list[str] = []
     for block in blocks:
-        known = np.asarray(sorted(learned.counts), dtype=np.str_)
+        known = np.asarray(sorted(counts), dtype=np.str_)
         check_announced(base.announced, block.labels)
-        kind = common_kind(learned.label_kind, block.label_kind, block.labels, known)
+        kind = common_kind(kind, block.label_kind, block.labels, known)
         warn_alike(known, block.labels)
-        learned = dataclasses.replace(_learn_block(learned, block, base.history, seed), label_kind=kind)
-    warn_few(base.counts, learned.counts)
-    return learned
+        first = base.is_empty and not samples
+        if not first:
+            calibration = before_new_classes(calibration, head, block, counts)
+        if first and block.weights is None:
+            head.fit(block.X, block.labels)
+        else:  # it fails whole, and nothing after it can fail
+            head.partial_fit(block.X, block.labels, sample_weight=block.weights)
+        head.settle(cheap_only=not first)
+        counts, samples = counted(counts, block.labels), samples + len(block.labels)
+        calibration = calibrated_on(calibration, head, block, counts, seed)
+        data += fingerprints(block.X, block.labels, base.history, block.weights)
+    return learned(base, what, samples, data, head, counts, calibration, kind)
 
 
-def _learn_block(before: Learned, block: Block, history: Iterable[Change], seed: int) -> Learned:
-    """Teach a head one more block; the head itself changes, all else is a new record."""
-    head, calibration = before.head, before.calibration
-    first = not head._is_started()
-    if not first:
-        calibration = before_new_classes(calibration, head, block)
-    if first and block.weights is None:
-        head.fit(block.X, block.labels)
-    else:  # it fails whole, and nothing after it can fail
-        head.partial_fit(block.X, block.labels, sample_weight=block.weights)
-    head.settle(cheap_only=not first)
-    return Learned(
-        head,
-        counted(before.counts, block.labels),
-        calibrated_on(calibration, head, block, seed),
-        before.samples + len(block.labels),
-        (*before.data, *fingerprints(block.X, block.labels, tuple(history), block.weights)),
-    )
+def learned(
+    base: Snapshot,
+    what: Event,
+    samples: int,
+    data: Iterable[str],
+    head: IncrementalClassifier,
+    counts: dict[str, int],
+    calibration: Calibration,
+    label_kind: str | None,
+) -> Snapshot:
+    """Return what a model knows after it learned samples; its record of the change names the new classes."""
+    warn_few(base.counts, counts)
+    change = Change.now(what, samples, sorted(set(counts) - set(base.counts)), data=tuple(data))
+    return base.after(change, head=head, counts=counts, calibration=calibration, label_kind=label_kind or "name")
 
 
-def before_new_classes(before: Calibration, head: IncrementalClassifier, block: Block) -> Calibration:
+def before_new_classes(
+    before: Calibration, head: IncrementalClassifier, block: Block, counts: dict[str, int]
+) -> Calibration:
     """Return the calibration with what a block's new classes look like to a head that has not learned it yet."""
-    if len(head.classes_) == 1 and not np.isin(block.labels, head.classes_).all():
+    new = np.flatnonzero(~np.isin(block.labels, list(counts)))
+    if len(counts) == 1 and len(new):
         return Calibration()  # with one class novelty is a distance, which says nothing of it with several
-    if not hasattr(head, "novelty_terms"):
+    if not counts or not len(new) or not hasattr(head, "novelty_terms"):
         return before
-    return with_new_classes(before, head, block.X, block.labels)
+    return with_new_classes(before, head, block.X[new], sum(counts.values()))
 
 
-def calibrated_on(before: Calibration, head: IncrementalClassifier, block: Block, seed: int) -> Calibration:
+def calibrated_on(
+    before: Calibration, head: IncrementalClassifier, block: Block, counts: dict[str, int], seed: int
+) -> Calibration:
     """Return the calibration with a block that a head has just learned, and let the head answer by it."""
     if not hasattr(head, "novelty_score"):
         return before
-    calibration = calibrated(before, head, block.X, block.labels, seed, block.weights)
+    calibration = calibrated(before, head, block.X, block.labels, counts, seed, block.weights)
     calibration.apply(head)
     return calibration

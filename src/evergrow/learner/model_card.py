@@ -112,7 +112,7 @@ def card_metadata(learner: Learner, repo: str, facts: CardFacts) -> dict[str, An
 
 def measured_accuracy(learner: Learner) -> Measured | None:
     """Return the last measured accuracy: of an evaluation since the model was loaded, or of a tested change."""
-    return getattr(learner, "_measured", None) or last_tested(learner.info())
+    return learner._measured or last_tested(learner.info())
 
 
 def _opening(info: dict[str, Any]) -> str:

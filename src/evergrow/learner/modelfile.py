@@ -29,10 +29,9 @@ from evergrow.core.errors import BusyError, EvergrowError, ParameterError, PathE
 from evergrow.core.errors import ModelNotFoundError as ModelNotFoundError
 from evergrow.core.files import atomic_path, check_replaceable, existing_model, link_or_copy, locked, real_path
 from evergrow.core.validation import check_number
-from evergrow.learner.changes import Change, Event, Lineage
 from evergrow.learner.history import Header, History, Undone
 from evergrow.learner.learner import Learner
-from evergrow.learner.snapshot import Snapshot
+from evergrow.learner.snapshot import Change, Event, Lineage, Snapshot
 
 KEEP = 10
 """Earlier revisions kept, unless another number is asked for."""
@@ -64,7 +63,7 @@ def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
     """
     model = existing_model(path)
     archive = read_archive(model)
-    learner = Learner.from_archive(archive, name=os.fspath(path), **settings)
+    learner = Learner.load(archive, name=os.fspath(path), **settings)
     learner._origin = (model, archive.digest)
     return learner
 
@@ -365,7 +364,7 @@ def open_revision(path: str | os.PathLike[str], number: int, **settings: Any) ->
     else:
         undone = {entry.before for entry in place.happened(current.digest)}
         place.verified(number, next((digest for digest in undone if place.find(digest) == number), ""))
-    return Learner.from_archive(read_archive(place.file(number)), name=f"{os.fspath(path)}@{number}", **settings)
+    return Learner.load(place.file(number), name=f"{os.fspath(path)}@{number}", **settings)
 
 
 def author() -> str:

@@ -7,74 +7,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import EvergrowError
-from evergrow.core.record import Between, require
-from evergrow.core.validation import from_mapping
 from evergrow.data import DataOptions
 from evergrow.data.intake import read_labelled
 from evergrow.data.items import Samples
-from evergrow.learner.changes import Tested, fingerprint, renamed
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
+from evergrow.learner.snapshot import READING, Reference, Tested, fingerprint
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
-
-
-_READING = ("image_column", "text_column", "label_column", "class_level")
-"""Settings of reading that are remembered."""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Where test data lie, and what they were when they were last looked at.
-
-    Parameters
-    ----------
-    source : str
-        Path; empty for data that were handed over in memory, which cannot be found again.
-    digest : str
-        Checksum of their features and labels.
-    samples : int
-        How many they are.
-    names : dict of str to str
-        What classes are called now whose label in the data is another, since they were renamed or merged.
-    reading : dict
-        Columns and depth of class folders that the data are read with, where they are not found out.
-    """
-
-    source: str
-    digest: str
-    samples: int
-    names: dict[str, str] = field(default_factory=dict)
-    reading: dict[str, str | Annotated[int, Between(0, 32)]] = field(default_factory=dict)
-
-    def check(self) -> None:
-        """Raise an error of evergrow's own where data cannot be read so."""
-        require(set(self.reading) <= set(_READING), "it reads test data by unknown settings")
-        self.options()
-
-    def options(self) -> DataOptions:
-        """Return the settings that the data are read with."""
-        return from_mapping(DataOptions, self.reading, "setting of reading")
-
-    def renamed(self, names: Mapping[str, str]) -> Reference:
-        """Return the reference after classes got other names.
-
-        Examples
-        --------
-        >>> from evergrow.learner.reference import Reference
-        >>> Reference("t", "", 3).renamed({"crow": "rook"}).renamed({"rook": "jay", "owl": "eagle"}).names
-        {'crow': 'jay', 'rook': 'jay', 'owl': 'eagle'}
-        """
-        return dataclasses.replace(self, names=renamed(self.names, names))
 
 
 @dataclass
@@ -132,7 +81,7 @@ def measured_change(learner: Learner, data: Any = None, options: DataOptions | N
     >>> trial.tested.before, trial.tested.after > 0.9, learner.history_[-1].tested == trial.tested
     (None, True, True)
     """
-    trial, start = Trial(), learner._snapshot_or_none()
+    trial, start = Trial(), learner._snapshot
     fitted = start is not None
     rows = _rows(learner, data, options, trial) if fitted else None
     before = None if rows is None else _measured(learner, rows)
@@ -142,7 +91,7 @@ def measured_change(learner: Learner, data: Any = None, options: DataOptions | N
     yield trial
     if samples is not None:
         rows = _encoded(learner, samples, _found(data, options))
-    if rows is None or learner._snapshot_or_none() is start:  # nothing to test on, or nothing was changed
+    if rows is None or learner._snapshot is start:  # nothing to test on, or nothing was changed
         return
     now = learner._state()
     trial.tested = outcome(before, _measured(learner, rows), rows.reference)
@@ -200,13 +149,13 @@ def _found(data: Any, options: DataOptions | None) -> Reference:
     """Return a reference to data that were given, still without what they hold."""
     named = isinstance(data, (str, os.PathLike)) and os.path.exists(data)
     given, usual = options or DataOptions(), DataOptions()
-    reading = {name: getattr(given, name) for name in _READING if getattr(given, name) != getattr(usual, name)}
+    reading = {name: getattr(given, name) for name in READING if getattr(given, name) != getattr(usual, name)}
     return Reference(os.path.abspath(data) if named else "", "", 0, reading=reading)
 
 
 def _encoded(learner: Learner, samples: Samples, reference: Reference) -> _Rows:
     """Return features and classes of test data, and the reference to them as they are."""
-    encoded = learner._encoded(samples, learner._encoder)
+    encoded = learner._encoded(samples)
     labels = samples.required_labels()[encoded.rows]
     current = dataclasses.replace(reference, digest=fingerprint(encoded.X, labels), samples=len(labels))
     known = np.array([reference.names.get(name, name) for name in labels.tolist()], dtype=np.str_)

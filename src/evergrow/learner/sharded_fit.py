@@ -17,12 +17,11 @@ import numpy as np
 from evergrow.core.errors import MergeError, ParameterError
 from evergrow.data.items import Samples
 from evergrow.learner.calibration import Calibration
-from evergrow.learner.changes import Change, fingerprint
 from evergrow.learner.encoder import Encoder
-from evergrow.learner.labels import check_announced, common_kind, warn_alike, warn_few
+from evergrow.learner.labels import check_announced, common_kind, warn_alike
 from evergrow.learner.learner import Learner, check_width
-from evergrow.learner.learning import Block, Learned, before_new_classes, calibrated_on
-from evergrow.learner.snapshot import Snapshot, counted, summed
+from evergrow.learner.learning import Block, before_new_classes, calibrated_on, learned
+from evergrow.learner.snapshot import Change, Snapshot, counted, fingerprint, summed, with_widths
 
 NO_TIME = "1970-01-01T00:00:00.000+00:00"
 """When a shard was learned: one that is learned again must give the same file."""
@@ -94,12 +93,12 @@ def with_layer(learner: Learner, encoder: Encoder, sample: Block) -> Learner:
     sample : Block
         Labelled features.
     """
-    head = learner._new_head(encoder.widths)
+    head = with_widths(learner._new_head(), encoder.widths)
     warn_alike(np.empty(0, dtype=np.str_), sample.labels)
     head.fit(sample.X, sample.labels)
     grown = type(learner)(**learner.get_params())
     grown._encoder = encoder
-    grown._snapshot = learner._blank(encoder, head.spawn())
+    grown._snapshot = dataclasses.replace(learner._blank(encoder), head=head.spawn())
     return grown
 
 
@@ -186,13 +185,11 @@ def complete_fit(learner: Learner, total: Learner, sample: Block) -> Learner:
     sample : Block
         Rows that are among those learned, to calibrate on; its fingerprint stands for the data where it is all of them.
     """
-    known = total._state()
-    warn_few({}, known.counts)
+    known, blank = total._state(), learner._blank(total._encoder)
     head = known.head.branch().settle()
-    calibration = calibrated_on(Calibration(), head, sample, learner._seed())
-    learned = Learned(head, known.counts, calibration, *_record(known, sample), known.label_kind)
-    learner._encoder = total._encoder
-    learner._snapshot = learner._fitted(learned, learner._blank(total._encoder))
+    calibration = calibrated_on(Calibration(), head, sample, known.counts, learner._seed())
+    now = learned(blank, "fit", *_record(known, sample), head, known.counts, calibration, known.label_kind)
+    learner._encoder, learner._snapshot = total._encoder, learner._numbered(now, blank)
     return learner
 
 
@@ -210,14 +207,11 @@ def complete_update(learner: Learner, total: Learner, sample: Block) -> Learner:
     """
     now, more = learner._state(), total._state()
     warn_alike(now.classes, np.array(sorted(more.counts), dtype=np.str_))
-    calibration = before_new_classes(now.calibration, now.head, sample)
+    calibration = before_new_classes(now.calibration, now.head, sample, now.counts)
     counts = summed(now.counts, more.counts)
-    warn_few(now.counts, counts)
     head = now.head.branch().merge(more.head).settle(cheap_only=True)
-    calibration = calibrated_on(calibration, head, sample, learner._seed())
-    learner._snapshot = Learned(head, counts, calibration, *_record(more, sample), now.label_kind).snapshot(
-        now, "update"
-    )
+    calibration = calibrated_on(calibration, head, sample, counts, learner._seed())
+    learner._snapshot = learned(now, "update", *_record(more, sample), head, counts, calibration, now.label_kind)
     return learner
 
 

@@ -1,29 +1,333 @@
-"""Everything a learner knows, as one record: replaced as a whole or not at all, and written to files as it is."""
+"""Everything a learner knows, as one record: replaced as a whole or not at all, and written to files as it is.
+
+The record has the history of the model: one :class:`Change` for everything that was done to it.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 from evergrow.core.archive import Archive
 from evergrow.core.errors import EvergrowError, FileFormatError, ParameterError
-from evergrow.core.record import NOTHING, Between, Extra, from_archive, record, require, to_archive
-from evergrow.core.validation import check_keys
+from evergrow.core.record import NOTHING, UNKNOWN, Between, Extra, from_archive, record, require, to_archive, to_values
+from evergrow.core.validation import check_keys, from_mapping
+from evergrow.data import DataOptions
 from evergrow.features.base import BackboneSpec
-from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
+from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.saving import plain_value
 from evergrow.learner.answering import Answering
 from evergrow.learner.calibration import Calibration
-from evergrow.learner.changes import Change, Lineage, check_history
 from evergrow.learner.labels import can_read
-from evergrow.learner.reference import Reference
+
+Event = Literal[
+    "begin",
+    "fit",
+    "update",
+    "forget",
+    "unlearn",
+    "merge",
+    "rollback",
+    "redo",
+    "rename",
+    "merge-classes",
+    "relabel",
+    "answering",
+]
+"""What a change can be."""
+
+Share = Annotated[float, Between(0, 1)]
+
+
+@dataclass(frozen=True)
+class Tested:
+    """Accuracy on test data before and after a change.
+
+    Parameters
+    ----------
+    source, digest : str
+        Where the data lie, and a checksum of them.
+    samples_before, samples : int
+        How many of them are of classes that the model knew before, and knows after.
+    before, after : float or None
+        Share of right answers to those; None where there are none.
+    fell : dict of str to (float, float)
+        Classes of which a smaller share is recognised than before, with both shares; the largest fall first.
+    """
+
+    source: str
+    digest: str
+    samples_before: int
+    before: Share | None
+    samples: int
+    after: Share | None
+    fell: dict[str, tuple[Share, Share]] = field(default_factory=dict, hash=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"fell": {}, **to_values(self)}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a model.
+
+    Parameters
+    ----------
+    what : str
+        What was done, one of :data:`Event`.
+    when : str
+        When, as an ISO date in UTC.
+    samples : int
+        How many samples were learned or removed.
+    classes : tuple of str
+        Classes that came (or, for ``"forget"`` and ``"unlearn"``, that went).
+    note : str
+        For people.
+    revision : int
+        The revision of the model after it.
+    data : tuple of str
+        Fingerprints of what was learned, to notice what would be counted twice; no sample can be found from them.
+    names : dict of str to str
+        New names of classes by old ones, where classes were renamed, merged or samples relabelled.
+    withdrawn : tuple of str
+        Fingerprints of what was taken out while something else was learned.
+    who : str
+        User under whom it was written to a file; empty where it never was, or nobody was to be named.
+    tested : Tested or None
+        Accuracy on test data before and after it, where there were some.
+    extra : dict
+        Optional fields of a later evergrow, kept as they were read.
+
+    Examples
+    --------
+    >>> from evergrow.learner.snapshot import Change
+    >>> change = Change.now("fit", 120, ["cat", "dog"])
+    >>> change.what, change.samples, change.classes
+    ('fit', 120, ('cat', 'dog'))
+    """
+
+    what: Event
+    when: str
+    samples: int
+    classes: tuple[str, ...] = ()
+    note: str = ""
+    revision: int = 0
+    data: tuple[str, ...] = ()
+    names: dict[str, str] = field(default_factory=dict, hash=False)
+    withdrawn: tuple[str, ...] = ()
+    who: str = ""
+    tested: Tested | None = None
+    extra: dict[str, Any] = field(default_factory=dict, hash=False, metadata=UNKNOWN)
+
+    @classmethod
+    def now(cls, what: Event, samples: int, classes: Iterable[str] = (), **values: Any) -> Self:
+        """Return a change that happens at this moment; ``values`` are further fields."""
+        when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        return cls(what, when, int(samples), tuple(classes), **values)
+
+    def numbered(self, revision: int) -> Self:
+        """Return the change with the revision that it led to."""
+        return replace(self, revision=revision)
+
+    def by(self, who: str) -> Self:
+        """Return the change with who made it, unless that is known already."""
+        return self if self.who else replace(self, who=who)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        always = {"classes": [], "note": "", "data": []}
+        return {**always, **to_values(self)}
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A revision of a model file that led to a later one.
+
+    Parameters
+    ----------
+    revision : int
+        Its number.
+    digest : str
+        Its checksum.
+    """
+
+    revision: Annotated[int, Between(1, 2**53)]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where a model stands among the revisions of its file.
+
+    Parameters
+    ----------
+    number : int
+        The revision that it was written as; 0 for one that never was.
+    ancestors : tuple of Ancestor
+        The revisions before it, the oldest first. Their checksums vouch for what lies in the history.
+    """
+
+    number: int = 0
+    ancestors: tuple[Ancestor, ...] = ()
+
+    def next(self, number: int, digest: str) -> Lineage:
+        """Return the lineage of the revision that follows this one, whose checksum is given."""
+        return Lineage(number, (*self.ancestors, Ancestor(self.number, digest)))
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` unless revisions ascend."""
+        numbers = [*(entry.revision for entry in self.ancestors), self.number]
+        require(all(a < b for a, b in pairwise(numbers)), f"its revisions do not ascend: {numbers[-10:]}")
+
+
+def check_history(history: Sequence[Change], lineage: Lineage) -> None:
+    """Raise :class:`FileFormatError` unless the changes of a model go with its place among the revisions."""
+    numbers = [change.revision for change in history]
+    require(numbers == sorted(numbers), "the revisions of its changes do not ascend")
+    written = not numbers or lineage.number <= numbers[-1]
+    require(written, f"it was written as revision {lineage.number} and its last change is {numbers[-1:]}")
+
+
+def changed_names(history: Iterable[Change]) -> dict[str, str]:
+    """Return what classes are called after changes, by the names they had before, where these differ.
+
+    Examples
+    --------
+    >>> from evergrow.learner.snapshot import Change, changed_names
+    >>> changes = [Change.now("rename", 1, names={"a": "b"}), Change.now("rename", 1, names={"b": "c", "x": "y"})]
+    >>> changed_names(changes)
+    {'a': 'c', 'b': 'c', 'x': 'y'}
+    """
+    names: dict[str, str] = {}
+    for change in history:
+        if change.what in ("rename", "merge-classes"):
+            names = names_after(names, change.names)
+    return names
+
+
+def names_after(names: Mapping[str, str], later: Mapping[str, str]) -> dict[str, str]:
+    """Return names by former ones after classes were renamed once more."""
+    moved = {former: later.get(name, name) for former, name in names.items()}
+    return {**moved, **{old: new for old, new in later.items() if old not in moved}}
+
+
+def fingerprint(X: NDArray[Any], labels: NDArray[np.str_], weights: NDArray[np.float64] | None = None) -> str:
+    """Identify a batch by its content."""
+    digest = hashlib.blake2b("\0".join(labels.tolist()).encode("utf-8", "surrogatepass"), digest_size=12)
+    digest.update(np.ascontiguousarray(X, dtype=np.float32).data)
+    if weights is not None:
+        digest.update(np.ascontiguousarray(weights, dtype=np.float64).data)
+    return digest.hexdigest()
+
+
+def fingerprints(
+    X: NDArray[Any],
+    labels: NDArray[np.str_],
+    history: Sequence[Change],
+    weights: NDArray[np.float64] | None = None,
+) -> tuple[str, ...]:
+    """Identify a batch by its content, with the labels that it has and those it had before classes were renamed.
+
+    What was learned before a class got another name is so noticed when it comes again under the new one. Of classes
+    that were merged nobody knows which label a sample had.
+
+    Parameters
+    ----------
+    X, labels : ndarray of shapes (n, d) and (n,)
+        The batch.
+    history : sequence of Change
+        What the model went through.
+    weights : ndarray of shape (n,), optional
+        What the samples count for, where that is not one.
+    """
+    found = [fingerprint(X, labels, weights)]
+    present = set(labels.tolist())
+    former = {name: name for name in present}
+    for change in reversed(history):
+        if change.what != "rename":
+            continue
+        before = {new: old for old, new in change.names.items()}
+        former = {name: before.get(old, old) for name, old in former.items()}
+        found.append(fingerprint(X, np.array([former[name] for name in labels.tolist()], dtype=np.str_), weights))
+    return tuple(dict.fromkeys(found))
+
+
+def learned_data(history: Iterable[Change]) -> frozenset[str]:
+    """Return the fingerprints of what was learned and not taken out again."""
+    held: set[str] = set()
+    for change in history:
+        held -= set(change.withdrawn)
+        if change.what == "fit":
+            held = set(change.data)
+        elif change.what == "unlearn":
+            held -= set(change.data)
+        else:
+            held |= set(change.data)
+    return frozenset(held)
+
+
+READING = ("image_column", "text_column", "label_column", "class_level")
+"""Settings of reading that are remembered."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where test data lie, and what they were when they were last looked at.
+
+    Parameters
+    ----------
+    source : str
+        Path; empty for data that were handed over in memory, which cannot be found again.
+    digest : str
+        Checksum of their features and labels.
+    samples : int
+        How many they are.
+    names : dict of str to str
+        What classes are called now whose label in the data is another, since they were renamed or merged.
+    reading : dict
+        Columns and depth of class folders that the data are read with, where they are not found out.
+    """
+
+    source: str
+    digest: str
+    samples: int
+    names: dict[str, str] = field(default_factory=dict)
+    reading: dict[str, str | Annotated[int, Between(0, 32)]] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise an error of evergrow's own where data cannot be read so."""
+        require(set(self.reading) <= set(READING), "it reads test data by unknown settings")
+        self.options()
+
+    def options(self) -> DataOptions:
+        """Return the settings that the data are read with."""
+        return from_mapping(DataOptions, self.reading, "setting of reading")
+
+    def renamed(self, names: Mapping[str, str]) -> Reference:
+        """Return the reference after classes got other names.
+
+        Examples
+        --------
+        >>> from evergrow.learner.snapshot import Reference
+        >>> Reference("t", "", 3).renamed({"crow": "rook"}).renamed({"rook": "jay", "owl": "eagle"}).names
+        {'crow': 'jay', 'rook': 'jay', 'owl': 'eagle'}
+        """
+        return replace(self, names=names_after(self.names, names))
+
+
+# -- what is known ----------------------------------------------------------------------------------------------
 
 Count = Annotated[int, Between(1, 2**53)]
 
@@ -49,15 +353,13 @@ class HeadRecipe:
     method: str
     options: dict[str, Any] = field(default_factory=dict)
 
-    def create(self, *, device: Any, random_state: Any, widths: Sequence[int] = ()) -> IncrementalClassifier:
+    def create(self, *, device: Any, random_state: Any) -> IncrementalClassifier:
         """Return a fresh head.
 
         Parameters
         ----------
         device, random_state
             Handed on where the method takes them.
-        widths : sequence of int
-            Columns of each block of the features, where they have several.
         """
         if not isinstance(self.options, Mapping):
             raise ParameterError(f"options must be a dict or None, got {type(self.options).__name__}")
@@ -68,7 +370,7 @@ class HeadRecipe:
                 chosen.setdefault(name, value)
         check_keys(chosen, accepted, f"option of method {self.method!r}")
         try:
-            made: IncrementalClassifier = head(**with_blocks(head, widths, chosen))
+            made: IncrementalClassifier = head(**chosen)
         except TypeError as error:
             raise ParameterError(f"method {self.method!r} needs all options that have no default: {error}") from error
         made._check_params()  # values out of range are refused now, not after all images went through a backbone
@@ -91,7 +393,7 @@ class Snapshot:
     counts : dict of str to int
         Samples learned of each class.
     head : IncrementalClassifier
-        The classifier on feature vectors. One that has learned nothing is no part of a file.
+        The classifier on feature vectors; None while nothing was learned.
     spec : BackboneSpec or None
         What computes the features; None where samples are features.
     calibration : Calibration
@@ -150,13 +452,13 @@ class Snapshot:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is learned, so that the head has no layer."""
-        return not self.head._is_started()
+        """Whether nothing was learned, so that there is no head."""
+        return self.head is None
 
     @property
     def classes(self) -> NDArray[np.str_]:
         """Names of the classes, sorted."""
-        return np.asarray([] if self.is_empty else self.head.classes_, dtype=np.str_)
+        return np.asarray([] if self.head is None else self.head.classes_, dtype=np.str_)
 
     @property
     def kind(self) -> str:
@@ -168,24 +470,22 @@ class Snapshot:
 
         If a class name cannot be read as the current label type, all labels become strings.
         """
-        history = (*self.history, change.numbered(self.revision + 1))
-        after = dataclasses.replace(self, history=history, **values)
-        if not all(can_read(after.label_kind, name) for name in after.counts):
-            after = dataclasses.replace(after, label_kind="name")
-        if after.announced is not None and not set(after.counts) <= set(after.announced):  # got other names
-            after = dataclasses.replace(after, announced=tuple(sorted({*after.announced, *after.counts})))
-        return dataclasses.replace(after, answering=after.answering.limited(after.counts))
+        after = replace(self, history=(*self.history, change.numbered(self.revision + 1)), **values)
+        kind = after.label_kind if all(can_read(after.label_kind, name) for name in after.counts) else "name"
+        announced = after.announced
+        if announced is not None:  # classes may have got other names
+            announced = tuple(sorted({*announced, *after.counts}))
+        answering = after.answering
+        if not self.counts.keys() <= after.counts.keys():
+            answering = answering.limited(after.counts)
+        return replace(after, label_kind=kind, announced=announced, answering=answering)
 
     # -- files ------------------------------------------------------------------------------------------------
 
     def to_archive(self) -> Archive:
         """Return what a file holds: numbers, plain settings and never a sample."""
-        stored = dataclasses.replace(self, recipe=self.recipe.plain(), solution=None)
-        if self.is_empty:
-            stored = dataclasses.replace(stored, head=None)  # type: ignore[arg-type]
-        else:
-            stored = dataclasses.replace(stored, solution=self.head.solution())
-        return to_archive(stored)
+        solution = None if self.head is None else self.head.solution()
+        return to_archive(replace(self, recipe=self.recipe.plain(), solution=solution))
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` where what a file says does not fit together."""
@@ -231,16 +531,16 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
         read_adaptation(now.adaptation, f"{name}: adaptation")
     if now.head is None:
         try:
-            head = now.recipe.create(device="auto" if device is None else device, random_state=now.seed)
+            now.recipe.create(device="auto" if device is None else device, random_state=now.seed)
         except (EvergrowError, TypeError, ValueError) as error:
             raise FileFormatError(f"{name} has options that its method does not take: {error}") from error
-        return dataclasses.replace(now, head=head)
+        return now
     if now.solution is not None:
         if not hasattr(now.head, "adopt_solution"):
             raise FileFormatError(f"{name} has a solution, but heads of method {now.recipe.method!r} keep none")
         now.head.adopt_solution(now.solution, name=f"{name}: solution")
     now.calibration.apply(now.head)
-    return dataclasses.replace(now, solution=None)
+    return replace(now, solution=None)
 
 
 def read_adaptation(archive: Archive, name: str = "the adaptation") -> Any:
@@ -248,6 +548,13 @@ def read_adaptation(archive: Archive, name: str = "the adaptation") -> Any:
     from evergrow.adapt.fsa import Adaptation
 
     return from_archive(Adaptation, archive, name=name)
+
+
+def with_widths(head: IncrementalClassifier, widths: Sequence[int]) -> IncrementalClassifier:
+    """Tell a fresh head how wide several blocks of features are, where it has a parameter for them."""
+    if len(widths) > 1 and getattr(head, "blocks", widths) is None:
+        setattr(head, "blocks", tuple(widths))  # noqa: B010 (a parameter that not every head has)
+    return head
 
 
 def counted(before: Mapping[str, int], labels: NDArray[np.str_]) -> dict[str, int]:
@@ -260,13 +567,12 @@ def counted(before: Mapping[str, int], labels: NDArray[np.str_]) -> dict[str, in
     >>> counted({"cat": 2}, np.array(["cat", "ant"]))
     {'ant': 1, 'cat': 3}
     """
-    names, counts = np.unique(labels, return_counts=True)
-    return summed(before, dict(zip(names.tolist(), counts.tolist(), strict=True)))
+    return summed(before, Counter(labels.tolist()))
 
 
-def summed(first: Mapping[str, int], second: Mapping[str, int], *less: Mapping[str, int]) -> dict[str, int]:
-    """Return the samples of each class of two models together, less those that both have from others."""
-    total = dict(first)
-    for name, count in second.items():
-        total[name] = total.get(name, 0) + count - sum(other.get(name, 0) for other in less)
+def summed(
+    first: Mapping[str, int], second: Mapping[str, int], common: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Return the samples of each class of two models together; what both have in common counts once."""
+    total = Counter(first) + Counter(second) - Counter(common)
     return dict(sorted(total.items()))

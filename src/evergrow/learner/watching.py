@@ -23,10 +23,10 @@ from evergrow.core.errors import DataWarning, EvergrowError, InputError
 from evergrow.data.intake import read_items
 from evergrow.features import Features
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.changes import Change
 from evergrow.learner.labels import as_labels, can_read
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, locked_model, open_model
+from evergrow.learner.snapshot import Change
 from evergrow.learner.watched_folder import Arrival, WatchedFolder, odd_file
 
 BATCH = 500

@@ -344,8 +344,7 @@ class BackbonePool:
 
         A file names the weights of its backbone, and a stranger's could name any path or address.
         """
-        adaptation = learner._encoder.adaptation
-        base = learner.spec_ if adaptation is None else adaptation.base
+        base = learner.base_spec_
         if base is None:
             return
         try:

@@ -26,8 +26,8 @@ from pydantic import BaseModel, Field
 
 from evergrow.core.record import Spec, from_archive, record, require, to_archive
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.changes import Change
 from evergrow.learner.learner import Learner
+from evergrow.learner.snapshot import Change
 from evergrow.serve.requests import BoundedRoute, ChangeRequest, Problem, SentImage, SentSamples, problems, validated
 from evergrow.serve.schemas import ClassName
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
@@ -124,10 +124,6 @@ class Ledger:
         archive = learner.attached(_PART)
         return cls() if archive is None else from_archive(cls, archive, name="annotations of the model")
 
-    def attach(self, learner: Learner) -> None:
-        """Keep the ledger in a model."""
-        learner.attach(_PART, to_archive(self))
-
     def kept(self, keep: Iterable[bool]) -> Ledger:
         """Return the ledger with some of its annotations."""
         mask = np.fromiter(keep, dtype=bool, count=len(self.taught))
@@ -142,10 +138,9 @@ def annotate(learner: Learner, annotations: Iterable[Annotation]) -> None:
     for annotation in annotations:
         ledger = _annotated(learner, ledger, annotation)
     if ledger is not before:
-        ledger.attach(learner)
-        if len(learner.history_) == n_changes:  # the ids of deleted annotations must be remembered too
-            note = "an annotation was deleted before it came"
-            learner._snapshot = learner._state().after(Change.now("update", 0, note=note))
+        # The ids of deleted annotations are remembered too, also where nothing else changed.
+        note = "" if len(learner.history_) > n_changes else "an annotation was deleted before it came"
+        learner.attach(_PART, to_archive(ledger), note=note)
 
 
 def _annotated(learner: Learner, ledger: Ledger, annotation: Annotation) -> Ledger:
@@ -180,7 +175,7 @@ def forget_classes(learner: Learner, names: Iterable[str]) -> None:
     ledger = Ledger.of(learner)
     kept = ledger.kept(entry.current_label(learner.history_) is not None for entry in ledger.taught)
     if len(kept.taught) < len(ledger.taught):
-        kept.attach(learner)
+        learner.attach(_PART, to_archive(kept))
 
 
 # -- messages ---------------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from evergrow.core.errors import BusyError, FileFormatError, InputError, NotFitt
 from evergrow.core.files import PARTIAL, locked
 from evergrow.features import Features
 from evergrow.learner.answers import Answers
-from evergrow.learner.changes import Change
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.history import Header, History
 from evergrow.learner.learner import Learner
@@ -42,6 +41,7 @@ from evergrow.learner.modelfile import (
     redo,
     rollback,
 )
+from evergrow.learner.snapshot import Change
 from evergrow.serve.backbones import FEW_SAMPLES, cores, torch_threads
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.monitoring import thread_warnings
@@ -105,7 +105,7 @@ class Version:
     @property
     def etag(self) -> str:
         """The entity tag: the revision, and the beginning of the checksum of the file, so that it never recurs."""
-        digest = "" if self.learner._origin is None else self.learner._origin[1]
+        digest = "" if self.learner.origin_ is None else self.learner.origin_[1]
         return f'"{self.revision}-{digest[:12]}"'
 
     @property
@@ -434,13 +434,13 @@ class ServedModel:
             commit(self.path, learner, remark, who=request.who)
         signature = signature_of(self.path)
         # Another process may have been faster between the commit and the line above.
-        ours = learner._origin is not None and Header.read(self.path).digest == learner._origin[1]
+        ours = learner.origin_ is not None and Header.read(self.path).digest == learner.origin_[1]
         self._version = Version(learner, signature if ours else None)
         return ChangeResult(self._version, self._version.changes[-1], version.counts, [])
 
     def _restored(self, version: Version, work: Callable[[Learner], Change]) -> ChangeResult:
         with locked_model(self.path, **self._settings) as learner:
-            if learner._origin != version.learner._origin:
+            if learner.origin_ != version.learner.origin_:
                 raise BusyError("another process changed the model meanwhile")
             change = work(learner)
         return ChangeResult(self._refreshed(), change, version.counts, [])

@@ -39,8 +39,8 @@ from evergrow.core.errors import (
     WeightsError,
 )
 from evergrow.core.escaping import one_line
-from evergrow.learner.changes import Change
 from evergrow.learner.modelfile import ModelNotFoundError, ModelWriteError
+from evergrow.learner.snapshot import Change
 from evergrow.serve.config import Limits
 from evergrow.serve.schemas import JsonSamples, LabelFields, ProblemDocument, SampleForm, reference
 

@@ -249,7 +249,7 @@ def _exported(learner: Learner, pool: BackbonePool, head_only: bool) -> Path:
 
     batcher = None if head_only else pool.of_learner(learner)
     backbone = None if batcher is None else batcher.backbone
-    copy = Learner.from_archive(learner.to_archive(), name="the model", backbone=backbone, device="cpu")
+    copy = Learner.load(learner.to_archive(), name="the model", backbone=backbone, device="cpu")
     handle, name = tempfile.mkstemp(suffix=".onnx", prefix="evergrow-")
     os.close(handle)
     try:
