@@ -177,7 +177,7 @@ class Encoder:
             config = config.changed(cache=False)
         if on_error not in (None, config.on_error):
             config = config.changed(on_error=on_error)
-        return encode(self._lazy(), samples.raw_items(), config=config)
+        return encode(self._lazy(), samples.items, config=config)
 
     def _check_origin(self, samples: Samples) -> None:
         """Refuse features that say of themselves that another backbone, or another recipe, computed them."""

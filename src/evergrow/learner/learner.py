@@ -1103,12 +1103,10 @@ class Learner(Estimator):
         HubError
             If the Hub cannot be reached, or refuses.
         """
-        from evergrow.learner.hub import push
-        from evergrow.learner.model_card import CardFacts
+        from evergrow.learner.hub import model_card, push
 
-        facts = CardFacts(licence, dataset, summary)
         settings = {"private": private, "token": token, "branch": branch, "create_pr": create_pr}
-        return push(self, repo, facts, commit_message=message, **settings)
+        return push(self, repo, model_card(self, repo, licence, dataset, summary), commit_message=message, **settings)
 
     @classmethod
     def from_pretrained(
