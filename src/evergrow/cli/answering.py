@@ -83,7 +83,7 @@ def _lines(answering: Any) -> list[str]:
 
 def _read_options(prior: str | None, costs: str | None, thresholds: list[str]) -> dict[str, Any]:
     """Return what the options ask for; None in a threshold takes one back."""
-    from evergrow.learner.answering import LEARNED, PRIORS
+    from evergrow.learner.answers import LEARNED, PRIORS
 
     given: dict[str, Any] = {"thresholds": dict(_threshold(entry) for entry in thresholds)}
     if prior is not None:

@@ -172,6 +172,7 @@ class Encoder:
             )
         if samples.features is not None:
             return Features(samples.features, np.arange(len(samples)))
+        assert samples.items is not None  # what is no feature vector is an item
         config = self.config
         if config.cache is None and not samples.lasting:  # what lies in memory is kept only where a cache is named
             config = config.changed(cache=False)

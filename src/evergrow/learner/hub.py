@@ -120,10 +120,15 @@ def model_card(
 
     info, spec, name = learner.info(), learner.spec_, repo.rpartition("/")[2]
     measured = learner._measured or last_tested(info)
-    results = {}
+    results: dict[str, Any] = {}
     if measured is not None and dataset is not None:
-        task, metric = _TASKS[info["kind"]], {"metric_type": "accuracy", "metric_value": measured.accuracy}
-        found = huggingface_hub.EvalResult(task, dataset_type=dataset, dataset_name=dataset, **metric)
+        found = huggingface_hub.EvalResult(
+            task_type=_TASKS[info["kind"]],
+            dataset_type=dataset,
+            dataset_name=dataset,
+            metric_type="accuracy",
+            metric_value=measured.accuracy,
+        )
         results = {"model_name": name, "eval_results": [found]}
     data = huggingface_hub.ModelCardData(
         library_name="evergrow",
@@ -135,7 +140,7 @@ def model_card(
         **results,
     )
     classes, n_features = info["classes"], info["n_features"]
-    return huggingface_hub.ModelCard.from_template(
+    card: huggingface_hub.ModelCard = huggingface_hub.ModelCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("model_card.md")),
         info=info,
@@ -157,6 +162,7 @@ def model_card(
         accuracy="" if measured is None else f"{measured.accuracy:.1%}",
         measured_on="" if measured is None else f"{measured.n:,}",
     )
+    return card
 
 
 def fetched_model(repo: str | os.PathLike[str], **settings: Any) -> Path:

@@ -26,8 +26,7 @@ from evergrow.features.encoding import OnError
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.estimator import Estimator
 from evergrow.learner import edits
-from evergrow.learner.answering import LIKELIEST, Answering
-from evergrow.learner.answers import Answers
+from evergrow.learner.answers import LIKELIEST, Answering, Answers
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.encoder import Encoder, check_images, checkpoint_file, encode_config
 from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_samples
