@@ -53,21 +53,13 @@ def test_metadata_of_two_parts_and_another_column(tmp_path: Path) -> None:
     with pytest.warns(DataWarning, match="fewer than 5"):
         data = load_data(tmp_path, label_column="species")
     assert (len(data.train), len(data.test), data.class_names) == (6, 1, ("cat", "dog"))
-    with pytest.raises(FileFormatError, match="must have a column 'label', or name images in one folder per class"):
+    with pytest.raises(FileFormatError, match=r"must have a column 'label'.* by text_column"):
         load_data(tmp_path)
 
 
-def test_metadata_without_labels_takes_folders(tmp_path: Path) -> None:
-    root = tmp_path / "pets"
-    root.mkdir()
-    names = [f"{label}/{number}.png" for label in ("cat", "dog") for number in range(2)]
-    for name in names:
-        (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_bytes(PNG)
-    (root / "metadata.csv").write_text("file_name,caption\n" + "".join(f"{name},x\n" for name in names))
-    data = read_parts(root)
-    assert (data.layout, data.train.labels.tolist()) == ("imagefolder", ["cat", "cat", "dog", "dog"])
-    (root / "metadata.csv").write_text("when,who\n1,2\n")  # another file of that name
+def test_another_file_called_metadata_is_passed_over(tree: Tree) -> None:
+    root = tree({"cat": 2, "dog": 2})
+    (root / "metadata.csv").write_text("when,who\n1,2\n")
     assert read_parts(root).layout == "class-folders"
 
 

@@ -12,13 +12,15 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError
 from evergrow.data.dataset import Dataset, listed
-from evergrow.data.folders import TEST_WORDS, TRAIN_WORDS, partner_name
+from evergrow.data.folders import TEST_WORDS, TRAIN_WORDS, find_place, partner_name
 from evergrow.data.items import Items, Texts
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.storage import Tree
 
 _FILES = ("annotations.json", "result.json", "labels.json", "_annotations.coco.json")
 """Names that tools give to the one file of a folder: many scripts, Label Studio, FiftyOne, Roboflow."""
+
+_PARTS = (TRAIN_WORDS, TEST_WORDS)
 
 
 @dataclass
@@ -85,16 +87,13 @@ def read_annotations(tree: Tree, name: str, options: DataOptions) -> Dataset:
 
 def _files_in(tree: Tree) -> list[str]:
     """Return the annotations of a folder: one file, or those of a training and a test part."""
-    whole = [name for name in _FILES if tree.is_file(name)]
-    if whole:
-        return whole[:1]
     folders = tree.folders()
-    parts = []
-    for names in (TRAIN_WORDS, TEST_WORDS):
-        inside = [posixpath.join(folders[name], file) for name in names if name in folders for file in _FILES]
-        parts += [name for name in inside if tree.is_file(name)][:1]
-    if parts and parts[0].lower().startswith(TRAIN_WORDS):
-        return parts
+    whole, train, test = (
+        [name for place in places for file in _FILES if tree.is_file(name := posixpath.join(place, file))][:1]
+        for places in ([""], *([folders[word] for word in words if word in folders] for words in _PARTS))
+    )
+    if whole or train:
+        return whole or [*train, *test]
     # As COCO is published: instances_train2017.json in a folder of its own.
     files = tree.files(folders["annotations"]) if "annotations" in folders else []
     exports = [name for name in files if name.lower().endswith(".json")]
@@ -182,30 +181,20 @@ def _by_id(content: Mapping[str, Any], key: str, word: str, title: str) -> dict[
     """Return the names of images or categories by their ids, of which none may come twice."""
     found: dict[int | str, str] = {}
     for record in _records(content, key, title):
-        number = _id(record, title, key)
+        number: Any = record.get("id")
+        name = record.get(word)
+        if not _plain(number):
+            raise FileFormatError(f"{title}: every one of {key} must have a number or a name as its id, got {number!r}")
         if number in found:
             raise FileFormatError(f"{title}: every one of {key} must have an id of its own, got {number!r} twice")
-        found[number] = _word(record, word, title)
+        if not isinstance(name, str) or not name.strip():
+            raise FileFormatError(f"{title}: {word} must be a text that is not empty, got {name!r}")
+        found[number] = name.strip()
     return found
 
 
 def _plain(value: Any) -> bool:
     return isinstance(value, (int, str)) and not isinstance(value, bool)
-
-
-def _id(record: Mapping[str, Any], title: str, key: str) -> int | str:
-    value: Any = record.get("id")
-    if not _plain(value):
-        raise FileFormatError(f"{title}: every one of {key} must have a number or a name as its id, got {value!r}")
-    number: int | str = value
-    return number
-
-
-def _word(record: Mapping[str, Any], key: str, title: str) -> str:
-    value = record.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise FileFormatError(f"{title}: {key} must be a text that is not empty, got {value!r}")
-    return value.strip()
 
 
 def _add(found: Annotated, sample: str, classes: Iterable[str]) -> None:
@@ -314,14 +303,15 @@ def _items(tree: Tree, name: str, part: Annotated, options: DataOptions) -> Item
         tree, folders = Tree(options.root_path), ["", "images", "data"]
     else:
         folders = _image_folders(tree, name)
-    inside = [_inside(sample) for sample in part.samples]
-    place = _place(tree, folders, inside)
-    names = [_located(tree, place, sample) for sample in inside]
-    missing = [sample for sample, found in zip(inside, names, strict=True) if not found]
+    # A name must not lead out of the folder that it is looked for in.
+    inside = ["/".join(step for step in _steps(sample) if step != "..") for sample in part.samples]
+    folder, drop = find_place(folders, inside, tree.is_file) or ("", 0)
+    names = [posixpath.join(folder, *sample.split("/")[drop:]) for sample in inside]
+    missing = [sample for sample, found in zip(inside, names, strict=True) if not found or not tree.is_file(found)]
     if missing:
         raise DatasetNotFoundError(
             f"the images of {tree.place(name)} must be on disk, but {len(missing)} of {len(names)} are not: "
-            f"{listed(missing)}; looked in {listed([folder or '.' for folder in folders], most=8)} of {tree.place()}; "
+            f"{listed(missing)}; looked in {listed([each or '.' for each in folders], most=8)} of {tree.place()}; "
             "set root to the folder they are in"
         )
     twice = [sample for sample, count in Counter(names).items() if count > 1]
@@ -330,10 +320,8 @@ def _items(tree: Tree, name: str, part: Annotated, options: DataOptions) -> Item
     return tree.images(names)
 
 
-def _inside(sample: str) -> str:
-    """Return a name that cannot lead out of the folder it is looked for in."""
-    parts = [part for part in sample.replace("\\", "/").split("/") if part not in ("", ".", "..")]
-    return "/".join(parts)
+def _steps(path: str) -> list[str]:
+    return [step for step in path.replace("\\", "/").split("/") if step not in ("", ".")]
 
 
 def _image_folders(tree: Tree, name: str) -> list[str]:
@@ -343,20 +331,3 @@ def _image_folders(tree: Tree, name: str) -> list[str]:
     last = posixpath.splitext(posixpath.basename(name))[0].rpartition("_")[2]
     places = [posixpath.join(base, inner) for base in (own, above) for inner in ("", "images", "data", last)]
     return list(dict.fromkeys(posixpath.normpath(place) if place else "" for place in places))
-
-
-def _place(tree: Tree, folders: Sequence[str], samples: Sequence[str]) -> tuple[str, int]:
-    """Return the folder that images are in, and how many leading folders of their names to drop."""
-    for sample in samples[:: max(len(samples) // 5, 1)]:  # the first image may be the one that is missing
-        pieces = sample.split("/")
-        for drop in range(len(pieces)):
-            for folder in folders:
-                if tree.is_file(posixpath.join(folder, *pieces[drop:])):
-                    return folder, drop
-    return "", 0
-
-
-def _located(tree: Tree, place: tuple[str, int], sample: str) -> str:
-    folder, drop = place
-    name = posixpath.join(folder, *sample.split("/")[drop:]) if sample else ""
-    return name if name and tree.is_file(name) else ""

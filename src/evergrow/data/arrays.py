@@ -609,8 +609,9 @@ class ArraySource(Source):
         try:
             names = file.class_names()
             if file.arrays[train[0]].is_pixels:
-                for part, labels in (("train", y), ("test", y_test)):
-                    _check_labels(part, labels, len(X) if part == "train" else len(X_test), names)
+                for x_key, y_key in pairs:
+                    _check_arrays(file.title, x_key, file.arrays[x_key], y_key, file.arrays[y_key])
+                    class_labels(arrays[y_key].tolist(), dict(enumerate(names)), file.title)
                 test = (Images(X_test), y_test) if len(X_test) else (None, ())
                 return Dataset.of(Images(X), y, *test, names=names, layout="arrays")
             backbone, widths, unknown = file.stated(X.shape[1] if X.ndim == 2 else 0)
@@ -626,15 +627,6 @@ def _has_arrays(tree: Tree) -> bool:
 
 
 register_reader("arrays", suffixes=SUFFIXES, fits=_has_arrays, marks=SUFFIXES, rank=40)(ArraySource)
-
-
-def _check_labels(part: str, labels: NDArray[Any], n: int, names: tuple[str, ...]) -> None:
-    if labels.shape != (n,) or labels.dtype.kind not in "iuU":
-        raise LabelError(f"y_{part} must hold {n} integers or strings, got shape {labels.shape} of {labels.dtype}")
-    if names and labels.dtype.kind != "U" and n and not 0 <= labels.min() <= labels.max() < len(names):
-        raise LabelError(
-            f"y_{part} must be positions in the {len(names)} classes, got {labels.min()} to {labels.max()}"
-        )
 
 
 def _check_arrays(title: str, x: str, samples: StoredArray, y: str, labels: StoredArray | None) -> None:

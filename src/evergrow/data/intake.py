@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,13 +66,18 @@ def as_names(labels: Any, n: int) -> NDArray[np.str_]:
     >>> as_names([3, 10], 2).tolist()
     ['3', '10']
     """
+    values = _label_values(labels)
+    if len(values) != n:
+        raise LabelError(f"labels must be one per sample ({n}), got {len(values)}")
+    return np.array([_name(value) for value in values], dtype=np.str_)
+
+
+def _label_values(labels: Any) -> list[Any]:
+    """Return labels in a list, out of whatever holds them."""
     if isinstance(labels, (str, bytes)) or not hasattr(labels, "__len__"):
         raise LabelError(f"labels must be a sequence of class names, got {type(labels).__name__}")
     labels = single_column(labels) if is_frame(labels) else labels
-    values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
-    if not isinstance(values, list) or len(values) != n:
-        raise LabelError(f"labels must be one per sample ({n}), got {len(labels)}")
-    return np.array([_name(value) for value in values], dtype=np.str_)
+    return list(labels.tolist() if hasattr(labels, "tolist") else labels)
 
 
 def _name(value: Any) -> str:
@@ -149,10 +154,8 @@ def read_labelled(data: Any, part: Part, kind: str | None = None, options: DataO
         return data.part(part)
     if isinstance(data, tuple) and len(data) == 2:
         samples = read_items(data[0], kind)
-        names = as_names(data[1], len(samples))
-        labels = single_column(data[1]) if is_frame(data[1]) else data[1]
-        given = labels.tolist() if hasattr(labels, "tolist") else labels
-        return replace(samples, labels=names, label_kind=kind_of(given))
+        labels = _label_values(data[1])
+        return replace(samples, labels=as_names(labels, len(samples)), label_kind=kind_of(labels))
     raise InputError(
         "data must be a path, a Dataset, a FeatureSet or a pair (items, labels), "
         f"got {type(data).__name__}" + (f" of {len(data)}" if isinstance(data, tuple) else "")
@@ -610,16 +613,13 @@ def _samples(pairs: Sequence[tuple[Any, Any]], kind: str | None, labelled: bool)
 def _together(items: Iterator[Any], labels: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     if isinstance(labels, (str, bytes)) or not hasattr(labels, "__iter__"):
         raise LabelError(f"labels must be a sequence of class names, got {type(labels).__name__}")
-    rest = iter(labels.tolist() if hasattr(labels, "tolist") else labels)
-    number = 0
-    for item in items:
-        label = next(rest, _NONE)
+    values = labels.tolist() if hasattr(labels, "tolist") else labels
+    for number, (item, label) in enumerate(zip_longest(items, values, fillvalue=_NONE)):
         if label is _NONE:
             raise LabelError(f"labels must be one per sample, got {number} and more samples")
-        number += 1
+        if item is _NONE:
+            raise LabelError(f"labels must be one per sample ({number}), got more")
         yield item, label
-    if next(rest, _NONE) is not _NONE:
-        raise LabelError(f"labels must be one per sample ({number}), got more")
 
 
 def _elements(data: Any) -> Iterator[Any]:
@@ -641,7 +641,7 @@ def _pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:
         if len(pair) == 2 and (batches or _is_batch(pair[1])):
             yield from _unbatched(*pair)
         elif batches:
-            yield from ((item, None) for item in _split(pair[0]))
+            yield from ((_item(item), None) for item in pair[0])
         else:
             yield _item(pair[0]), _label(pair[1]) if len(pair) == 2 else None
 
@@ -653,14 +653,10 @@ def _is_batch(labels: Any) -> bool:
 
 
 def _unbatched(items: Any, labels: Any) -> Iterator[tuple[Any, Any]]:
-    names, parts = [_label(label) for label in labels], list(_split(items))
+    names, parts = [_label(label) for label in labels], [_item(item) for item in items]
     if len(names) != len(parts):
         raise LabelError(f"labels must be one per sample ({len(parts)}), got {len(names)}")
     yield from zip(parts, names, strict=True)
-
-
-def _split(items: Any) -> Iterator[Any]:
-    return (_item(item) for item in items)
 
 
 def _label(label: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.data.dataset import Dataset, Label, integers, listed, shown
-from evergrow.data.folders import partner_name, training_file
+from evergrow.data.folders import find_place, partner_name, training_file
 from evergrow.data.items import Images, Texts, is_image
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.storage import Tree
@@ -152,30 +152,22 @@ def _check_unique(lists: Sequence[ImageList]) -> None:
 
 
 def _find_root(part: ImageList, options: DataOptions) -> tuple[Path, int]:
-    """Return the folder that the images lie in, and how many leading folders of their names to drop.
-
-    Lists of the field name their images from the folder that some program was run in (``data/imagenet-r/...``), so
-    the list's surroundings are tried with ever shorter names.
-    """
-    given = options.root_path
-    bases = [given] if given is not None else [part.path.parent, *list(part.path.absolute().parent.parents)[:3]]
-    folders = [folder for base in bases for folder in (base, base / "images", base / "data")]
-    step = max(len(part.names) // 5, 1)
-    for name in part.names[::step]:  # the first image may be the one that is missing
-        pieces = PurePosixPath(name).parts
-        for folder in folders:
-            for drop in range(len(pieces)):
-                if (folder / PurePosixPath(*pieces[drop:])).is_file():
-                    return folder, drop
-    looked = ", ".join(str(base) for base in bases)
+    """Return the folder that the images lie in, and how many leading folders of their names to drop."""
+    given, own = options.root_path, part.path.absolute().parent
+    bases = [given] if given is not None else [own, *list(own.parents)[:3]]
+    folders = [os.fspath(folder) for base in bases for folder in (base, base / "images", base / "data")]
+    found = find_place(folders, part.names, os.path.isfile)
+    if found is not None:
+        return Path(found[0]), found[1]
     raise DatasetNotFoundError(
-        f"the images of {part.path} must be on disk, got none of them: looked for {shown(part.names[0])} in {looked} "
-        "and in images/ and data/ there, also with leading folders dropped; name the folder they are in by root"
+        f"the images of {part.path} must be on disk, got none of them: looked for {shown(part.names[0])} in "
+        f"{', '.join(map(str, bases))} and in images/ and data/ there, also with leading folders dropped; name the "
+        "folder they are in by root"
     )
 
 
 def _located(part: ImageList, root: Path, drop: int) -> list[str]:
-    names = ["/".join(PurePosixPath(name).parts[drop:]) or name for name in part.names] if drop else part.names
+    names = ["/".join(name.split("/")[drop:]) or name for name in part.names]
     missing = [name for name in names if not os.path.isfile(root / name)]
     if missing:
         raise DatasetNotFoundError(

@@ -47,7 +47,7 @@ from evergrow.data.readers import (
     reader_of_folder,
     register_reader,
 )
-from evergrow.data.sources import ListedSource, Source, has_magic, make_source
+from evergrow.data.sources import ListedSource, Source, make_source
 from evergrow.data.storage import Tree, check_address, is_remote
 from evergrow.data.tables import TABLE_SUFFIXES
 from evergrow.data.video import is_video
@@ -69,7 +69,7 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
           ``text,label`` or ``path,label``, a ``.txt`` list of images, a ``.json`` export of COCO or Label
           Studio, a ``.zip`` or ``.tar`` of a folder, which is not unpacked;
         - a pattern such as ``photos/*/*.jpg``, where the folder of an image is its class, or
-          ``s3://bucket/train-{000..099}.tar``;
+          ``s3://bucket/train-*.tar``;
         - an address that fsspec knows (``s3://``, ``gs://``, ``hf://datasets/OWNER/NAME``) of any of these;
         - ``hf:OWNER/NAME``, a data set of the Hugging Face Hub that is downloaded once;
         - the name of a file or folder in :func:`search_path`.
@@ -125,7 +125,7 @@ def _located(text: str, options: DataOptions) -> tuple[Tree, str]:
     """Return the folder that is meant, and which files in it; no file stands for all of them."""
     if is_remote(text):
         scheme, _, path = text.partition("://")
-        if has_magic(path):
+        if glob.has_magic(path):
             folder, pattern = _split_pattern(path)
             return Tree(f"{scheme}://{folder}", options.storage), pattern
         folder, name = posixpath.split(path)
@@ -135,7 +135,7 @@ def _located(text: str, options: DataOptions) -> tuple[Tree, str]:
                 return tree, name
         return Tree(text, options.storage), ""
     path = text.removeprefix("file://")
-    if not os.path.exists(path) and has_magic(path):
+    if not os.path.exists(path) and glob.has_magic(path):
         folder, pattern = _split_pattern(path)
         return Tree(folder or "."), pattern
     found = _existing(path, options)
@@ -147,7 +147,7 @@ def _located(text: str, options: DataOptions) -> tuple[Tree, str]:
 def _split_pattern(path: str) -> tuple[str, str]:
     """Return the folder before the first pattern of a path, and what comes after it."""
     steps = path.split("/")
-    first = next(number for number, step in enumerate(steps) if has_magic(step))
+    first = next(number for number, step in enumerate(steps) if glob.has_magic(step))
     return "/".join(steps[:first]) or ("/" if first else ""), "/".join(steps[first:])
 
 
@@ -233,7 +233,7 @@ def _reader(tree: Tree, pattern: str) -> str:
             f"({', '.join(file_suffixes())}), got another"
         )
     plain_tar = pattern.lower().endswith(".tar")
-    if plain_tar and (has_magic(pattern) or is_webdataset(tree, pattern)):
+    if plain_tar and (glob.has_magic(pattern) or is_webdataset(tree, pattern)):
         return "webdataset"
     return known
 
@@ -360,16 +360,28 @@ def load_data(
     >>> len(whole.train), whole.test
     (20, None)
     """
-    chosen = with_changes(options or DataOptions(), settings, "data setting")
+    chosen = with_changes(options or DEFAULTS, settings, "data setting")
     text = os.pathsep.join(source) if isinstance(source, list) else os.fspath(source)
     if isinstance(source, list):
         read_patterns(source)  # says which pattern is none
-    data = read(text, chosen).dataset()
-    if isinstance(data, FeatureSet):
-        return data if chosen.test_size == 0 or not data.whole else _drawn_features(data, chosen)
-    finished = finish(data, text, chosen)
-    warn_of(finished.name, inspect_data(finished).cautions)
-    return finished
+    data = _complete(read(text, chosen).dataset(), text, chosen)
+    if isinstance(data, Dataset):
+        warn_of(data.name, inspect_data(data).cautions)
+    return data
+
+
+def _complete(data: Dataset | FeatureSet, source: str, options: DataOptions) -> Dataset | FeatureSet:
+    """Return data with a name and, where they have no test part, with one that is drawn, unless none is wanted."""
+    if isinstance(data, Dataset):
+        return finish(data, source, options)
+    if options.test_size == 0 or not data.whole:
+        return data
+    classes, codes = np.unique(data.y_train, return_inverse=True)
+    names = [str(label) for label in classes]
+    keep, hold, _ = stratified_split(codes.astype(np.int64), names, options.test_size, options.seed)
+    rows = {"train": keep, "test": hold}
+    parts = {f"{array}_{part}": getattr(data, f"{array}_train")[rows[part]] for array in "Xy" for part in rows}
+    return replace(data, **parts, whole=False, origin="")
 
 
 def load_features(name: str | os.PathLike[str]) -> FeatureSet:
@@ -409,16 +421,6 @@ def load_features(name: str | os.PathLike[str]) -> FeatureSet:
     if isinstance(found, FeatureSet):
         return found
     raise FileFormatError(f"{os.fspath(name)} must be a labelled feature set, got others, which are read by load_data")
-
-
-def _drawn_features(data: FeatureSet, options: DataOptions) -> FeatureSet:
-    """Return features with a test part that is drawn from every class."""
-    classes, codes = np.unique(data.y_train, return_inverse=True)
-    names = [str(label) for label in classes]
-    keep, hold, _ = stratified_split(codes.astype(np.int64), names, options.test_size, options.seed)
-    rows = {"train": keep, "test": hold}
-    parts = {f"{array}_{part}": getattr(data, f"{array}_train")[rows[part]] for array in "Xy" for part in rows}
-    return replace(data, **parts, whole=False, origin="")
 
 
 def finish(data: Dataset, source: str, options: DataOptions) -> Dataset:
@@ -557,12 +559,10 @@ def _surveyed(source: str, options: DataOptions) -> Dataset | FeatureSet:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DataWarning)  # the report says it all
         found = read(source, options).dataset()
-        if isinstance(found, FeatureSet):
-            return found if options.test_size == 0 or not found.whole else _drawn_features(found, options)
-        tested = [] if found.test is None else found.test.required_labels().tolist()
-        if set(tested) <= set(found.class_names):
-            return finish(found, source, options)
-        return replace(found, name=name_of(source), source=source)
+        tested = [] if not isinstance(found, Dataset) or found.test is None else found.test.required_labels().tolist()
+        if isinstance(found, Dataset) and not set(tested) <= set(found.class_names):
+            return replace(found, name=name_of(source), source=source)
+        return _complete(found, source, options)
 
 
 def _labels(data: Dataset | FeatureSet) -> tuple[list[str], list[str]]:

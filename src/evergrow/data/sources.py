@@ -5,8 +5,8 @@ from __future__ import annotations
 import bisect
 import copy
 import fnmatch
+import glob
 import hashlib
-import itertools
 import os
 import posixpath
 import re
@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, ParameterError
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.core.record import from_values
 from evergrow.core.validation import check_choice, check_number
-from evergrow.data.dataset import Dataset, integers, listed
+from evergrow.data.dataset import Dataset, integers
 from evergrow.data.folders import TEST_WORDS, images_below, is_hidden, unwrapped
 from evergrow.data.items import Images, Samples, Stored, concat_samples
 from evergrow.data.readers import READERS, DataOptions
@@ -37,10 +37,7 @@ if TYPE_CHECKING:
 
 WhereT = TypeVar("WhereT")
 
-_MOST_FILES = 1_000_000
 _SHARD_BYTES, _SHARDS_KEPT, _FILES_KEPT = 64 * 2**20, 4, 64
-_RANGE = re.compile(r"\{(\d{1,20})\.\.(\d{1,20})\}")
-_CHOICE = re.compile(r"\{([^{}\[\]]*,[^{}\[\]]*)\}")
 _SPLIT = re.compile(r"(?<![a-z])(train|training|test|testing|val|valid|validation)(?![a-z])")
 
 
@@ -80,7 +77,7 @@ class Source(ABC):
     tree : Tree
         The folder.
     pattern : str
-        Which files in it: a name, a pattern with ``*``, ``?`` or ``{000..012}``; empty takes all of the format.
+        Which files in it: a name, a pattern with ``*`` or ``?``; empty takes all of the format.
     options : DataOptions
         How they are read.
     """
@@ -571,72 +568,21 @@ def spans(blocks: Sequence[tuple[int, int]], rows: int, size: int) -> Iterator[S
 # -- which files ------------------------------------------------------------------------------------------------
 
 
-def has_magic(text: str) -> bool:
-    """Return whether a name is a pattern.
-
-    Examples
-    --------
-    >>> from evergrow.data.sources import has_magic
-    >>> has_magic("train-{000..012}.tar"), has_magic("train-*.tar"), has_magic("train.tar")
-    (True, True, False)
-    """
-    return any(mark in text for mark in "*?[") or bool(_RANGE.search(text) or _CHOICE.search(text))
-
-
-def expanded(pattern: str) -> list[str]:
-    """Return what the braces of a pattern stand for.
-
-    Examples
-    --------
-    >>> from evergrow.data.sources import expanded
-    >>> expanded("{train,test}-{08..10}.tar")[:4]
-    ['train-08.tar', 'train-09.tar', 'train-10.tar', 'test-08.tar']
-    """
-    pieces: list[list[str]] = []
-    rest, count = pattern, 1
-    choices: Iterator[str]
-    while match := min((m for m in (_RANGE.search(rest), _CHOICE.search(rest)) if m), key=_start, default=None):
-        if match.re is _RANGE:
-            first, last = int(match[1]), int(match[2])
-            width = len(match[1]) if match[1].startswith("0") else 0
-            count *= max(last - first + 1, 1)
-            choices = (f"{number:0{width}d}" for number in range(first, last + 1))
-        else:
-            count *= match[1].count(",") + 1
-            choices = iter(match[1].split(","))
-        if count > _MOST_FILES:
-            raise ParameterError(f"pattern must stand for at most {_MOST_FILES:,} files, got {pattern!r}")
-        pieces += [[rest[: match.start()]], list(choices)]
-        rest = rest[match.end() :]
-    return ["".join(parts) for parts in itertools.product(*pieces, [rest])]
-
-
-def _start(match: re.Match[str]) -> int:
-    return match.start()
-
-
 def matching_files(tree: Tree, pattern: str) -> dict[str, int]:
     """Return names and sizes of the files of a pattern, sorted by name.
 
     Raises
     ------
     DatasetNotFoundError
-        If nothing matches, or a file that braces name is not there.
+        If nothing matches.
     """
-    patterns = expanded(pattern)
-    if (len(patterns) == 1 and not any(mark in pattern for mark in "*?[")) or tree.exists(pattern):
+    if not glob.has_magic(pattern) or tree.exists(pattern):
         return {pattern: tree.size(pattern)}
     every = tree.listing(deep="/" in pattern)
-    found: dict[str, int] = {}
-    missing: list[str] = []
-    for wanted in patterns:
-        matches = [wanted] if wanted in every else _matches(wanted, every)
-        found.update({name: every[name] for name in matches})
-        if not matches:
-            missing.append(wanted)
-    if missing:
-        raise DatasetNotFoundError(f"{tree.place()} must hold every file of {pattern}, but lacks {listed(missing)}")
-    return dict(sorted(found.items()))
+    found = {name: every[name] for name in _matches(pattern, every)}
+    if not found:
+        raise DatasetNotFoundError(f"{tree.place()} must hold files like {pattern}, got none")
+    return found
 
 
 def _matches(pattern: str, names: Iterable[str]) -> list[str]:

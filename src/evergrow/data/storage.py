@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol
+from typing import IO, TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from evergrow.core.errors import (
@@ -31,6 +31,9 @@ from evergrow.core.escaping import one_line, printable
 from evergrow.core.files import atomic_path
 from evergrow.data.dataset import shown
 from evergrow.data.items import Images, Stored
+
+if TYPE_CHECKING:
+    from evergrow.data.archives import Archive
 
 RATIO, ROOM = 100, 64 * 2**20
 """Packed data of strangers may unpack to so many times their size, and so many bytes; real data do not come near."""
@@ -55,18 +58,6 @@ _REMOTE = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 EntryKind = Literal["folder", "file", "broken"]
 
 
-class FileStore(Protocol):
-    """An archive: files by their names, with their sizes."""
-
-    sizes: dict[str, int]
-
-    def read(self, key: str) -> bytes:
-        """Return the content of a file."""
-
-    def mark(self, key: str, *, times: bool) -> str:
-        """Return what tells a file from others."""
-
-
 def is_remote(address: str) -> bool:
     """Return whether an address is of a bucket, a hub or the like; ``file://`` and plain paths are not.
 
@@ -88,7 +79,7 @@ class Tree:
         The root: a path, or an address that fsspec knows.
     storage : mapping, optional
         Settings of the storage, as fsspec takes them; may hold keys.
-    archive : FileStore, optional
+    archive : Archive, optional
         An archive that holds the files, whose address the root is.
 
     Examples
@@ -105,7 +96,7 @@ class Tree:
         self,
         address: str | os.PathLike[str],
         storage: Mapping[str, Any] | None = None,
-        archive: FileStore | None = None,
+        archive: Archive | None = None,
     ) -> None:
         text = os.fspath(address)
         self.archive, self.base = archive, ""
@@ -170,8 +161,7 @@ class Tree:
         """Return the tree whose root is a folder of this one."""
         inner = copy.copy(self)
         inner.base = self._full(folder)
-        for name in ("_above",):
-            inner.__dict__.pop(name, None)
+        inner.__dict__.pop("above", None)
         return inner
 
     # -- what is there ------------------------------------------------------------------------------------------
@@ -280,14 +270,10 @@ class Tree:
             return status.st_dev, status.st_ino
 
     @cached_property
-    def _above(self) -> frozenset[Hashable]:
-        real = self.root.resolve()
-        return frozenset(self.identity(os.fspath(folder)) for folder in (real, *real.parents))
-
-    @property
     def above(self) -> frozenset[Hashable]:
         """The root and all folders above it: a link to one of them would bring in other classes, or the whole disk."""
-        return self._above if self.on_disk else frozenset()
+        real = self.root.resolve()
+        return frozenset(self.identity(os.fspath(each)) for each in (real, *real.parents) if self.on_disk)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -339,26 +325,21 @@ class Tree:
         with self._reaching(""):
             paths = [f"{root}/{self._full(name)}" for name in names]
             bodies = system.cat_ranges(paths, [0] * len(paths), list(sizes), on_error="return") if paths else []
-        return [self._answer(name, body) for name, body in zip(names, bodies, strict=True)]
-
-    def _answer(self, name: str, answer: Any) -> bytes | ImageError:
-        if not isinstance(answer, BaseException):
-            return bytes(answer)
-        try:
-            with self._reaching(name):
-                raise answer
-        except EvergrowError as error:
-            return ImageError(f"image must be a readable file, got {name}: {error}")
+        return [
+            ImageError(f"image must be a readable file, got {name}: {self._said(body)}")
+            if isinstance(body, BaseException)
+            else bytes(body)
+            for name, body in zip(names, bodies, strict=True)
+        ]
 
     def images(self, names: Sequence[str]) -> Images:
         """Return images by their names; none is read."""
         if self.on_disk:
             return Images(tuple(names), root=self.root)
-        store = self.archive or self
+        if self.archive is None:
+            return Images(tuple(Stored(self, name) for name in names), tuple(names))
         full = tuple(self._full(name) for name in names)
-        if self.archive is not None:
-            return Images(tuple(Stored(store, name) for name in full), full)
-        return Images(tuple(Stored(self, name) for name in names), tuple(names))
+        return Images(tuple(Stored(self.archive, name) for name in full), full)
 
     def mark(self, name: str, *, times: bool) -> str:
         """Return what tells a file of a bucket from others."""

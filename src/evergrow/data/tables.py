@@ -86,17 +86,6 @@ def _read_pair(tree: Tree, train: str, test: str | None, options: DataOptions) -
     return _labelled(tree, train, (columns, test_columns), (rows, test_rows), notes)
 
 
-@register_reader(
-    "tables", fits=lambda tree: training_file(tree, TABLE_SUFFIXES) is not None, marks=TABLE_SUFFIXES, rank=70
-)
-def read_tables(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    """Read a folder that holds a training table and a test table."""
-    train = training_file(tree, TABLE_SUFFIXES)
-    if train is None:
-        raise DatasetNotFoundError(f"{tree.place()} must hold a training and a test table, such as train.csv, test.csv")
-    return read_table(tree, train, options)
-
-
 def _single_table(tree: Tree) -> str | None:
     """Return the only table of a folder without class folders: one that holds the images of the table at most."""
     folders = [name for name, kind in tree.entries() if kind == "folder" and not is_hidden(name)]
@@ -106,11 +95,17 @@ def _single_table(tree: Tree) -> str | None:
 
 
 @register_reader("single-table", fits=lambda tree: _single_table(tree) is not None, marks=TABLE_SUFFIXES, rank=80)
-def read_single_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    """Read the one table of a folder, and images in the folder beside it."""
-    table = _single_table(tree)
+@register_reader(
+    "tables", fits=lambda tree: training_file(tree, TABLE_SUFFIXES) is not None, marks=TABLE_SUFFIXES, rank=70
+)
+def read_tables(tree: Tree, name: str, options: DataOptions) -> Dataset:
+    """Read the training and the test table of a folder, or its one table with images in the folder beside it."""
+    table = training_file(tree, TABLE_SUFFIXES) or _single_table(tree)
     if table is None:
-        raise DatasetNotFoundError(f"{tree.place()} must hold one table and at most one folder, got something else")
+        raise DatasetNotFoundError(
+            f"{tree.place()} must hold a training and a test table, such as train.csv and test.csv, or one table and "
+            "at most one folder"
+        )
     return read_table(tree, table, options)
 
 
@@ -136,61 +131,23 @@ def _metadata_in(tree: Tree, folder: str) -> str | None:
 def read_imagefolder(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read images that ``metadata.csv`` or ``metadata.jsonl`` names by ``file_name``, and their labels.
 
-    The metadata lie beside the images, for all or in a training and a test folder. Where they have no column of labels,
-    the folders that the images are in give the classes.
-
-    Raises
-    ------
-    FileFormatError
-        If there are neither labels nor folders.
+    The metadata lie beside the images, for all or in a training and a test folder.
     """
     tables = _metadata(tree)
     if not tables:
         raise InputError(
             f"{tree.place()} must hold metadata.csv or metadata.jsonl with a column {FILE_COLUMN}, got none"
         )
-    parts = [_read_metadata(tree, table, options) for table in tables]
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    second = parts[1]
-    return Dataset.of(
-        first.train.raw_items(),
-        first.train.required_labels(),
-        second.train.raw_items(),
-        second.train.required_labels(),
-        layout="imagefolder",
-        notes=(*first.notes, *second.notes),
-        cautions=(*first.cautions, *second.cautions),
-    )
-
-
-def _read_metadata(tree: Tree, table: str, options: DataOptions) -> Dataset:
     settings = replace(options, image_column=options.image_column or FILE_COLUMN)
-    header, rows = read_cells(tree, table)
-    label, name = settings.label_column or LABEL_COLUMN, posixpath.basename(table)
-    if label in header:
-        found, note = _read_pair(tree, table, None, settings), f"labels from {name}"
-    else:
-        found = _from_folders(tree, table, header, rows, settings.image_column)
-        note = f"{name} has no column {label!r}: folders are the classes"
-    walk = Walk(tree.below(posixpath.dirname(table)))
-    rest = len(walk.images(".")) - len(found.train) - (0 if found.test is None else len(found.test))
-    unlisted = [f"images that {name} does not name left out: {rest}"] if rest > 0 else []
-    cautions = (*found.cautions, *unlisted, *walk.cautions())
-    return replace(found, layout="imagefolder", notes=(*found.notes, note), cautions=cautions)
-
-
-def _from_folders(tree: Tree, table: str, header: list[str], rows: list[Row], column: str) -> Dataset:
-    images = row_items(tree, table, rows, Columns(column, "", "", images=True))
-    names = [_plain_path(cells.get(column, "")) for _, cells in rows]
-    labels = [posixpath.basename(posixpath.dirname(name)) for name in names]
-    if not all(labels) or len(set(labels)) < 2:
-        raise FileFormatError(
-            f"{tree.place(table)} must have a column 'label', or name images in one folder per class, got the columns "
-            f"{listed(header, most=8)}; say which one it is by label_column"
-        )
-    return Dataset.of(images, labels)
+    parts = [_read_pair(tree, table, None, settings) for table in tables]
+    first, cautions = parts[0], []
+    for table, part in zip(tables, parts, strict=True):
+        walk = Walk(tree.below(posixpath.dirname(table)))
+        rest = len(walk.images(".")) - len(part.train) - (0 if part.test is None else len(part.test))
+        left_out = f"images that {posixpath.basename(table)} does not name left out: {rest}"
+        cautions += [*([left_out] if rest > 0 else []), *walk.cautions()]
+    test = parts[1].train if len(parts) == 2 else first.test
+    return replace(first, test=test, layout="imagefolder", cautions=tuple(cautions))
 
 
 # -- samples of rows ------------------------------------------------------------------------------------------

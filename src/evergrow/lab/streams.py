@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
-from typing import Protocol as Interface
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -213,22 +212,6 @@ class Protocol:
         return [self.n_initial, *[self.increment] * whole, *([rest] if rest else [])]
 
 
-class Labelled(Interface):
-    """A data set as a stream sees it: labels of a training and a test set."""
-
-    @property
-    def y_train(self) -> NDArray[Any]:
-        """Labels of the training set."""
-
-    @property
-    def y_test(self) -> NDArray[Any]:
-        """Labels of the test set."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether there is no test set."""
-
-
 @dataclass(frozen=True, eq=False)
 class Task:
     """The classes and samples that arrive in one session.
@@ -344,7 +327,7 @@ def make_stream(
 
 
 def stream_of(
-    data: Labelled,
+    data: Any,
     protocol: Protocol | None = None,
     *,
     seed: int = DEFAULT_SEED,

@@ -122,7 +122,6 @@ def test_many_files_in_the_order_of_their_names(tmp_path: Path) -> None:
         np.savez(tmp_path / f"{name}.npz", X=np.full((3, 2), ord(name), np.float32), y=np.array([name] * 3))
     assert whole(read(tmp_path))[1] == list("aaabbbccc")
     assert whole(read(tmp_path / "[ab].npz"))[1] == list("aaabbb")
-    assert whole(read(tmp_path / "{c,a}.npz"))[1] == list("aaaccc")
 
 
 def test_a_file_without_labels_has_none(tmp_path: Path) -> None:

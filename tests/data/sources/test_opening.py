@@ -17,7 +17,7 @@ from evergrow.core.errors import EvergrowError, FileFormatError, InputError, Par
 from evergrow.data import Samples, Shard, Source, read, source_from
 from evergrow.data.items import Texts
 from evergrow.data.readers import READERS, register_reader
-from evergrow.data.sources import expanded, make_source, part_of_files, spans
+from evergrow.data.sources import make_source, part_of_files, spans
 
 LARGE = 1 << 30
 
@@ -27,17 +27,6 @@ def vectors(tmp_path: Path) -> Path:
     for name in ("a", "b"):
         np.savez(tmp_path / f"{name}.npz", X=np.eye(5, dtype=np.float32), y=np.array([name] * 5))
     return tmp_path
-
-
-def test_braces() -> None:
-    assert expanded("x.tar") == ["x.tar"]
-    assert expanded("{1..3}") == ["1", "2", "3"]
-    assert expanded("{098..101}.tar") == ["098.tar", "099.tar", "100.tar", "101.tar"]
-    assert expanded("{a,b}/{0..1}") == ["a/0", "a/1", "b/0", "b/1"]
-    assert expanded("{a}-{}") == ["{a}-{}"]
-    for bomb in ("{0..9999999}", "{0..9999}{0..9999}", "{0..99999999999999999999}"):
-        with pytest.raises(ParameterError, match="at most 1,000,000 files"):
-            expanded(bomb)
 
 
 def test_parts_go_by_whole_words() -> None:

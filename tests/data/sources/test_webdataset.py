@@ -58,10 +58,10 @@ def test_samples_are_the_members_in_order(tars: Path) -> None:
 
 
 def test_patterns_name_the_tars(tars: Path) -> None:
-    for pattern, rows in (("train-{000..001}.tar", 20), ("train-*.tar", 30), ("train-00[12].tar", 20)):
+    for pattern, rows in (("train-*.tar", 30), ("train-00[12].tar", 20)):
         assert sum(shard.rows for shard in read(tars / pattern).shards(99, LARGE)) == rows
-    with pytest.raises(DatasetNotFoundError, match=r"lacks 'train-003\.tar'"):
-        list(read(tars / "train-{000..003}.tar").shards(99, LARGE))
+    with pytest.raises(DatasetNotFoundError, match=r"must hold files like other-\*\.tar, got none"):
+        list(read(tars / "other-*.tar").shards(99, LARGE))
 
 
 def test_a_huge_tar_is_indexed_and_read_by_ranges(tmp_path: Path, traffic: Traffic) -> None:

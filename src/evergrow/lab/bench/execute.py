@@ -18,14 +18,14 @@ from evergrow.core.devices import resolve_device
 from evergrow.head.base import IncrementalClassifier
 from evergrow.lab.bench.analyses import ANALYSES, AnalysisInput
 from evergrow.lab.bench.data import DataSource
-from evergrow.lab.bench.play import PlayLog, Tick, play, play_results, unchanged, within_results
+from evergrow.lab.bench.play import PlayLog, play, play_results, unchanged, within_results
 from evergrow.lab.bench.run import Run
 from evergrow.lab.methods import FsaClassifier, ImageClassifier, method_needs
 from evergrow.lab.methods.cost import Cost
 from evergrow.lab.records import Record, environment, error_entry, plain, scrub, utc_now, versions
 
 
-def execute(run: Run, datasets: DataSource, tick: Tick | None = None) -> Record:
+def execute(run: Run, datasets: DataSource) -> Record:
     """Carry out a run or an analysis and return its record, whatever happens.
 
     Parameters
@@ -34,8 +34,6 @@ def execute(run: Run, datasets: DataSource, tick: Tick | None = None) -> Record:
         Settings.
     datasets : DataSource
         Where the data come from; if they cannot be had, the run fails.
-    tick : callable, optional
-        Told after every session.
 
     Returns
     -------
@@ -49,7 +47,7 @@ def execute(run: Run, datasets: DataSource, tick: Tick | None = None) -> Record:
     def work() -> None:
         on_images = method_needs(run.method.name) == "images"
         gflops = datasets.gflops(run.data)
-        method = play(run, datasets.images(run.data) if on_images else datasets.get(run.data), log, tick)
+        method = play(run, datasets.images(run.data) if on_images else datasets.get(run.data), log)
         if isinstance(method, ImageClassifier) or gflops is not None:
             extra["cost"] = _cost_entry(method, log, gflops or 0.0)
         if run.confusion and log.answers is not None:

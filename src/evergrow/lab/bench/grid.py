@@ -6,11 +6,11 @@ import contextlib
 import fnmatch
 import gc
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from typing import Protocol as Interface
 
 import torch
 
@@ -143,22 +143,6 @@ class Step:
         return self.record.status if self.record else "pending"
 
 
-class Reporter(Interface):
-    """Someone who is told how a grid is going."""
-
-    def plan(self, steps: Sequence[Step]) -> None:
-        """Receive all steps before the first one runs."""
-
-    def begin(self, step: Step) -> None:
-        """Receive the step that starts now."""
-
-    def tick(self, step: Step, done: int, total: int, accuracy: float) -> None:
-        """Receive the progress of the running step."""
-
-    def end(self, step: Step) -> None:
-        """Receive a step that has ended, with its record."""
-
-
 @dataclass
 class GridResult:
     """The steps of a grid, planned or done.
@@ -232,7 +216,7 @@ def run_grid(
     output: str | os.PathLike[str] | None = None,
     only: Iterable[str] = (),
     retry_failed: bool = False,
-    reporter: Reporter | None = None,
+    say: Callable[[str], None] = lambda line: None,
     engine: Engine | None = None,
 ) -> GridResult:
     """Carry out every run or analysis of a spec that has no finished record yet.
@@ -245,8 +229,8 @@ def run_grid(
     ----------
     spec, output, only, retry_failed
         As for :func:`plan_grid`.
-    reporter : Reporter, optional
-        Told about everything.
+    say : callable, optional
+        Told one line for people about the plan, and one about every run that has ended.
     engine : Engine, optional
         Several processes or machines that carry out runs side by side, such as
         ``evergrow.engine.LocalEngine(workers=2)``. Results are the same; times are those of runs that share a machine.
@@ -265,15 +249,12 @@ def run_grid(
         remove_partial(folder)
         result = plan_grid(spec, output=folder, only=only, retry_failed=retry_failed, datasets=datasets)
         try:
-            if reporter:
-                reporter.plan(result.steps)
             todo = [step for step in result.steps if step.action == "run"]
-            done = (
-                run_on_engine(engine, spec, folder, todo) if engine else _one_by_one(folder, todo, datasets, reporter)
-            )
-            for step in done:
-                if reporter:
-                    reporter.end(step)
+            _say_plan(result.steps, "analyses" if spec.analyses else "runs", say)
+            done = run_on_engine(engine, spec, folder, todo) if engine else _one_by_one(folder, todo, datasets)
+            for number, step in enumerate(done, start=1):
+                summary = step.record.summary if step.record else "no record"
+                say(f"[{number}/{len(todo)}] {step.status} | {step.run.title} | {summary}")
                 if step.status == "cancelled":
                     result.cancelled = True
                     break
@@ -282,17 +263,18 @@ def run_grid(
     return result
 
 
-def _one_by_one(folder: Path, steps: Sequence[Step], datasets: DataSource, reporter: Reporter | None) -> Iterator[Step]:
+def _say_plan(steps: Sequence[Step], noun: str, say: Callable[[str], None]) -> None:
+    actions = Counter(step.action for step in steps)
+    counts = f"{actions['run']} to do, {actions['skip']} finished, {actions['failed']} failed earlier"
+    say(f"{len(steps)} {noun}: {counts}")
     for step in steps:
-        step.record = None
-        if reporter:
-            reporter.begin(step)
+        if step.note:
+            say(f"{step.run.title}: {step.note}")
 
-        def tick(done: int, total: int, accuracy: float, step: Step = step) -> None:
-            if reporter:
-                reporter.tick(step, done, total, accuracy)
 
-        step.record = execute(step.run, datasets, tick)
+def _one_by_one(folder: Path, steps: Sequence[Step], datasets: DataSource) -> Iterator[Step]:
+    for step in steps:
+        step.record = execute(step.run, datasets)
         write_record(folder / step.run.file_name, step.record)
         release_memory()
         yield step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -31,9 +31,6 @@ from evergrow.lab.metrics import (
 )
 from evergrow.lab.streams import Stream, Task, stream_of
 
-Tick = Callable[[int, int, float], None]
-"""Called after every session with (sessions done, sessions in all, accuracy over seen classes)."""
-
 
 @dataclass
 class PlayLog:
@@ -55,9 +52,7 @@ class PlayLog:
     """Accuracy within tasks after the last session, where it was asked for."""
 
 
-def play(
-    run: Run, data: FeatureSet | ImageData, log: PlayLog, tick: Tick | None = None
-) -> IncrementalClassifier | ImageClassifier:
+def play(run: Run, data: FeatureSet | ImageData, log: PlayLog) -> IncrementalClassifier | ImageClassifier:
     """Learn task by task, filling the log, and return the learner."""
     device = resolve_device(run.device)
     stream = stream_of(unchanged(data, run), run.protocol, seed=run.seed, earlier_seeds=run.earlier_seeds)
@@ -93,8 +88,6 @@ def play(
         log.counts.append(int(counts[-1]))
         if task.index == len(stream) - 1:
             log.last = learner, X, y, stream
-        if tick:
-            tick(task.index + 1, len(stream), float(np.mean(predictions == y)))
     return cast("IncrementalClassifier | ImageClassifier", method)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -126,47 +125,10 @@ def _run(
         lines.append(f"{len(planned.steps)} {noun}: {_counted(step.action for step in planned.steps)}")
         return Answer({noun: [_step_values(step) for step in planned.steps]}, lines)
     engine = placing.opened()
-    reporter = Lines(noun)
-    done = run_grid(spec, output=output, only=only or (), retry_failed=retry_failed, reporter=reporter, engine=engine)
+    done = run_grid(spec, output=output, only=only or (), retry_failed=retry_failed, say=note_line, engine=engine)
     values = {noun: [_step_values(step) for step in done.steps]}
     note = f"the records are in {done.folder}"
     return Answer(values, _result_lines(done, noun), code=ExitCode(done.exit_code), done=note)
-
-
-class Lines:
-    """Tells how a grid is going: one line per run on standard error."""
-
-    def __init__(self, noun: str) -> None:
-        self._noun = noun
-        self._total = self._done = 0
-        self._start: float | None = None
-
-    def plan(self, steps: Sequence[Step]) -> None:
-        """Say how much there is to do."""
-        actions = Counter(step.action for step in steps)
-        self._total = actions["run"]
-        note_line(
-            f"{len(steps)} {self._noun}: {actions['run']} to do, {actions['skip']} finished, "
-            f"{actions['failed']} failed earlier"
-        )
-        for step in steps:
-            if step.note:
-                note_line(f"{step.run.title}: {step.note}")
-
-    def begin(self, step: Step) -> None:
-        """Start the clock."""
-        self._start = time.perf_counter()
-
-    def tick(self, step: Step, done: int, total: int, accuracy: float) -> None:
-        """Say nothing: there is one line per run."""
-
-    def end(self, step: Step) -> None:
-        """Say how the run ended."""
-        self._done += 1
-        # Of runs side by side only their workers know when each began.
-        took = "" if self._start is None else f" | {time.perf_counter() - self._start:.1f} s"
-        summary = step.record.summary if step.record else "no record"
-        note_line(f"[{self._done}/{self._total}] {step.status} | {step.run.title} | {summary}{took}")
 
 
 def _step_values(step: Step) -> dict[str, Any]:

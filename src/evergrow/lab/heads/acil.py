@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ class _AnalyticBuffer(RandomLayerRidge):
 
 
 @HEADS.register("acil")
+@dataclass(eq=False, repr=False)
 class ACILClassifier(_AnalyticBuffer):
     """Analytic class-incremental learning (Zhuang et al., NeurIPS 2022).
 
@@ -59,20 +61,14 @@ class ACILClassifier(_AnalyticBuffer):
     True
     """
 
-    def __init__(
-        self,
-        n_units: int = 8192,
-        alpha: float = 0.1,
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-    ) -> None:
-        self.n_units = n_units
-        self.alpha = alpha
-        self.random_state = random_state
-        self.device = device
+    n_units: int = 8192
+    alpha: float = 0.1
+    random_state: Any = None
+    device: str | torch.device = "auto"
 
 
 @HEADS.register("g-acil")
+@dataclass(eq=False, repr=False)
 class GACILClassifier(_AnalyticBuffer):
     """Generalised analytic class-incremental learning, G-ACIL or GACL (Zhuang et al., NeurIPS 2024).
 
@@ -112,19 +108,11 @@ class GACILClassifier(_AnalyticBuffer):
     (33.3, True)
     """
 
-    def __init__(
-        self,
-        n_units: int = 5000,
-        alpha: float = 100.0,
-        n_passes: int = 3,
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-    ) -> None:
-        self.n_units = n_units
-        self.alpha = alpha
-        self.n_passes = n_passes
-        self.random_state = random_state
-        self.device = device
+    n_units: int = 5000
+    alpha: float = 100.0
+    n_passes: int = 3
+    random_state: Any = None
+    device: str | torch.device = "auto"
 
     def _check_params(self) -> None:
         super()._check_params()

@@ -61,6 +61,7 @@ class _Learned:
 
 
 @HEADS.register("anacp")
+@dataclass(eq=False, repr=False)
 class AnaCPClassifier(IncrementalClassifier):
     """Analytic contrastive projection (AnaCP; Momeni, Mazumder, Ke and Liu, NeurIPS 2025).
 
@@ -120,25 +121,14 @@ class AnaCPClassifier(IncrementalClassifier):
 
     learned_as: ClassVar[type] = _Learned
 
-    def __init__(
-        self,
-        n_units: int = 5000,
-        alpha: float = 100.0,
-        n_ensembles: int = 3,
-        samples_per_class: int = 100,
-        variant: str = "code",
-        dtype: str = "auto",
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-    ) -> None:
-        self.n_units = n_units
-        self.alpha = alpha
-        self.n_ensembles = n_ensembles
-        self.samples_per_class = samples_per_class
-        self.variant = variant
-        self.dtype = dtype
-        self.random_state = random_state
-        self.device = device
+    n_units: int = 5000
+    alpha: float = 100.0
+    n_ensembles: int = 3
+    samples_per_class: int = 100
+    variant: str = "code"
+    dtype: str = "auto"
+    random_state: Any = None
+    device: str | torch.device = "auto"
 
     def _check_params(self) -> None:
         for name in ("n_units", "n_ensembles", "samples_per_class"):

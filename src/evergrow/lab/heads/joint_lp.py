@@ -32,6 +32,7 @@ class _Learned:
 
 
 @HEADS.register("joint-lp")
+@dataclass(eq=False, repr=False)
 class JointLinearProbe(IncrementalClassifier):
     """A linear classifier on the features of everything seen so far, as if all of it came at once.
 
@@ -73,27 +74,15 @@ class JointLinearProbe(IncrementalClassifier):
 
     learned_as: ClassVar[type] = _Learned
 
-    def __init__(
-        self,
-        solver: str = "sgd",
-        alpha: float | str = "gcv",
-        n_epochs: int = 30,
-        batch_size: int = 128,
-        learning_rate: float = 0.01,
-        momentum: float = 0.9,
-        weight_decay: float = 5e-4,
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-    ) -> None:
-        self.solver = solver
-        self.alpha = alpha
-        self.n_epochs = n_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.momentum = momentum
-        self.weight_decay = weight_decay
-        self.random_state = random_state
-        self.device = device
+    solver: str = "sgd"
+    alpha: float | str = "gcv"
+    n_epochs: int = 30
+    batch_size: int = 128
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    random_state: Any = None
+    device: str | torch.device = "auto"
 
     def _check_params(self) -> None:
         check_choice("solver", self.solver, ("analytic", "sgd"))

@@ -45,6 +45,7 @@ class _Learned:
 
 
 @HEADS.register("klda")
+@dataclass(eq=False, repr=False)
 class KLDAClassifier(IncrementalClassifier):
     """Kernel linear discriminant analysis (Momeni, Mazumder and Liu, AAAI 2025).
 
@@ -100,23 +101,13 @@ class KLDAClassifier(IncrementalClassifier):
 
     learned_as: ClassVar[type] = _Learned
 
-    def __init__(
-        self,
-        n_units: int = 5000,
-        gamma: float | str = "median",
-        alpha: float = 1e-3,
-        inverse: str = "ridge",
-        n_ensembles: int = 1,
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-    ) -> None:
-        self.n_units = n_units
-        self.gamma = gamma
-        self.alpha = alpha
-        self.inverse = inverse
-        self.n_ensembles = n_ensembles
-        self.random_state = random_state
-        self.device = device
+    n_units: int = 5000
+    gamma: float | str = "median"
+    alpha: float = 1e-3
+    inverse: str = "ridge"
+    n_ensembles: int = 1
+    random_state: Any = None
+    device: str | torch.device = "auto"
 
     def _check_params(self) -> None:
         check_number("n_units", self.n_units, low=1, integer=True)

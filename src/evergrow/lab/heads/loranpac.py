@@ -37,6 +37,7 @@ class _Learned:
 
 
 @HEADS.register("loranpac")
+@dataclass(eq=False, repr=False)
 class LoRanPACClassifier(IncrementalClassifier):
     """Low-rank random projections (Peng, Elenter, Agterberg, Ribeiro and Vidal, ICLR 2025; formerly TSVD).
 
@@ -97,27 +98,15 @@ class LoRanPACClassifier(IncrementalClassifier):
 
     learned_as: ClassVar[type] = _Learned
 
-    def __init__(
-        self,
-        n_units: int = 100_000,
-        rank: int = 10_000,
-        truncate: float = 0.25,
-        alpha: float = 0.0,
-        batch_size: int = 1000,
-        buffer_rows: int = 10_000,
-        dtype: str = "auto",
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-    ) -> None:
-        self.n_units = n_units
-        self.rank = rank
-        self.truncate = truncate
-        self.alpha = alpha
-        self.batch_size = batch_size
-        self.buffer_rows = buffer_rows
-        self.dtype = dtype
-        self.random_state = random_state
-        self.device = device
+    n_units: int = 100_000
+    rank: int = 10_000
+    truncate: float = 0.25
+    alpha: float = 0.0
+    batch_size: int = 1000
+    buffer_rows: int = 10_000
+    dtype: str = "auto"
+    random_state: Any = None
+    device: str | torch.device = "auto"
 
     def _check_params(self) -> None:
         for name in ("n_units", "rank", "batch_size", "buffer_rows"):

@@ -33,6 +33,7 @@ class _Learned(Learned):
 
 
 @HEADS.register("ranpac")
+@dataclasses.dataclass(eq=False, repr=False)
 class RanPACClassifier(RandomLayerRidge):
     """Random projections and pre-trained models (McDonnell et al., NeurIPS 2023), the second phase.
 
@@ -81,19 +82,10 @@ class RanPACClassifier(RandomLayerRidge):
 
     learned_as: ClassVar[type] = _Learned
 
-    alpha: float | str  # type: ignore[assignment]
-
-    def __init__(
-        self,
-        n_units: int = 10_000,
-        alpha: float | str = "task",
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-    ) -> None:
-        self.n_units = n_units
-        self.alpha = alpha
-        self.random_state = random_state
-        self.device = device
+    n_units: int = 10_000
+    alpha: float | str = "task"  # type: ignore[assignment]
+    random_state: Any = None
+    device: str | torch.device = "auto"
 
     def _check_params(self) -> None:
         check_number("n_units", self.n_units, low=0, integer=True)

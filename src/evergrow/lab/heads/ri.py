@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from evergrow.lab.layers import GaussianLayer
 
 
 @HEADS.register("ri")
+@dataclass(eq=False, repr=False)
 class RIClassifier(RandomLayerRidge):
     """Sigmoid units with unit normal weights and biases, and recursive ridge regression on them.
 
@@ -51,17 +53,10 @@ class RIClassifier(RandomLayerRidge):
     True
     """
 
-    def __init__(
-        self,
-        n_units: int = 10_000,
-        alpha: float = 0.01,
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-    ) -> None:
-        self.n_units = n_units
-        self.alpha = alpha
-        self.random_state = random_state
-        self.device = device
+    n_units: int = 10_000
+    alpha: float = 0.01
+    random_state: Any = None
+    device: str | torch.device = "auto"
 
     def _layer(self) -> GaussianLayer:
         return GaussianLayer(self.n_units)

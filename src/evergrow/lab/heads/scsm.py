@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from evergrow.lab.layers import SCSMLayer
 
 
 @HEADS.register("scsm")
+@dataclass(eq=False, repr=False)
 class SCSMClassifier(RandomLayerRidge):
     """Units configured on the first task as in stochastic configuration networks, then recursive ridge.
 
@@ -65,21 +67,12 @@ class SCSMClassifier(RandomLayerRidge):
     True
     """
 
-    def __init__(
-        self,
-        n_units: int = 10_000,
-        alpha: float = 0.01,
-        n_candidates: int = 10,
-        tol: float = 0.0,
-        random_state: Any = None,
-        device: str | torch.device = "auto",
-    ) -> None:
-        self.n_units = n_units
-        self.alpha = alpha
-        self.n_candidates = n_candidates
-        self.tol = tol
-        self.random_state = random_state
-        self.device = device
+    n_units: int = 10_000
+    alpha: float = 0.01
+    n_candidates: int = 10
+    tol: float = 0.0
+    random_state: Any = None
+    device: str | torch.device = "auto"
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         if len(labels.classes) < 2 and not self._is_fitted():
