@@ -128,7 +128,7 @@ FILE_BUILDERS: dict[str, Build] = {
     "archive": _zip,
     "arrays": _arrays,
 }
-ELSEWHERE = {"webdataset", "patterns", "hf"}
+ELSEWHERE = {"arrow", "webdataset", "patterns", "hf"}
 """Readers that tests/data builds data for; their data are read by the same two functions."""
 
 
