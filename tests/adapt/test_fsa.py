@@ -12,15 +12,9 @@ from torch.nn.functional import cross_entropy, linear, normalize
 
 from evergrow.adapt import Adaptation, CheckpointError, FsaConfig, TrainConfig, adapt, adapted_from
 from evergrow.adapt.fsa import CosineHead, Lift, LinearHead
-from evergrow.adapt.training_images import TrainingSeed, training_images
+from evergrow.adapt.training_images import TrainingImages, TrainingSeed
 from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners, create_tuner, tuners_of
-from evergrow.core.errors import (
-    LabelError,
-    NotFittedError,
-    ParameterError,
-    UnknownNameError,
-    WeightsError,
-)
+from evergrow.core.errors import LabelError, NotFittedError, ParameterError, UnknownNameError, WeightsError
 from evergrow.core.record import read_record, write_record
 from evergrow.core.seeding import derive_seed
 from evergrow.data.items import Texts
@@ -74,7 +68,7 @@ def test_the_protocol_is_ranpacs() -> None:
     assert float(weight.detach().abs().max()) <= 24**-0.5
     optimizer = torch.optim.SGD([*tuner.parameters(), weight, scale], lr=0.01, momentum=0.9, weight_decay=5e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
-    source = training_images(
+    source = TrainingImages(
         items,
         y,
         config.train,

@@ -90,7 +90,7 @@ def test_what_does_not_go_with_an_engine_is_one_line(shell: Shell, data: Path, t
     assert "--adapt does not work with --engine" in shell.error(*fit, "--adapt", "ssf")
     assert "Give shard as I/N" in shell.error(*fit, "--set", "shard=4/3")
     assert "No folder or file 'no'" in shell.error("fit", tmp_path / "no", "-m", tmp_path / "m.evg", *ENGINE)
-    assert "folder must be that of a job" in shell.error("engine", "status", tmp_path)
+    assert "is no folder of a job" in shell.error("engine", "status", tmp_path)
     shell.run("fit", data, "-m", tmp_path / "model.evg", "--units", 20)
     assert "name a folder by --out" in shell.error("predict", tmp_path / "model.evg", data, *ENGINE)
     assert "one folder, file or address" in shell.error("predict", tmp_path / "model.evg", data, data, *ENGINE)

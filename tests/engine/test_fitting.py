@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import tarfile
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from evergrow import Learner
 from evergrow.core.errors import BusyError, EngineError, FileFormatError, InputError, ParameterError
 from evergrow.core.files import locked
 from evergrow.engine import LocalEngine, merge, worker_tasks
-from evergrow.engine.runners import LocalRunner, ShardError, Task, task_result
+from evergrow.engine.job import read_job
+from evergrow.engine.runners import LocalRunner, ShardError
 from evergrow.engine.status import status
 
 
@@ -54,7 +54,7 @@ def test_more_rows_than_the_first_are_learned_by_the_layer_of_those(data: Path, 
     sizes = {"shard_rows": 40, "first_rows": 100}
     options = {"n_units": 20, "alpha": 0.1, "readout": "ridge"}  # nothing is chosen from the data of a moment
     mine = Learner(options=options).fit(data, engine=LocalEngine(**sizes, folder=tmp_path / "job"))
-    first = json.loads((tmp_path / "job" / "manifest.json").read_text())["first"]
+    first = list(read_job(tmp_path / "job").manifest.first)
     X, y = points()
     names = np.array([f"class {code}" for code in y])
     rest = np.setdiff1d(np.arange(len(X)), first)
@@ -296,7 +296,7 @@ def test_a_shard_counted_twice_would_be_noticed(data, tmp_path, monkeypatch) -> 
 def test_a_folder_of_another_job_is_refused(data: Path, tmp_path: Path) -> None:
     learned(data, folder=tmp_path / "job")
     other = write_points(tmp_path / "other.npz", n=200)
-    with pytest.raises(EngineError, match="must be the manifest of these data"):
+    with pytest.raises(EngineError, match="holds a job on other data"):
         learned(other, folder=tmp_path / "job")
     with pytest.raises(EngineError, match="differs in options"):
         Learner(options={"n_units": 30}).fit(data, engine=LocalEngine(**SMALL, folder=tmp_path / "job"))
@@ -360,9 +360,3 @@ def test_shares_of_the_work_add_up(data: Path, eight: np.ndarray, tmp_path: Path
         done.append(status(tmp_path / "job").done)
     assert done == [0, 4, 8]
     assert (scores(learned(data, folder=tmp_path / "job")) == eight).all()
-
-
-def test_a_work_that_nobody_knows_is_a_failure(data: Path, tmp_path: Path) -> None:
-    outcome = task_result(Task("dance", 0, {"folder": str(tmp_path), "key": ""}), worker_tasks.perform)
-    assert outcome.state == "failed"
-    assert "work must be one of" in outcome.error

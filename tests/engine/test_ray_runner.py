@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tests.engine.conftest import ROOT, SMALL
+from tests.engine.conftest import ROOT
 from tests.engine.toy_tasks import differences, expected_bytes, perform, tasks
 
 from evergrow.core import optional
 from evergrow.core.errors import EngineError, MissingExtraError, ParameterError
-from evergrow.core.seeding import generator
 from evergrow.engine import runners
 from evergrow.engine.runners import RayRunner, TaskResult, WorkerCheck
 
@@ -102,49 +100,6 @@ def test_a_task_that_kills_every_worker_fails_after_a_few_and_harms_no_other(run
     assert [outcomes[number].state for number in range(4)] == ["done", "failed", "done", "failed"]
     assert f"its worker died {runners.TRIES} times" in outcomes[3].error
     assert Counter(number for number, _ in begun(tmp_path))[3] == runners.TRIES
-
-
-@reads_proc
-@pytest.mark.parametrize("seed", [17])
-def test_workers_killed_at_random_moments_change_nothing(runner_of, tmp_path: Path, seed: int) -> None:
-    n, drawn = 80, generator(seed, "moments to kill")
-    moments = torch.randperm(n, generator=drawn)[:KILLS].sort().values.tolist()
-    delays = (torch.rand(KILLS, generator=drawn) * 0.2).tolist()
-    killed: list[int] = []
-
-    def kill() -> None:
-        """Kill whoever began a task, so many tasks after the beginning and so long after it began."""
-        for moment, delay in zip(moments, delays):
-            wait_until(lambda moment=moment: len(begun(tmp_path)) > moment, seconds=300)
-            time.sleep(delay)
-            living = [pid for _, pid in begun(tmp_path) if alive(pid)]
-            if living:
-                os.kill(living[-1], signal.SIGKILL)
-                killed.append(living[-1])
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    outcomes = list(runner_of(3).run(tasks(tmp_path, n, seconds=0.2)))
-    killer.join(1)
-    check_files(tmp_path, n, outcomes)
-    assert len(begun(tmp_path)) > n
-    assert len(killed) == KILLS
-
-
-def test_the_tasks_of_a_lost_node_go_to_others(cluster: Any, runner_of, tmp_path: Path) -> None:
-    extra = cluster.add_node(num_cpus=2, **SMALL)
-    cluster.wait_for_nodes()
-    outcomes = []
-    try:
-        runner = runner_of(6)
-        for outcome in runner.run(tasks(tmp_path, 60, seconds=0.3)):
-            outcomes.append(outcome)
-            if len(outcomes) == 15:
-                cluster.remove_node(extra, allow_graceful=False)
-    finally:
-        if extra in cluster.worker_nodes:
-            cluster.remove_node(extra)
-    check_files(tmp_path, 60, outcomes)
 
 
 @pytest.mark.parametrize(

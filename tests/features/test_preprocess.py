@@ -16,7 +16,6 @@ from timm.data import create_transform, resolve_data_config
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
-from evergrow.adapt.training_images import TrainTransform, train_transform
 from evergrow.core.errors import FileFormatError, InputError, ParameterError
 from evergrow.features import Preprocessing, create_backbone, decode_image, preprocess
 
@@ -121,51 +120,6 @@ def test_descriptions_with_other_keys_and_images_in_other_modes() -> None:
         Preprocessing.from_dict({"size": [1, 1]})
     with pytest.raises(InputError, match="in RGB"):
         Preprocessing()(Image.new("L", (4, 4)))
-    with pytest.raises(InputError, match="in RGB"):
-        train_transform(Preprocessing())(Image.new("L", (4, 4)), torch.Generator())
-
-
-@pytest.mark.parametrize("size", [*SIZES, (3, 500)])
-def test_training_crops_are_torchvisions_for_the_same_draws(size: tuple[int, int]) -> None:
-    own = train_transform(Preprocessing((64, 64), (72, 72), mean=(0.5,) * 3, std=(0.25,) * 3))
-    theirs = transforms.Compose(
-        [
-            transforms.RandomResizedCrop(64, scale=(0.05, 1.0), ratio=(3 / 4, 4 / 3)),
-            transforms.RandomHorizontalFlip(0.5),
-            transforms.ToTensor(),
-            transforms.Normalize((0.5,) * 3, (0.25,) * 3),
-        ]
-    )
-    image, generator = make_image(*size), torch.Generator().manual_seed(3)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        expected = [theirs(image) for _ in range(12)]
-    for other in expected:
-        assert torch.equal(own(image, generator), other)
-
-
-def test_training_transform_leaves_the_global_generators_alone() -> None:
-    state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    transform, image = train_transform(Preprocessing.pilot(32)), make_image(60, 80)
-    first = transform(image, torch.Generator().manual_seed(0))
-    assert torch.equal(state, torch.random.get_rng_state())
-    np.testing.assert_array_equal(numpy_state, np.random.get_state()[1])  # noqa: NPY002
-    assert not torch.equal(first, transform(image, torch.Generator().manual_seed(1)))
-
-
-@pytest.mark.parametrize("change", [{"scale": (0.0, 1.0)}, {"scale": (0.5, 2.0)}, {"ratio": (2.0, 1.0)}, {"flip": 2}])
-def test_bad_training_settings(change: dict[str, object]) -> None:
-    with pytest.raises(ParameterError, match=f"{next(iter(change))} must be"):
-        TrainTransform((8, 8), **change)  # type: ignore[arg-type]
-
-
-def test_flip_always_and_never() -> None:
-    image = make_image(40, 40)
-    whole = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
-    plain = train_transform(Preprocessing.pilot(40), flip=0.0, **whole)(image, torch.Generator())
-    mirrored = train_transform(Preprocessing.pilot(40), flip=1.0, **whole)(image, torch.Generator())
-    assert torch.equal(plain.flip(2), mirrored)
-    assert torch.equal(plain, Preprocessing.pilot_cifar(40)(decode_image(image)))
 
 
 # -- quick ----------------------------------------------------------------------------------------------

@@ -11,12 +11,12 @@ from tests.adapt.tiny import stripes, tiny_vit
 from tests.learner.toys import Colours, Letters
 
 from evergrow.adapt import FsaConfig
-from evergrow.adapt.features import featurize
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
 from evergrow.core.feature_blocks import join_blocks
 from evergrow.data import Dataset, FeatureSet, save_features
 from evergrow.features import create_backbone, encode
+from evergrow.features.feature_sets import featurize
 from evergrow.head import Classifier
 from evergrow.lab.methods import create_method
 from evergrow.learner.learner import Learner

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from tests.learner.toys import Colours, Letters
+from tests.serve.samples import files, rows
 
 from evergrow.features import create_backbone
 from evergrow.serve import Limits, ServeConfig, create_app
@@ -39,6 +40,29 @@ class Api:
 
     def get(self, model: str = "m", path: str = "", **settings: Any) -> Any:
         return self.client.get(f"/api/v1/models/{model}{path}", **settings)
+
+    def taught(self, classes: str = "01", n: int = 3, *, model: str = "m") -> None:
+        """Make a model of features that knows some classes."""
+        self.create(model)
+        for kind, name in enumerate(classes):
+            assert self.post("teach", {"rows": rows(kind, n), "label": name}, model=model).status_code == 200
+
+    def taught_images(self, n: int = 3) -> None:
+        """Make the model ``pics`` that knows two colours."""
+        self.create("pics", "images", backbone="colours")
+        for hue in range(2):
+            sent = self.post("teach", model="pics", data={"label": str(hue)}, files=files(hue, n))
+            assert sent.status_code == 200
+
+    def taught_texts(self, lessons: dict[str, str], model: str = "words") -> None:
+        """Make a model of texts; each class is taught a text and a longer one."""
+        self.create(model, "texts", backbone="letters")
+        for label, text in lessons.items():
+            assert self.post("teach", {"texts": [text, text + text[0]], "label": label}, model=model).status_code == 200
+
+    def upload(self, name: str, content: bytes) -> Any:
+        kind = {"Content-Type": "application/octet-stream"}
+        return self.client.post("/api/v1/models/upload", params={"name": name}, content=content, headers=kind)
 
     def etag(self, model: str = "m") -> str:
         return str(self.get(model).headers["etag"])

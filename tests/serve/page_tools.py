@@ -155,6 +155,11 @@ class Visit:
         self.page.locator(".adding button").click()
         self.card(name).wait_for()
 
+    def teach(self, name: str, lines: str) -> None:
+        """Type samples onto a card and teach them."""
+        self.card(name).locator("textarea").fill(lines)
+        self.card(name).get_by_role("button", name="Teach").click()
+
     def card(self, name: str) -> Any:
         """Return the card of a class."""
         return self.page.get_by_role("article", name=f"Class {name}", exact=True)

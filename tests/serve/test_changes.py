@@ -16,14 +16,8 @@ from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import open_model
 
 
-def begin(api: Any, classes: str = "ab", n: int = 4) -> None:
-    api.create()
-    for kind, name in enumerate(classes):
-        assert api.post("teach", {"rows": rows(kind, n), "label": name}).status_code == 200
-
-
 def test_labels_for_each_sample(api: Any) -> None:
-    begin(api)
+    api.taught("ab", 4)
     X = rows(0, 1, seed=2) + rows(2, 2)
     done = api.post("teach", {"rows": X, "labels": ["a", "c", "c"]}).json()
     assert done["classes"] == [{"name": "a", "samples": 5}, {"name": "b", "samples": 4}, {"name": "c", "samples": 2}]
@@ -31,7 +25,7 @@ def test_labels_for_each_sample(api: Any) -> None:
 
 
 def test_unlearning_leaves_what_was_never_taught(api: Any, folder: Path) -> None:
-    begin(api)
+    api.taught("ab", 4)
     X = np.asarray(rows(0, 3) + rows(1, 3))
     before = open_model(folder / "m.evg").decision_function(X)
     lesson = {"rows": rows(2, 3), "label": "c"}
@@ -45,9 +39,7 @@ def test_unlearning_leaves_what_was_never_taught(api: Any, folder: Path) -> None
 
 def test_one_image_of_a_batch_is_unlearned_to_the_last_digit(api: Any, folder: Path) -> None:
     """What is taught goes through the backbone alone, so that the same bytes give the same numbers in any company."""
-    api.create("pics", "images", backbone="colours")
-    for hue in range(2):
-        api.post("teach", model="pics", data={"label": str(hue)}, files=files(hue, 3))
+    api.taught_images()
     X = np.random.default_rng(0).normal(size=(5, 27))
     before = open_model(folder / "pics.evg").decision_function(X)
     three = files(2, 3)
@@ -80,7 +72,7 @@ def test_a_model_that_loses_its_last_class_is_empty_and_can_be_taught_again(api:
 
 
 def test_rename_and_merge_as_the_commands(api: Any) -> None:
-    begin(api, "abc")
+    api.taught("abc", 4)
     assert api.post("rename", {"old": "a", "new": "z"}).json()["gone_classes"] == ["a"]
     taken = api.post("rename", {"old": "b", "new": "z"})
     assert taken.status_code == 422
@@ -93,7 +85,7 @@ def test_rename_and_merge_as_the_commands(api: Any) -> None:
 
 
 def test_rollback_gives_the_file_byte_for_byte(api: Any, folder: Path) -> None:
-    begin(api)
+    api.taught("ab", 4)
     before = (folder / "m.evg").read_bytes()
     api.post("forget", {"names": ["a"]})
     api.post("teach", {"rows": rows(2, 2), "label": "c"})
@@ -107,7 +99,7 @@ def test_rollback_gives_the_file_byte_for_byte(api: Any, folder: Path) -> None:
 
 
 def test_redo_takes_rollbacks_back_until_something_else_is_learned(api: Any, folder: Path) -> None:
-    begin(api)
+    api.taught("ab", 4)
     api.post("teach", {"rows": rows(2, 2), "label": "c"})
     latest = (folder / "m.evg").read_bytes()
     assert api.get().json()["redoable"] == 0
@@ -135,7 +127,7 @@ def test_a_model_that_has_not_begun_has_nothing_to_redo(api: Any) -> None:
 
 
 def test_a_stale_writer_is_refused(api: Any) -> None:
-    begin(api)
+    api.taught("ab", 4)
     lesson = {"rows": rows(2, 2), "label": "c"}
     seen = api.etag()
     assert api.post("teach", lesson, headers={"If-Match": '"3"'}).status_code == 412
@@ -164,7 +156,7 @@ def test_a_repeated_key_counts_once_also_after_a_restart(serve: Any) -> None:
 
 def test_a_key_that_was_undone_does_not_teach_again(serve: Any) -> None:
     api = serve()
-    begin(api)
+    api.taught("ab", 4)
     lesson = {"rows": rows(2, 3), "label": "c"}
     api.post("teach", lesson, headers={"Idempotency-Key": "late"})
     assert api.post("rollback", {}, headers={"Idempotency-Key": "undo"}).json()["revision"] == 3
@@ -177,7 +169,7 @@ def test_a_key_that_was_undone_does_not_teach_again(serve: Any) -> None:
 
 
 def test_a_key_is_for_one_request(api: Any) -> None:
-    begin(api)
+    api.taught("ab", 4)
     key = {"Idempotency-Key": "k"}
     assert api.post("teach", {"rows": rows(2, 2), "label": "c"}, headers=key).status_code == 200
     other = api.post("teach", {"rows": rows(2, 3), "label": "c"}, headers=key)
@@ -189,7 +181,7 @@ def test_a_key_is_for_one_request(api: Any) -> None:
 
 
 def test_changes_at_once_are_all_there(api: Any, folder: Path) -> None:
-    begin(api)
+    api.taught("ab", 4)
     lessons = [(rows(kind, 2, seed=7 + kind), f"class {kind % 5}") for kind in range(16)]
     with ThreadPoolExecutor(8) as threads:
         done = list(threads.map(lambda lesson: api.post("teach", {"rows": lesson[0], "label": lesson[1]}), lessons))
@@ -208,7 +200,7 @@ def test_changes_at_once_are_all_there(api: Any, folder: Path) -> None:
 def test_those_who_ask_do_not_wait_for_those_who_teach(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from evergrow.serve import models as module
 
-    begin(api)
+    api.taught("ab", 4)
     begun, go_on = threading.Event(), threading.Event()
     commit = module.commit
 
@@ -228,7 +220,7 @@ def test_those_who_ask_do_not_wait_for_those_who_teach(api: Any, monkeypatch: py
 
 
 def test_a_disk_that_is_full_leaves_the_model_and_says_so(api: Any, folder: Path, monkeypatch: Any) -> None:
-    begin(api)
+    api.taught("ab", 4)
     before = (folder / "m.evg").read_bytes()
 
     def full(*_: Any, **__: Any) -> None:
@@ -247,7 +239,7 @@ def test_a_model_that_another_process_holds_is_waited_for(serve: Any, folder: Pa
     from evergrow.core.files import locked
 
     api = serve(limits={"lock_seconds": 0.2})
-    begin(api)
+    api.taught("ab", 4)
     with locked(folder / "m.evg.history"):
         busy = api.post("teach", {"rows": rows(2, 2), "label": "c"})
     assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
@@ -255,13 +247,13 @@ def test_a_model_that_another_process_holds_is_waited_for(serve: Any, folder: Pa
 
 
 def test_warnings_are_part_of_the_answer(api: Any) -> None:
-    begin(api, n=20)
+    api.taught("ab", 20)
     done = api.post("teach", {"rows": rows(2, 1), "label": "A"}).json()
     assert any("upper and lower case" in said for said in done["warnings"])
 
 
 def test_evaluation_says_which_samples_were_wrong(api: Any) -> None:
-    begin(api)
+    api.taught("ab", 4)
     X = rows(0, 2, seed=9) + rows(1, 1, seed=9) + rows(5, 1)
     told = api.post("evaluate", {"rows": X, "labels": ["a", "b", "b", "zebra"]}).json()
     assert told["confusion"] == [[1, 0], [1, 1]]
@@ -274,9 +266,7 @@ def test_nothing_of_a_sample_is_written(api: Any, folder: Path) -> None:
     api.create("words", "texts", backbone="letters")
     for text, label in (("a secret sentence", "x"), ("hidden words here", "y")):
         api.post("teach", {"texts": [text, f"{text} twice"], "label": label}, model="words")
-    api.create("pics", "images", backbone="colours")
-    for hue in range(2):
-        api.post("teach", model="pics", data={"label": str(hue)}, files=files(hue, 2))
+    api.taught_images(2)
     written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert b"secret" not in written
     assert png(0, 0)[100:140] not in written

@@ -7,13 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.serve.samples import files, png, rows
-
-
-def begin(api: Any) -> None:
-    api.create()
-    for kind, name in enumerate("abc"):
-        api.post("teach", {"rows": rows(kind, 4), "label": name})
+from tests.serve.samples import png, rows
 
 
 def infer(api: Any, values: Any, model: str = "m") -> Any:
@@ -26,7 +20,7 @@ def tensor(X: Any, datatype: str = "FP64", name: str = "features") -> dict[str, 
 
 
 def test_health_and_metadata(api: Any) -> None:
-    begin(api)
+    api.taught("abc", 4)
     api.create("new")
     client = api.client
     assert client.get("/v2").json()["extensions"] == []
@@ -41,7 +35,7 @@ def test_health_and_metadata(api: Any) -> None:
 
 
 def test_answers_are_those_of_predict(api: Any) -> None:
-    begin(api)
+    api.taught("abc", 4)
     X = rows(0, 2, seed=4) + rows(2, 1, seed=4)
     told = infer(api, {"id": "7", "inputs": [tensor(X)]}).json()
     outputs = {entry["name"]: entry for entry in told["outputs"]}
@@ -55,9 +49,7 @@ def test_answers_are_those_of_predict(api: Any) -> None:
 
 
 def test_images_as_files_or_pixels_and_texts(api: Any) -> None:
-    api.create("pics", "images", backbone="colours")
-    for hue in range(2):
-        api.post("teach", model="pics", data={"label": str(hue)}, files=files(hue, 3))
+    api.taught_images()
     data = [base64.b64encode(png(1, 9)).decode()]
     told = infer(api, {"inputs": [{"name": "images", "datatype": "BYTES", "shape": [1], "data": data}]}, "pics")
     assert told.json()["outputs"][0]["data"] == ["1"]
@@ -92,7 +84,7 @@ BAD: tuple[Any, ...] = (
 
 
 def test_requests_that_are_wrong_say_so_under_error(api: Any) -> None:
-    begin(api)
+    api.taught("abc", 4)
     for values in BAD:
         answer = infer(api, values)
         assert answer.status_code == 422, values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from pathlib import Path
@@ -10,11 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.serve.running import until
-from tests.serve.samples import files, png, zipped
+from tests.serve.samples import png, zipped
 
 from evergrow.learner.modelfile import open_model
-from evergrow.serve.jobs import FILE_NAME, JobFile
-from evergrow.serve.schemas import JobRecord
 
 ZIP = {"Content-Type": "application/zip"}
 ENTRIES = {f"birds/class {hue}/{i}.png": png(hue, i) for hue in range(3) for i in range(4)} | {
@@ -87,60 +86,28 @@ def test_a_zip_without_any_image_that_can_be_read_changes_nothing(api: Any) -> N
     assert api.counts("pics") == {}
 
 
-def test_jobs_are_known_after_a_restart(serve: Any, folder: Path) -> None:
-    api = serve()
-    place = start(api, ENTRIES).headers["location"]
-    until(lambda: api.client.get(place).json()["state"] == "done")
-    again = serve()
-    assert {**again.client.get(place).json(), "change": None} == {**api.client.get(place).json(), "change": None}
+def test_a_repeated_job_counts_once_also_after_a_restart(serve: Any) -> None:
+    data = zipped(ENTRIES)
+    for number in range(3):
+        api = serve()
+        if number == 0:
+            api.create("pics", "images", backbone="colours")
+        sent = api.post("jobs", model="pics", content=data, headers={**ZIP, "Idempotency-Key": "zip 1"})
+        assert ended(api, sent)["change"]["replayed"] == (number > 0)
+    assert sum(api.counts("pics").values()) == 12
 
 
-def test_a_job_that_was_cut_short_says_whether_it_changed_anything(serve: Any, folder: Path) -> None:
-    api = serve()
-    done = ended(api, start(api, ENTRIES))
-    torn = [{**done, "id": "looking", "state": "running"}, {**done, "id": "never", "state": "writing"}]
-    left = [*torn, {**done, "state": "writing"}]  # as a kill would have left them
-    JobFile(jobs=[JobRecord.model_validate(job) for job in left]).write(folder)
-    again = serve()
-    told = {job["id"]: job for job in again.client.get("/api/v1/jobs").json()["jobs"]}
-    assert told[done["id"]]["state"] == "done"
-    for name in ("looking", "never"):
-        assert (told[name]["state"], told[name]["change"]) == ("interrupted", None)
-        assert "nothing was changed" in told[name]["error"]
-    assert again.client.delete("/api/v1/jobs/never").status_code == 409
-
-
-def test_a_service_that_ends_says_so_of_its_jobs(serve: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_ends_leaves_the_model_of_a_job_as_it_was(serve: Any, folder: Path, monkeypatch: Any) -> None:
     api = serve()
 
     async def forever(*_: Any) -> Any:
-        import asyncio
-
         await asyncio.sleep(60)
 
     monkeypatch.setattr(api.client.app.state.service, "prepared", forever)
-    place = start(api, ENTRIES).headers["location"]
+    assert start(api, ENTRIES).status_code == 202
     api.client.__exit__(None, None, None)
-    assert serve().client.get(place).json()["state"] == "interrupted"
-
-
-@pytest.mark.parametrize(
-    "content", [b"{", b"[]", b'{"version": 99, "jobs": []}', b'{"version": 1, "jobs": [{"id": 3}]}']
-)
-def test_a_damaged_record_of_jobs_is_no_reason_not_to_serve(serve: Any, folder: Path, content: bytes) -> None:
-    folder.mkdir()
-    (folder / FILE_NAME).write_bytes(content)
-    assert serve().client.get("/api/v1/jobs").json() == {"jobs": []}
-
-
-def test_a_repeated_job_counts_once(api: Any) -> None:
-    api.create("pics", "images", backbone="colours")
-    data = zipped(ENTRIES)
-    for _ in range(2):
-        sent = api.post("jobs", model="pics", content=data, headers={**ZIP, "Idempotency-Key": "zip 1"})
-        record = ended(api, sent)
-    assert record["change"]["replayed"]
-    assert sum(api.counts("pics").values()) == 12
+    assert sorted(path.name for path in folder.iterdir() if not path.name.endswith(".history")) == ["pics.evg"]
+    assert serve().counts("pics") == {}
 
 
 @pytest.fixture
@@ -152,8 +119,6 @@ def held(api: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     async def slow(*args: Any) -> Any:
         while not go_on.is_set():
-            import asyncio
-
             await asyncio.sleep(0.01)
         return await prepared(*args)
 
@@ -163,9 +128,7 @@ def held(api: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_cancelled_job_leaves_the_model_as_it_was(api: Any, held: Any, folder: Path) -> None:
     held.set()
-    api.create("pics", "images", backbone="colours")
-    for hue in range(2):
-        api.post("teach", model="pics", data={"label": str(hue)}, files=files(hue, 2))
+    api.taught_images(2)
     before = (folder / "pics.evg").read_bytes()
     held.clear()
     place = api.post("jobs", model="pics", content=zipped(ENTRIES), headers=ZIP).headers["location"]

@@ -12,7 +12,8 @@ import pytest
 from tests.serve.samples import png
 
 from evergrow.learner.modelfile import open_model
-from evergrow.serve.label_studio import Fetcher, Ledger, names_of
+from evergrow.serve import ServeConfig
+from evergrow.serve.label_studio import Ledger, fetch_image, names_of
 from evergrow.serve.requests import Problem
 
 CONFIG = (
@@ -44,9 +45,7 @@ def hook(api: Any, values: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def words(api: Any) -> Any:
-    api.create("words", "texts", backbone="letters")
-    for label, text in (("ab", "abab"), ("xy", "xyxy")):
-        api.post("teach", {"texts": [text, text + text[0]], "label": label}, model="words")
+    api.taught_texts({"ab": "abab", "xy": "xyxy"})
     return api
 
 
@@ -181,12 +180,12 @@ def test_images_come_with_the_task_or_from_the_label_studio_that_was_named(api: 
 
 
 def test_only_the_label_studio_that_was_named_is_called() -> None:
-    fetcher = Fetcher("http://127.0.0.1:9", "token", 100)
+    config = ServeConfig(Path("models"), label_studio="http://127.0.0.1:9", label_studio_token="token")
     for where in ("http://127.0.0.1:10/x", "https://127.0.0.1:9/x", "//evil.example/x", "file:///etc/passwd"):
         with pytest.raises(Problem, match=r"from 127\.0\.0\.1:9 alone"):
-            fetcher.image(where)
+            fetch_image(where, config)
     with pytest.raises(Problem, match="cannot be fetched"):
-        fetcher.image("/data/x.png")
+        fetch_image("/data/x.png", config)
 
 
 def test_a_config_with_entities_is_not_parsed() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.serve.samples import files, rows
+from tests.serve.samples import rows
 
 from evergrow.learner.modelfile import open_model
 
@@ -94,9 +94,7 @@ def test_a_name_in_a_path_is_never_a_path(api: Any, folder: Path) -> None:
 
 
 def test_two_names_of_one_file_are_one_model(api: Any, folder: Path) -> None:
-    api.create()
-    for kind in range(2):
-        api.post("teach", {"rows": rows(kind, 3), "label": str(kind)})
+    api.taught()
     os.symlink("m.evg", folder / "latest.evg")
     api.post("teach", {"rows": rows(2, 3), "label": "2"}, model="latest")
     assert api.get().json()["revision"] == 4
@@ -106,9 +104,7 @@ def test_two_names_of_one_file_are_one_model(api: Any, folder: Path) -> None:
 def test_a_change_by_another_process_is_noticed(api: Any, folder: Path) -> None:
     from evergrow.learner.modelfile import commit, locked_model
 
-    api.create()
-    for kind in range(2):
-        api.post("teach", {"rows": rows(kind, 3), "label": str(kind)})
+    api.taught()
     with locked_model(folder / "m.evg") as learner:
         commit(folder / "m.evg", learner.partial_fit((np.asarray(rows(2, 3)), ["2"] * 3)))
     assert api.counts() == {"0": 3, "1": 3, "2": 3}
@@ -121,18 +117,15 @@ def test_download_and_upload_give_the_same_model(api: Any) -> None:
     for kind in range(2):
         api.post("teach", {"rows": rows(kind, 3), "label": str(kind)})
     data = api.get(path="/download").content
-    kind = {"Content-Type": "application/octet-stream"}
-    made = api.client.post("/api/v1/models/upload", params={"name": "twin"}, content=data, headers=kind)
-    assert made.status_code == 201
+    assert api.upload("twin", data).status_code == 201
     assert api.get("twin", "/download").content == data
-    again = api.client.post("/api/v1/models/upload", params={"name": "twin"}, content=data, headers=kind)
-    assert again.status_code == 409
+    assert api.upload("twin", data).status_code == 409
 
 
 def test_a_download_is_one_revision_whole_while_others_teach(api: Any, tmp_path: Path) -> None:
     from evergrow.learner.history import Header
 
-    taught(api)
+    api.taught()
     with ThreadPoolExecutor(1) as threads:
         teaching = threads.submit(
             lambda: [api.post("teach", {"rows": rows(i % 3, 2, i), "label": str(i % 3)}) for i in range(12)]
@@ -146,27 +139,20 @@ def test_a_download_is_one_revision_whole_while_others_teach(api: Any, tmp_path:
 
 
 def test_an_uploaded_file_is_checked(api: Any, folder: Path) -> None:
-    api.create()
-    for kind in range(2):
-        api.post("teach", {"rows": rows(kind, 3), "label": str(kind)})
+    api.taught()
     data = bytearray(api.get(path="/download").content)
     data[-3] ^= 1
-    kind = {"Content-Type": "application/octet-stream"}
     for content in (bytes(data), b"", b"PK\x03\x04"):
-        answer = api.client.post("/api/v1/models/upload", params={"name": "x"}, content=content, headers=kind)
+        answer = api.upload("x", content)
         assert answer.status_code == 422
         assert str(folder) not in answer.text
     assert sorted(os.listdir(folder)) == ["m.evg", "m.evg.history"]
 
 
 def test_an_uploaded_model_cannot_bring_a_backbone_of_its_own(api: Any, serve: Any) -> None:
-    api.create("pics", "images", backbone="colours")
-    for hue in range(2):
-        api.post("teach", model="pics", data={"label": str(hue)}, files=files(hue, 3))
+    api.taught_images()
     data = api.get("pics", "/download").content
-    kind = {"Content-Type": "application/octet-stream"}
-    elsewhere = serve(backbones={})
-    answer = elsewhere.client.post("/api/v1/models/upload", params={"name": "x"}, content=data, headers=kind)
+    answer = serve(backbones={}).upload("x", data)
     assert answer.status_code == 422
     assert "offered" in answer.json()["detail"]
 
@@ -179,9 +165,7 @@ def test_backbones_are_looked_up_and_never_loaded_from_a_path(api: Any, folder: 
 
 def test_export_is_the_model_as_a_graph(api: Any) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
-    api.create()
-    for kind in range(2):
-        api.post("teach", {"rows": rows(kind, 4), "label": str(kind)})
+    api.taught(n=4)
     graph = api.get(path="/export.onnx").content
     session = onnxruntime.InferenceSession(graph)
     X = np.asarray(rows(0, 2, seed=3) + rows(1, 2, seed=3), dtype=np.float32)
@@ -191,15 +175,13 @@ def test_export_is_the_model_as_a_graph(api: Any) -> None:
 
 
 def test_read_only_answers_and_changes_nothing(api: Any, serve: Any, folder: Path) -> None:
-    api.create()
-    for kind in range(2):
-        api.post("teach", {"rows": rows(kind, 3), "label": str(kind)})
+    api.taught()
     replica = serve(read_only=True)
     before = sorted(path.name for path in folder.rglob("*"))
     assert replica.post("predict", {"rows": rows(0, 1)}).status_code == 200
     for path, values in [("teach", {"rows": rows(0, 1), "label": "0"}), ("forget", {"names": ["0"]}), ("rollback", {})]:
         assert replica.post(path, values).status_code == 403
-    assert replica.create("other").status_code == 403
+    assert replica.create("other").status_code == replica.client.delete("/api/v1/models/m").status_code == 403
     assert sorted(path.name for path in folder.rglob("*")) == before
     api.post("teach", {"rows": rows(2, 3), "label": "2"})
     assert replica.counts() == {"0": 3, "1": 3, "2": 3}
@@ -215,15 +197,9 @@ def test_wrong_options_are_refused_before_anything_is_made(api: Any) -> None:
 # -- deleting -------------------------------------------------------------------------------------------------
 
 
-def taught(api: Any, name: str = "m") -> None:
-    api.create(name)
-    for kind, label in enumerate("ab"):
-        api.post("teach", {"rows": rows(kind, 3), "label": label}, model=name)
-
-
 def test_a_deleted_model_is_gone_with_its_history(api: Any, folder: Path) -> None:
-    taught(api)
-    taught(api, "other")
+    api.taught()
+    api.taught(model="other")
     seen = api.etag()
     gone = api.client.delete("/api/v1/models/m", headers={"If-Match": seen})
     assert (gone.status_code, gone.content) == (204, b"")
@@ -231,14 +207,14 @@ def test_a_deleted_model_is_gone_with_its_history(api: Any, folder: Path) -> Non
     assert api.get().status_code == 404
     assert api.post("predict", {"rows": rows(0, 1)}).status_code == 404
     assert api.client.delete("/api/v1/models/m").status_code == 404
-    taught(api)  # the name is free, and nothing of before is in the new one
+    api.taught()  # the name is free, and nothing of before is in the new one
     assert api.client.delete("/api/v1/models/m", headers={"If-Match": seen}).status_code == 412
     assert api.get().json()["revision"] == 3
     assert [entry["what"] for entry in api.get().json()["history"]] == ["begin", "fit", "update"]
 
 
 def test_a_model_that_was_changed_meanwhile_is_not_deleted(api: Any) -> None:
-    taught(api)
+    api.taught()
     assert api.client.delete("/api/v1/models/m", headers={"If-Match": '"7"'}).status_code == 412
     assert api.get().status_code == 200
 
@@ -253,7 +229,7 @@ def test_empty_and_damaged_models_can_be_deleted(api: Any, folder: Path) -> None
 
 
 def test_a_link_loses_its_name_and_not_its_file(api: Any, folder: Path) -> None:
-    taught(api)
+    api.taught()
     os.symlink("m.evg", folder / "latest.evg")
     assert api.client.delete("/api/v1/models/latest").status_code == 204
     assert api.get("latest").status_code == 404
@@ -264,7 +240,7 @@ def test_a_model_that_another_process_changes_is_not_deleted_under_it(serve: Any
     from evergrow.core.files import locked
 
     api = serve(limits={"lock_seconds": 0.2})
-    taught(api)
+    api.taught()
     with locked(folder / "m.evg.history"):
         assert api.client.delete("/api/v1/models/m").status_code == 503
     assert api.get().json()["n_samples"] == 6
@@ -274,7 +250,7 @@ def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(
     serve: Any, folder: Path, monkeypatch: Any
 ) -> None:
     api = serve()
-    taught(api)
+    api.taught()
     monkeypatch.setattr("evergrow.serve.models._clear", lambda away: None)  # killed just after the one step
     api.client.delete("/api/v1/models/m")
     assert (folder / "m.evg.history").is_dir()
@@ -292,20 +268,3 @@ def test_what_a_killed_service_had_received_is_removed_at_the_next_start(serve: 
     os.utime(old, (0, 0))
     serve()
     assert [path.name for path in folder.iterdir()] == [fresh.name]  # another process may still be writing it
-
-
-def test_only_who_may_teach_may_delete(serve: Any, folder: Path) -> None:
-    from evergrow.serve.config import Tokens
-
-    api = serve()
-    taught(api)
-    secret = "r" * 40
-    token_file = folder.parent / "tokens"
-    token_file.write_text(f"read {secret}\n")
-    token_file.chmod(0o600)
-    reader = serve(tokens=Tokens.read(token_file))
-    asked = reader.client.delete("/api/v1/models/m", headers={"Authorization": f"Bearer {secret}"})
-    assert asked.status_code == 403
-    replica = serve(read_only=True)
-    assert replica.client.delete("/api/v1/models/m").status_code == 403
-    assert api.get().status_code == 200

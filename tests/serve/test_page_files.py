@@ -34,10 +34,11 @@ class Tags(HTMLParser):
 
 
 def test_the_page_holds_nothing_inline_and_names_files_that_exist() -> None:
-    found = Tags((app.PAGE / "index.html").read_text("utf-8"))
-    assert found.inline == ""
-    assert not [tag for tag, attrs in found.tags if tag == "style" or "style" in attrs]
-    assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on")]
+    for folder in (app.REFERENCE, app.PAGE):
+        found = Tags((folder / "index.html").read_text("utf-8"))
+        assert found.inline == ""
+        assert not [tag for tag, attrs in found.tags if tag == "style" or "style" in attrs]
+        assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on")]
     named = [attrs[key] or "" for _, attrs in found.tags for key in ("src", "href") if key in attrs]
     files = [name for name in named if not name.startswith("#")]
     assert {"style/base.css", "script/main.js", "mark.svg"} <= set(files)

@@ -28,9 +28,7 @@ def begin_texts(api: Any, name: str = "words") -> None:
 
 
 def test_answers_are_those_of_the_learner(api: Any, folder: Path) -> None:
-    api.create()
-    for kind, name in enumerate("abc"):
-        api.post("teach", {"rows": rows(kind, 5), "label": name})
+    api.taught("abc", 5)
     X = rows(0, 2, seed=3) + rows(4, 2)
     told = api.post("predict", {"rows": X, "k": 3, "false_alarm": 0.2}).json()
     expected = open_model(folder / "m.evg").ask(np.asarray(X), false_alarm=0.2)
@@ -58,9 +56,7 @@ def test_images_and_texts(api: Any) -> None:
 
 def test_samples_of_another_kind_are_refused_in_the_words_of_the_request(api: Any) -> None:
     begin_texts(api)
-    api.create()
-    for kind in range(2):
-        api.post("teach", {"rows": rows(kind, 2), "label": str(kind)})
+    api.taught(n=2)
     assert "texts must be given" in api.post("predict", model="words", files=files(0, 1)).json()["detail"]
     assert "rows must be given" in api.post("predict", {"texts": ["a"]}).json()["detail"]
     assert "columns" in api.post("predict", {"rows": [[1.0, 2.0]]}).json()["detail"]
@@ -85,9 +81,7 @@ BAD_BODIES = (
 
 
 def test_bodies_that_are_wrong(api: Any) -> None:
-    api.create()
-    for kind in range(2):
-        api.post("teach", {"rows": rows(kind, 2), "label": str(kind)})
+    api.taught(n=2)
     for body, status in BAD_BODIES:
         answer = api.post("predict", content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == status, (body[:40], answer.text)

@@ -26,12 +26,6 @@ READ, TEACH = "read-token-0123456789", "teach-token-0123456789"
 TOKENS = Tokens.parse(f"read {READ} reader\nteach {TEACH} teacher", "tokens")
 
 
-def begin(api: Any) -> None:
-    api.create()
-    for kind in range(2):
-        api.post("teach", {"rows": rows(kind, 3), "label": str(kind)})
-
-
 # -- names and origins ------------------------------------------------------------------------------------------
 
 
@@ -52,7 +46,7 @@ def test_names_of_this_machine_and_those_that_were_given(serve: Any) -> None:
 
 
 def test_a_page_elsewhere_can_neither_teach_nor_read(api: Api) -> None:
-    begin(api)
+    api.taught()
     lesson = {"rows": rows(2, 2), "label": "2"}
     for origin in ("http://evil.example", "null", "http://localhost:1", "https://localhost.evil.example", "x"):
         headers = {"Origin": origin}
@@ -68,14 +62,6 @@ def test_a_page_elsewhere_can_neither_teach_nor_read(api: Api) -> None:
     assert api.post("teach", lesson, headers={"Origin": "http://localhost"}).status_code == 200
 
 
-def test_a_form_elsewhere_cannot_teach(api: Api) -> None:
-    """What a form may send without asking, text/plain or a form, is refused by its origin, or by its type."""
-    begin(api)
-    body = b'{"rows": [[1,1,1,1,1,1]], "label": "x"}'
-    assert api.post("teach", content=body, headers={"Content-Type": "text/plain"}).status_code == 415
-    assert set(api.counts()) == {"0", "1"}
-
-
 def test_every_answer_forbids_scripts_of_others(api: Api) -> None:
     for path in ("/", "/docs/", "/api/v1/models", "/nowhere", "/docs/reference.js"):
         headers = api.client.get(path).headers
@@ -85,28 +71,6 @@ def test_every_answer_forbids_scripts_of_others(api: Api) -> None:
         assert "unsafe" not in policy
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["x-frame-options"] == "DENY"
-
-
-def test_a_script_in_a_class_name_is_text(api: Api) -> None:
-    name = "<script>alert(1)</script>"
-    api.create()
-    api.post("teach", {"rows": rows(0, 2), "label": name})
-    answer = api.get()
-    assert answer.json()["classes"][0]["name"] == name
-    assert answer.headers["content-type"] == "application/json"
-
-
-def test_pages_have_no_script_of_their_own_inside() -> None:
-    folder = Path(__file__).parents[2] / "src" / "evergrow" / "serve"
-    pages = [*folder.glob("page/**/*.html"), *folder.glob("reference/**/*.html")]
-    assert len(pages) >= 2
-    for page in pages:
-        text = page.read_text()
-        assert "<script>" not in text
-        assert "onclick=" not in text
-        assert 'style="' not in text
-        for word in ("http://", "https://", "//cdn"):
-            assert word not in text, page
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------
@@ -126,8 +90,7 @@ def test_roles_of_tokens(serve: Any) -> None:
     assert api.client.post("/api/v1/models", json=body).status_code == 401
     assert api.client.post("/api/v1/models", json=body, headers=read).status_code == 403
     assert api.client.post("/api/v1/models", json=body, headers=teach).status_code == 201
-    for kind in range(2):
-        api.post("teach", {"rows": rows(kind, 2), "label": str(kind)}, headers=teach)
+    api.post("teach", {"rows": rows(0, 2), "label": "0"}, headers=teach)
     assert api.post("predict", {"rows": rows(0, 1)}, headers=read).status_code == 200
     for path, values in (
         ("teach", {"rows": rows(0, 1), "label": "0"}),
@@ -141,6 +104,7 @@ def test_roles_of_tokens(serve: Any) -> None:
         assert api.post(path, values, headers=read).status_code == 403, path
     hook = api.client.post("/label-studio/m/webhook", json={"action": "ANNOTATIONS_DELETED"}, headers=read)
     assert hook.status_code == 403
+    assert api.client.delete("/api/v1/models/m", headers=read).status_code == 403
 
 
 def test_wrong_and_missing_tokens(serve: Any) -> None:
@@ -172,7 +136,7 @@ def test_token_files_that_are_wrong() -> None:
 
 
 def test_a_body_that_says_it_is_too_large_is_not_read(api: Api) -> None:
-    begin(api)
+    api.taught()
 
     def gigabyte() -> Any:
         raise AssertionError("the body was read")
@@ -230,7 +194,7 @@ def test_a_full_queue_is_503(serve: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_no_traceback_leaves(api: Api, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    begin(api)
+    api.taught()
 
     def fail(*_: Any) -> None:
         raise RuntimeError("the secret inside")
@@ -257,7 +221,7 @@ def test_labels_of_metrics_come_from_fixed_sets(api: Api) -> None:
 
 def test_a_json_body_is_small_and_few_errors_are_told(serve: Any) -> None:
     api = serve()
-    begin(api)
+    api.taught()
     kind = {"Content-Type": "application/json"}
     keys = ",".join(f'"k{i}":1' for i in range(150_000)).encode()
     wrong = b'{"rows":[' + b",".join([b'["a","b"]'] * 150_000) + b"]}"
@@ -270,7 +234,7 @@ def test_a_json_body_is_small_and_few_errors_are_told(serve: Any) -> None:
 
 
 def test_many_rows_go_as_a_file(api: Api) -> None:
-    begin(api)
+    api.taught()
     X = np.asarray(rows(0, 900) + rows(1, 100))
     file = io.BytesIO()
     np.save(file, X)

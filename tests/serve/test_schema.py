@@ -31,9 +31,7 @@ def test_every_route_is_described(api: Any) -> None:
 
 
 def test_metrics_count_what_was_answered(api: Any) -> None:
-    api.create()
-    for kind in range(2):
-        api.post("teach", {"rows": rows(kind, 3), "label": str(kind)})
+    api.taught()
     api.post("predict", {"rows": rows(0, 5)})
     text = api.client.get("/metrics").text
     assert 'evergrow_samples_total{work="teach"} 6.0' in text

@@ -8,14 +8,12 @@ from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evergrow.adapt.checkpoint import CheckpointError
-    from evergrow.adapt.features import featurize
     from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adapted_from
     from evergrow.adapt.loop import TrainingError, TrainLog, train
     from evergrow.adapt.settings import FsaConfig, TrainConfig
 
 _HOMES = {
     "checkpoint": ("CheckpointError",),
-    "features": ("featurize",),
     "fsa": ("Adaptation", "AdaptedBackbone", "adapt", "adapted_from"),
     "loop": ("TrainLog", "TrainingError", "train"),
     "settings": ("FsaConfig", "TrainConfig"),
@@ -31,7 +29,6 @@ __all__ = [
     "TrainingError",
     "adapt",
     "adapted_from",
-    "featurize",
     "train",
 ]
 

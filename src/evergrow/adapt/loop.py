@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from evergrow.adapt.checkpoint import Progress, TrainState, read_checkpoint, write_checkpoint
 from evergrow.adapt.settings import OPTIMIZERS, Precision, TrainConfig, TrainPrecision
-from evergrow.adapt.training_images import TrainingImages, TrainingSeed, training_images
+from evergrow.adapt.training_images import TrainingImages, TrainingSeed
 from evergrow.core.devices import synchronize
 from evergrow.core.errors import NumericalError, ParameterError
 from evergrow.core.progress import Meter, meter
@@ -44,25 +44,6 @@ class TrainingError(NumericalError):
 
 
 @dataclass(frozen=True)
-class EpochLog:
-    """Loss and learning rate of an epoch.
-
-    Parameters
-    ----------
-    epoch : int
-        Its number, from 0.
-    loss : float
-        Mean over its samples.
-    rate : float
-        Learning rate.
-    """
-
-    epoch: int
-    loss: float
-    rate: float
-
-
-@dataclass(frozen=True)
 class TrainLog:
     """How a training went.
 
@@ -80,8 +61,6 @@ class TrainLog:
         Arithmetic of the last epoch.
     resumed_epochs : int
         Epochs that an earlier call had done.
-    images_per_second : float
-        Of the epochs of this call; 0 where there was nothing left to do.
     peak_memory_bytes : int
         Most memory that the GPU held; 0 on CPUs.
     """
@@ -92,7 +71,6 @@ class TrainLog:
     seconds: float
     precision: str
     resumed_epochs: int
-    images_per_second: float
     peak_memory_bytes: int
 
 
@@ -110,7 +88,6 @@ def train(
     checkpoint: str | os.PathLike[str] | None = None,
     identity: Mapping[str, Any] | None = None,
     progress: bool = False,
-    on_epoch: Callable[[EpochLog], None] | None = None,
 ) -> TrainLog:
     """Train some parameters of a network on labelled images.
 
@@ -150,8 +127,6 @@ def train(
         weights. A checkpoint with another one is refused.
     progress : bool
         Whether to show a progress bar.
-    on_epoch : callable, optional
-        Called after every epoch, when the checkpoint is written. Must not draw from torch's global generator.
 
     Returns
     -------
@@ -183,17 +158,17 @@ def train(
     groups = _groups(parameters, config)
     device = groups[0]["params"][0].device
     precision = _precision(config.precision, device)
-    images = training_images(
+    images = TrainingImages(
         items, codes, config, preprocessing=preprocessing, seeds=TrainingSeed(seed, purpose), device=device
     )
     run = _Run(model, groups, images, config, loss or cross_entropy, precision)
     if checkpoint is None:
-        return run.go(None, {}, progress, on_epoch)
+        return run.go(None, {}, progress)
     path = Path(checkpoint)
     if not path.parent.is_dir():  # said before training, not after the first epoch
         raise ParameterError(f"checkpoint must be a file in a folder that exists, got {path}")
     whole = _identity(run, items, codes, seed, purpose, preprocessing) | dict(identity or {})
-    return run.go(path, whole, progress, on_epoch)
+    return run.go(path, whole, progress)
 
 
 def _groups(parameters: Parameters, config: TrainConfig) -> list[dict[str, Any]]:
@@ -275,32 +250,33 @@ class _Run:
     def _new_scaler(self) -> torch.amp.GradScaler:
         return torch.amp.GradScaler(self.device.type, enabled=self.progress.precision == "float16")
 
-    def go(
-        self,
-        checkpoint: Path | None,
-        identity: dict[str, Any],
-        show: bool,
-        on_epoch: Callable[[EpochLog], None] | None,
-    ) -> TrainLog:
+    def go(self, checkpoint: Path | None, identity: dict[str, Any], show: bool) -> TrainLog:
         """Run all epochs that are not done yet."""
         self._resume(checkpoint, identity)
-        resumed, before, steps = self.progress.epoch, self.progress.seconds, self.images.steps
+        resumed, steps = self.progress.epoch, self.images.steps
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         with (
             meter("training", self.config.epochs * steps, enabled=show) as tick,
             _training(self.model),
-            _own_randomness(self.device),
+            torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
             torch.inference_mode(False),
             torch.enable_grad(),
         ):
             for epoch in range(resumed, self.config.epochs):
-                log = self._epoch(epoch, tick)
+                self._epoch(epoch, tick)
                 if checkpoint is not None:
                     write_checkpoint(checkpoint, self.state, self.progress, identity)
-                if on_epoch is not None:
-                    on_epoch(log)
-        return self._log(resumed, self.progress.seconds - before)
+        now = self.progress
+        return TrainLog(
+            losses=tuple(now.losses),
+            samples=len(self.images) * now.epoch,
+            steps=steps * now.epoch,
+            seconds=now.seconds,
+            precision=now.precision,
+            resumed_epochs=resumed,
+            peak_memory_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0,
+        )
 
     def _resume(self, checkpoint: Path | None, identity: dict[str, Any]) -> None:
         found = None if checkpoint is None else read_checkpoint(checkpoint, self.state, identity)
@@ -312,7 +288,7 @@ class _Run:
             self.scaler.load_state_dict(found.scaler)
         _LOG.info("training goes on after epoch %d of %d", found.epoch, self.config.epochs)
 
-    def _epoch(self, epoch: int, tick: Meter) -> EpochLog:
+    def _epoch(self, epoch: int, tick: Meter) -> None:
         """Run one epoch, once more in float32 if it left the finite numbers in another precision."""
         started = time.perf_counter()
         kept = self.state.tensors()
@@ -336,7 +312,6 @@ class _Run:
         now.seconds += time.perf_counter() - started
         rate = self.config.rate(epoch)
         _LOG.info("epoch %d of %d: loss %.4f, learning rate %.2g", epoch + 1, self.config.epochs, loss, rate)
-        return EpochLog(epoch, loss, rate)
 
     def _pass(self, epoch: int, tick: Meter) -> float | None:
         """Go through the images once and return the mean loss; None as soon as something is seen not to be finite."""
@@ -375,21 +350,6 @@ class _Run:
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(seed)
 
-    def _log(self, resumed: int, seconds: float) -> TrainLog:
-        n, now = len(self.images), self.progress
-        here = n * (now.epoch - resumed)
-        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
-        return TrainLog(
-            losses=tuple(now.losses),
-            samples=n * now.epoch,
-            steps=self.images.steps * now.epoch,
-            seconds=now.seconds,
-            precision=now.precision,
-            resumed_epochs=resumed,
-            images_per_second=here / seconds if here else 0.0,
-            peak_memory_bytes=peak,
-        )
-
 
 @contextmanager
 def _training(model: nn.Module) -> Iterator[None]:
@@ -402,10 +362,3 @@ def _training(model: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
-
-
-@contextmanager
-def _own_randomness(device: torch.device) -> Iterator[None]:
-    """Put the caller's global random state back at the end."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield

@@ -11,9 +11,7 @@ import torch
 from typing_extensions import Self
 
 from evergrow.adapt.tuners import TUNERS, adapting_tuners
-from evergrow.core.errors import (
-    ParameterError,
-)
+from evergrow.core.errors import ParameterError
 from evergrow.core.validation import (
     check_choice,
     check_keys,
@@ -45,10 +43,6 @@ class OptimizerKind:
     make: Callable[[Groups, TrainConfig, bool], torch.optim.Optimizer]
     memory: tuple[str, ...]
     counts: bool = False
-
-    def names(self) -> tuple[str, ...]:
-        """Return the names of everything that is remembered of a parameter."""
-        return (*self.memory, *(("step",) if self.counts else ()))
 
 
 def _sgd(groups: Groups, config: TrainConfig, fused: bool) -> torch.optim.Optimizer:

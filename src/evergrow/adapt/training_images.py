@@ -6,7 +6,6 @@ Images in memory are augmented in batches where the network is; files are decode
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,28 +17,28 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from evergrow.adapt.settings import TrainConfig
-from evergrow.core.errors import (
-    InputError,
-    ParameterError,
-)
+from evergrow.core.errors import InputError
 from evergrow.core.seeding import generator
-from evergrow.core.validation import check_number
 from evergrow.data.items import Images, Items
 from evergrow.features.images import decode_image
 from evergrow.features.loader import choose_workers, loaded_batches
-from evergrow.features.preprocess import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Interpolation,
-    Preprocessing,
-    resampling,
-    to_tensor,
-)
+from evergrow.features.preprocess import Interpolation, Preprocessing, resampling, to_tensor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+RATIO = (3 / 4, 4 / 3)
+"""Proportions (width over height) of a crop."""
+
+FLIP = 0.5
+"""Probability of mirroring left and right."""
+
 _ATTEMPTS = 10
+_BATCH_FILTERS = ("bilinear", "bicubic")  # that images can be resized with in batches
+_RESIDENT_SHARE = 0.25  # of a GPU's free memory that the images may take to lie there throughout
+
+Box = tuple[int, int, int, int]
+"""Top, left, height and width of a crop."""
 
 
 @dataclass(frozen=True)
@@ -48,48 +47,29 @@ class TrainTransform:
 
     Parameters
     ----------
-    size : tuple of int
-        Height and width of the result.
+    evaluation : Preprocessing
+        What the backbone sees when it is evaluated; size and normalisation are its.
     scale : tuple of float
         Share of the image's area that a crop takes.
-    ratio : tuple of float
-        Proportions (width over height) of a crop.
-    flip : float
-        Probability of mirroring left and right.
     interpolation : str
         Pillow's filter for resizing; bilinear, as in the published training runs.
-    mean, std : tuple of float
-        Per channel, for pixels in [0, 1].
 
     Examples
     --------
     >>> import numpy as np
-    >>> from evergrow.adapt.training_images import train_transform
+    >>> from evergrow.adapt.training_images import TrainTransform
     >>> from evergrow.features import Preprocessing, decode_image
     >>> from evergrow.core.seeding import generator
-    >>> augment = train_transform(Preprocessing.pilot(64))
+    >>> augment = TrainTransform(Preprocessing.pilot(64))
     >>> image = decode_image(np.arange(100 * 80 * 3, dtype=np.uint8).reshape(100, 80, 3))
     >>> first, again = (augment(image, generator(0, "crops")) for _ in range(2))
     >>> tuple(first.shape), bool((first == again).all())
     ((3, 64, 64), True)
     """
 
-    size: tuple[int, int]
+    evaluation: Preprocessing
     scale: tuple[float, float] = (0.05, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.5
     interpolation: Interpolation = "bilinear"
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
-
-    def __post_init__(self) -> None:
-        # The settings that evaluation has too are checked where they are defined.
-        Preprocessing(self.size, self.size, "center", self.interpolation, self.mean, self.std)
-        check_number("flip", self.flip, low=0, high=1)
-        for name, high in (("scale", 1.0), ("ratio", 1e3)):
-            value = getattr(self, name)
-            if not isinstance(value, (tuple, list)) or len(value) != 2 or not 0 < value[0] <= value[1] <= high:
-                raise ParameterError(f"{name} must be two numbers, 0 < low <= high <= {high:g}, got {value!r}")
 
     def __call__(self, image: Image, generator: torch.Generator) -> Tensor:
         """Return a float32 tensor (3, height, width) of a random part of an image in RGB.
@@ -101,27 +81,23 @@ class TrainTransform:
         generator : torch.Generator
             Where all randomness comes from.
         """
-        if getattr(image, "mode", None) != "RGB":
-            raise InputError(
-                f"image must be a PIL image in RGB (see decode_image), got {getattr(image, 'mode', image)!r}"
-            )
         top, left, height, width = self._box(image, generator)
         image = image.crop((left, top, left + width, top + height))
-        image = image.resize((self.size[1], self.size[0]), resampling(self.interpolation))
-        if float(torch.rand(1, generator=generator)) < self.flip:
+        image = image.resize(self.evaluation.size[::-1], resampling(self.interpolation))
+        if float(torch.rand(1, generator=generator)) < FLIP:
             from PIL.Image import Transpose
 
             image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
-        return to_tensor(image, self.mean, self.std)
+        return to_tensor(image, self.evaluation.mean, self.evaluation.std)
 
-    def _box(self, image: Image, generator: torch.Generator) -> tuple[int, int, int, int]:
-        """Return top, left, height and width: area uniform in ``scale``, log-proportions uniform in ``ratio``.
+    def _box(self, image: Image, generator: torch.Generator) -> Box:
+        """Return a box: area uniform in ``scale``, log-proportions uniform in :data:`RATIO`.
 
-        A box that does not fit is drawn anew; after ten attempts the largest centred box of allowed proportions is
-        taken. The draws come in torchvision's order, so that the same generator gives its crops.
+        A box that does not fit is drawn anew, ten times at most. The draws come in torchvision's order, so that the
+        same generator gives its crops.
         """
         area = image.height * image.width
-        low, high = (float(v) for v in torch.log(torch.tensor(self.ratio)))
+        low, high = (float(v) for v in torch.log(torch.tensor(RATIO)))
         for _ in range(_ATTEMPTS):
             target = area * torch.empty(1).uniform_(*self.scale, generator=generator).item()
             proportion = torch.exp(torch.empty(1).uniform_(low, high, generator=generator)).item()
@@ -130,81 +106,28 @@ class TrainTransform:
                 top = int(torch.randint(0, image.height - height + 1, (1,), generator=generator))
                 left = int(torch.randint(0, image.width - width + 1, (1,), generator=generator))
                 return top, left, height, width
-        width, height = image.width, image.height
-        if width / height < min(self.ratio):
-            height = max(round(width / min(self.ratio)), 1)
-        elif width / height > max(self.ratio):
-            width = max(round(height * max(self.ratio)), 1)
-        return (image.height - height) // 2, (image.width - width) // 2, height, width
+        return _centred(image.height, image.width)
 
 
-def train_transform(
-    preprocessing: Preprocessing,
-    *,
-    scale: tuple[float, float] = (0.05, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-    flip: float = 0.5,
-    interpolation: Interpolation = "bilinear",
-) -> TrainTransform:
-    """Return the training transform that goes with an evaluation transform: same size, same normalisation.
-
-    Parameters
-    ----------
-    preprocessing : Preprocessing
-        What the backbone sees when it is evaluated, for example ``backbone.transform``.
-    scale, ratio, flip, interpolation
-        See :class:`TrainTransform`.
-
-    Examples
-    --------
-    >>> from evergrow.adapt.training_images import train_transform
-    >>> from evergrow.features import Preprocessing
-    >>> train_transform(Preprocessing.pilot(96)).mean
-    (0.0, 0.0, 0.0)
-    """
-    return TrainTransform(
-        preprocessing.size, scale, ratio, flip, interpolation, mean=preprocessing.mean, std=preprocessing.std
-    )
+def _centred(height: int, width: int) -> Box:
+    """Return the largest centred box of allowed proportions."""
+    tall, wide = height, width
+    if width / height < RATIO[0]:
+        tall = max(round(width / RATIO[0]), 1)
+    elif width / height > RATIO[1]:
+        wide = max(round(height * RATIO[1]), 1)
+    return (height - tall) // 2, (width - wide) // 2, tall, wide
 
 
-FILTERS = ("bilinear", "bicubic")
-"""Filters that images can be resized with in batches."""
-
-
-@dataclass(frozen=True)
-class Crops:
-    """Which part of every image is taken, and whether it is mirrored.
-
-    Parameters
-    ----------
-    boxes : Tensor of shape (n, 4)
-        Top, left, height and width, int64.
-    flips : Tensor of shape (n,)
-        Booleans.
-    """
-
-    boxes: Tensor
-    flips: Tensor
-
-    def take(self, rows: Tensor) -> Crops:
-        """Return the crops of these rows."""
-        return Crops(self.boxes[rows], self.flips[rows])
-
-    def to(self, device: torch.device) -> Crops:
-        """Return the crops on a device."""
-        return Crops(self.boxes.to(device), self.flips.to(device))
-
-
-def draw_crops(transform: TrainTransform, n: int, height: int, width: int, generator: torch.Generator) -> Crops:
+def draw_crops(
+    scale: tuple[float, float], n: int, height: int, width: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Draw the crops of n images of one size, by the same law as :class:`TrainTransform`.
 
-    Area uniform in ``scale``, log-proportions uniform in ``ratio``; the first of ten attempts that fits, or else the
-    largest centred box of allowed proportions; anywhere in the image.
-
     Parameters
     ----------
-    transform : TrainTransform
-        The law.
+    scale : tuple of float
+        Share of the image's area that a crop takes.
     n : int
         How many.
     height, width : int
@@ -212,21 +135,26 @@ def draw_crops(transform: TrainTransform, n: int, height: int, width: int, gener
     generator : torch.Generator
         Where all randomness comes from.
 
+    Returns
+    -------
+    boxes : Tensor of shape (n, 4)
+        Top, left, height and width, int64.
+    flips : Tensor of shape (n,)
+        Whether each image is mirrored.
+
     Examples
     --------
-    >>> from evergrow.adapt.training_images import train_transform
-    >>> from evergrow.features import Preprocessing
     >>> from evergrow.core.seeding import generator
     >>> from evergrow.adapt.training_images import draw_crops
-    >>> crops = draw_crops(train_transform(Preprocessing.pilot(16)), 1000, 32, 32, generator(0, "crops"))
-    >>> bool((crops.boxes[:, 0] + crops.boxes[:, 2] <= 32).all())
+    >>> boxes, flips = draw_crops((0.05, 1.0), 1000, 32, 32, generator(0, "crops"))
+    >>> bool((boxes[:, 0] + boxes[:, 2] <= 32).all())
     True
     """
     draws = torch.rand(n, _ATTEMPTS, 4, generator=generator, dtype=torch.float64)
-    mirror = torch.rand(n, generator=generator, dtype=torch.float64) < transform.flip
-    low, high = transform.scale
+    flips = torch.rand(n, generator=generator, dtype=torch.float64) < FLIP
+    low, high = scale
     area = height * width * (low + (high - low) * draws[..., 0])
-    first, last = (math.log(value) for value in transform.ratio)
+    first, last = (math.log(value) for value in RATIO)
     proportion = torch.exp(first + (last - first) * draws[..., 1])
     wide = torch.round(torch.sqrt(area * proportion)).to(torch.int64)
     tall = torch.round(torch.sqrt(area / proportion)).to(torch.int64)
@@ -237,18 +165,7 @@ def draw_crops(transform: TrainTransform, n: int, height: int, width: int, gener
     top = (draws[rows, attempt, 2] * (height - tall + 1)).floor().to(torch.int64)
     left = (draws[rows, attempt, 3] * (width - wide + 1)).floor().to(torch.int64)
     drawn = torch.stack([top, left, tall, wide], dim=1)
-    centred = torch.tensor(_centred(transform, height, width))
-    return Crops(torch.where(fits.any(dim=1)[:, None], drawn, centred), mirror)
-
-
-def _centred(transform: TrainTransform, height: int, width: int) -> tuple[int, int, int, int]:
-    """Return the largest centred box of allowed proportions."""
-    tall, wide = height, width
-    if width / height < min(transform.ratio):
-        tall = max(round(width / min(transform.ratio)), 1)
-    elif width / height > max(transform.ratio):
-        wide = max(round(height * max(transform.ratio)), 1)
-    return (height - tall) // 2, (width - wide) // 2, tall, wide
+    return torch.where(fits.any(dim=1)[:, None], drawn, torch.tensor(_centred(height, width))), flips
 
 
 class Cropper:
@@ -261,33 +178,30 @@ class Cropper:
     Parameters
     ----------
     transform : TrainTransform
-        Size and normalisation of the result, and the filter: one of :data:`FILTERS`.
+        Size and normalisation of the result, and the filter: bilinear or bicubic.
     device : torch.device
         Where the images are. Nothing is sent there later: that would make the CPU wait for a GPU in every step.
     """
 
     def __init__(self, transform: TrainTransform, device: torch.device) -> None:
-        if transform.interpolation not in FILTERS:
-            raise ParameterError(f"interpolation must be one of {FILTERS} for batches, got {transform.interpolation!r}")
-        self._size = transform.size
+        self._size = transform.evaluation.size
         self._cubic = transform.interpolation == "bicubic"
-        self._mean = torch.tensor(transform.mean, device=device).view(-1, 1, 1)
-        self._std = torch.tensor(transform.std, device=device).view(-1, 1, 1)
+        self._mean = torch.tensor(transform.evaluation.mean, device=device).view(-1, 1, 1)
+        self._std = torch.tensor(transform.evaluation.std, device=device).view(-1, 1, 1)
 
-    def __call__(self, pixels: Tensor, crops: Crops) -> Tensor:
+    def __call__(self, pixels: Tensor, boxes: Tensor, flips: Tensor) -> Tensor:
         """Return images (n, 3, height, width) in float32.
 
         Parameters
         ----------
         pixels : Tensor of shape (n, h, w, 3)
             Bytes.
-        crops : Crops
-            On the same device.
+        boxes, flips : Tensor
+            From :func:`draw_crops`, on the same device.
         """
-        top, left, tall, wide = crops.boxes.to(torch.float32).unbind(dim=1)
-        still = torch.zeros_like(crops.flips)
-        rows = _filters(top, tall, self._size[0], pixels.shape[1], still, cubic=self._cubic)
-        columns = _filters(left, wide, self._size[1], pixels.shape[2], crops.flips, cubic=self._cubic)
+        top, left, tall, wide = boxes.to(torch.float32).unbind(dim=1)
+        rows = _filters(top, tall, self._size[0], pixels.shape[1], torch.zeros_like(flips), cubic=self._cubic)
+        columns = _filters(left, wide, self._size[1], pixels.shape[2], flips, cubic=self._cubic)
         planes = pixels.permute(0, 3, 1, 2).to(torch.float32)
         # The arithmetic is of image values, which half precision would coarsen; an outer autocast must not apply.
         with torch.autocast(pixels.device.type, enabled=False):
@@ -319,12 +233,6 @@ def _cubic(distance: Tensor) -> Tensor:
     return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
 
 
-Batch = tuple[Tensor, Tensor]
-
-_RESIDENT_SHARE = 0.25
-"""Share of a GPU's free memory that the images may take to lie there throughout."""
-
-
 @dataclass(frozen=True)
 class TrainingSeed:
     """A named source of randomness; the batches of an epoch depend on nothing else.
@@ -345,57 +253,11 @@ class TrainingSeed:
         return generator(self.seed, "train", *self.purpose, *what)
 
 
-class TrainingImages(ABC):
-    """Labelled images that can be gone through any number of times."""
+class TrainingImages:
+    """Labelled images that can be gone through any number of times.
 
-    def __init__(
-        self, codes: NDArray[np.int64], config: TrainConfig, seeds: TrainingSeed, device: torch.device
-    ) -> None:
-        self._codes = torch.from_numpy(np.array(codes, dtype=np.int64)).to(device)
-        self._config = config
-        self.seeds = seeds
-        self._device = device
-
-    def __len__(self) -> int:
-        return len(self._codes)
-
-    @property
-    def steps(self) -> int:
-        """Batches in an epoch."""
-        return -(-len(self) // self._config.batch_size)
-
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield images (n, 3, height, width) and codes (n,) on the device, in an order of the epoch's own.
-
-        Parameters
-        ----------
-        number : int
-            The epoch, from 0. The same number gives the same batches, whatever came before.
-        """
-        order = torch.randperm(len(self), generator=self.seeds.generator("order", number))
-        # Sent to the device once: in every step it would make the CPU wait for a GPU.
-        there = order.to(self._device)
-        codes = torch.split(self._codes[there], self._config.batch_size)
-        yield from zip(self._images(number, order, there), codes)
-
-    def _rows(self, order: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(order, self._config.batch_size)
-
-    @abstractmethod
-    def _images(self, epoch: int, order: Tensor, there: Tensor) -> Iterator[Tensor]:
-        """Yield the images in an order, batch by batch; it is given on the CPU and on the device."""
-
-
-def training_images(
-    items: Items,
-    codes: NDArray[np.int64],
-    config: TrainConfig,
-    *,
-    preprocessing: Preprocessing,
-    seeds: TrainingSeed,
-    device: torch.device,
-) -> TrainingImages:
-    """Return the images for a training, by the fastest way there is.
+    Images of one size in memory are augmented in batches on the network's device; others are decoded and transformed
+    one by one, in worker processes where that pays.
 
     Parameters
     ----------
@@ -417,61 +279,83 @@ def training_images(
     InputError
         If there are no images, or not one code for each.
     """
-    if items.kind != "image":
-        raise InputError(f"items must be images to train on, got items of kind {items.kind!r}")
-    if len(items) == 0 or len(items) != len(codes):
-        raise InputError(f"items must be at least one image and as many as codes, got {len(items)} and {len(codes)}")
-    if config.augment:
-        filtered = preprocessing.interpolation if config.interpolation == "evaluation" else config.interpolation
-        transform = train_transform(preprocessing, scale=config.crop_scale, interpolation=filtered)
-        if isinstance(items, Images) and items.pixels is not None and filtered in FILTERS:
-            return ArrayImages(items.pixels, codes, config, seeds, device, transform=transform)
-        return LoadedImages(items, codes, config, seeds, device, transform=transform)
-    return LoadedImages(items, codes, config, seeds, device, transform=preprocessing)
 
+    def __init__(
+        self,
+        items: Items,
+        codes: NDArray[np.int64],
+        config: TrainConfig,
+        *,
+        preprocessing: Preprocessing,
+        seeds: TrainingSeed,
+        device: torch.device,
+    ) -> None:
+        if items.kind != "image":
+            raise InputError(f"items must be images to train on, got items of kind {items.kind!r}")
+        if len(items) == 0 or len(items) != len(codes):
+            raise InputError(
+                f"items must be at least one image and as many as codes, got {len(items)} and {len(codes)}"
+            )
+        self.seeds = seeds
+        self._items, self._config, self._device, self._evaluation = items, config, device, preprocessing
+        self._codes = torch.from_numpy(np.array(codes, dtype=np.int64)).to(device)
+        self._augment: TrainTransform | None = None
+        self._pixels: NDArray[np.uint8] | Tensor | None = None
+        if not config.augment:
+            return
+        used = preprocessing.interpolation if config.interpolation == "evaluation" else config.interpolation
+        self._augment = TrainTransform(preprocessing, config.crop_scale, used)
+        if isinstance(items, Images) and items.pixels is not None and used in _BATCH_FILTERS:
+            self._pixels, self._crop = items.pixels, Cropper(self._augment, device)
+            if device.type == "cuda" and items.pixels.nbytes <= _RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]:
+                self._pixels = torch.from_numpy(np.array(items.pixels)).to(device)
 
-class ArrayImages(TrainingImages):
-    """Images of one size in memory, augmented in batches on the network's device."""
+    def __len__(self) -> int:
+        return len(self._codes)
 
-    def __init__(self, pixels: NDArray[np.uint8], *common: Any, transform: TrainTransform) -> None:
-        super().__init__(*common)
-        self._pixels = pixels
-        self._transform = transform
-        self._crop = Cropper(transform, self._device)
-        self._resident: Tensor | None = None
-        if self._device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self._device)
-            if pixels.nbytes <= _RESIDENT_SHARE * free:
-                self._resident = torch.from_numpy(np.array(pixels)).to(self._device)
+    @property
+    def steps(self) -> int:
+        """Batches in an epoch."""
+        return -(-len(self) // self._config.batch_size)
 
-    def _images(self, epoch: int, order: Tensor, there: Tensor) -> Iterator[Tensor]:
+    def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield images (n, 3, height, width) and codes (n,) on the device, in an order of the epoch's own.
+
+        Parameters
+        ----------
+        number : int
+            The epoch, from 0. The same number gives the same batches, whatever came before.
+        """
+        order = torch.randperm(len(self), generator=self.seeds.generator("order", number))
+        # Sent to the device once: in every step it would make the CPU wait for a GPU.
+        there = order.to(self._device)
+        codes = torch.split(self._codes[there], self._config.batch_size)
+        images = self._loaded(number, order) if self._pixels is None else self._cropped(number, order, there)
+        yield from zip(images, codes)
+
+    def _cropped(self, epoch: int, order: Tensor, there: Tensor) -> Iterator[Tensor]:
+        """Yield crops of the images in memory; their order is given on the CPU and on the device."""
+        assert self._pixels is not None
         height, width = self._pixels.shape[1:3]
         draws = self.seeds.generator("augment", epoch)
-        crops = draw_crops(self._transform, len(self), height, width, draws).to(self._device)
-        for here, rows in zip(self._rows(order), self._rows(there)):
-            if self._resident is not None:
-                pixels = self._resident[rows]
+        boxes, flips = draw_crops(self._config.crop_scale, len(self), height, width, draws)
+        boxes, flips = boxes.to(self._device), flips.to(self._device)
+        for here, rows in zip(*(torch.split(rows, self._config.batch_size) for rows in (order, there))):
+            if isinstance(self._pixels, Tensor):
+                pixels = self._pixels[rows]
             else:
                 pixels = torch.from_numpy(self._pixels[here.numpy()]).to(self._device)
             if pixels.ndim == 3:  # grey
                 pixels = pixels[..., None].expand(-1, -1, -1, 3)
-            yield self._crop(pixels, crops.take(rows))
+            yield self._crop(pixels, boxes[rows], flips[rows])
 
-
-class LoadedImages(TrainingImages):
-    """Images that are decoded and transformed one by one, in worker processes where that pays."""
-
-    def __init__(self, items: Items, *common: Any, transform: TrainTransform | Preprocessing) -> None:
-        super().__init__(*common)
-        self._items = items
-        self._transform = transform
-
-    def _images(self, epoch: int, order: Tensor, there: Tensor) -> Iterator[Tensor]:
-        batches = [batch.tolist() for batch in self._rows(order)]
-        height, width = self._transform.size
+    def _loaded(self, epoch: int, order: Tensor) -> Iterator[Tensor]:
+        """Yield the images of files, decoded and transformed."""
+        batches = [batch.tolist() for batch in torch.split(order, self._config.batch_size)]
+        height, width = self._evaluation.size
         batch_bytes = self._config.batch_size * 12 * height * width
         workers = choose_workers(self._config.workers, len(batches), self._device, batch_bytes)
-        reader = _AugmentedImages(self._items, self._transform, self.seeds, epoch)
+        reader = _AugmentedImages(self._items, self._augment or self._evaluation, self.seeds, epoch)
         draws = self.seeds.generator("workers", epoch)
         with loaded_batches(reader, batches, workers=workers, device=self._device, draws=draws) as loaded:
             for images in loaded:

@@ -107,8 +107,8 @@ def features_command(
     loaded = load_data(data, reading.options(**drawn))
     if isinstance(loaded, FeatureSet):
         raise InputError(f"{data} holds features already; name images or texts.")
-    from evergrow.adapt.features import featurize
     from evergrow.features import EncodeConfig  # now that the data are known to be there
+    from evergrow.features.feature_sets import featurize
 
     model = created(loaded.train.raw_items().kind)
     config = EncodeConfig(

@@ -1,7 +1,6 @@
 """A job in a folder: its data in shards, what is done with them, where every result lies, and what failed.
 
-    manifest.json      the data, in shards, and the sample that a first fit grows its layer on
-    job.json           what is done with them, and all settings that decide the results
+    job.json           the data in shards, what is done with them, and all settings that decide the results
     first/             features of the samples that the layer is grown on, one file per shard
     statistics/        what each shard teaches, one file per shard
     merged/            sums of those, until all are one
@@ -31,7 +30,7 @@ from numpy.typing import NDArray
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import EngineError, FileFormatError, InputError
 from evergrow.core.files import atomic_path
-from evergrow.core.record import Between, from_document, record, require, to_document, to_values, write_document
+from evergrow.core.record import Between, from_document, record, require, to_values, write_document
 from evergrow.core.seeding import derive_seed
 from evergrow.core.version import __version__
 from evergrow.data import Shard, Source
@@ -43,7 +42,6 @@ SHARD_ROWS, SHARD_MIB = 4096, 256
 """Default size of a shard, whichever is reached first."""
 
 
-@record("engine-manifest")
 @dataclass(frozen=True)
 class Manifest:
     """A data set in shards.
@@ -127,10 +125,6 @@ class Manifest:
         """A hash of everything but where the data lie."""
         return digest_of({name: value for name, value in to_values(self).items() if name != "source"})
 
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the manifest, in one step."""
-        write_json(path, {**to_document(self), "hash": self.key})
-
 
 def plan(
     source: Source,
@@ -197,44 +191,6 @@ def _drawn(shards: Sequence[Shard], most: int, seed: int) -> tuple[int, ...] | N
     return tuple(np.sort(draw.choice(n, size=most, replace=False, shuffle=False)).tolist())
 
 
-def read_manifest(path: str | os.PathLike[str]) -> Manifest:
-    """Return the manifest that a file holds.
-
-    Raises
-    ------
-    FileFormatError
-        If it is no manifest, or was altered.
-    NewerSchemaError
-        If a newer evergrow wrote it.
-    """
-    values = parse_json(Path(path).read_bytes(), os.fspath(path))
-    manifest = from_document(Manifest, values, os.fspath(path))
-    if values.get("hash") != manifest.key:
-        raise FileFormatError(f"{os.fspath(path)} was altered: its hash is not that of its contents")
-    return manifest
-
-
-def check_same_data(found: Manifest, wanted: Manifest, path: str | os.PathLike[str]) -> None:
-    """Raise :class:`EngineError` where a folder has the manifest of other data, or of the same divided otherwise."""
-    if found.identity != wanted.identity or found.kind != wanted.kind:
-        raise EngineError(
-            f"{os.fspath(path)} must be the manifest of these data ({_title(wanted)}), got that of others "
-            f"({_title(found)}): choose another folder"
-        )
-    if found.key != wanted.key:
-        otherwise = "another seed, or other files that cannot be read"
-        sizes = [(name, getattr(found, name)) for name in ("shard_rows", "shard_mib", "first_rows")]
-        differing = [f"{name} {value}" for name, value in sizes if getattr(wanted, name) != value]
-        raise EngineError(
-            f"{os.fspath(path)} must divide these data as asked for, got {', '.join(differing) or otherwise}: "
-            "ask for the same or choose another folder"
-        )
-
-
-def _title(manifest: Manifest) -> str:
-    return f"{manifest.rows:,} samples of kind {manifest.kind}, identity {manifest.identity[:12]}"
-
-
 def digest_of(values: dict[str, Any] | Sequence[Any]) -> str:
     """Return a short hash of plain values."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
@@ -259,6 +215,7 @@ Work = Literal["fit", "update", "features", "predict", "evaluate"]
 class _JobFile:
     """What ``job.json`` holds."""
 
+    manifest: Manifest
     work: Work
     settings: dict[str, Any]
     key: str
@@ -364,16 +321,12 @@ def begin_job(job: Job) -> Job:
     EngineError
         If the folder is of other data or another job.
     """
-    for stage in ("", "failed"):
-        (job.folder / stage).mkdir(parents=True, exist_ok=True)
-    path = job.folder / "manifest.json"
+    (job.folder / "failed").mkdir(parents=True, exist_ok=True)
+    path = job.folder / "job.json"
     if path.exists():
-        check_same_data(read_manifest(path), job.manifest, path)
-    job.manifest.write(path)  # also where it is there: data may have moved
-    found = _read_values(job.folder)
-    if found is not None:
-        _check_same_job(found, job)
-    write_document(job.folder / "job.json", _JobFile(job.work, job.settings, job.key, job.backbone))
+        _check_same(read_job(job.folder), job)
+    # Also where it is there: data may have moved.
+    write_document(path, _JobFile(job.manifest, job.work, job.settings, job.key, job.backbone))
     return job
 
 
@@ -385,17 +338,17 @@ def read_job(folder: str | os.PathLike[str]) -> Job:
     EngineError
         If there is none.
     FileFormatError
-        If its files are damaged or were altered.
+        If its file is damaged or was altered.
+    NewerSchemaError
+        If a newer evergrow wrote it.
     """
-    path = Path(folder)
-    values = _read_values(path)
-    if values is None or not (path / "manifest.json").is_file():
-        raise EngineError(f"folder must be that of a job, with manifest.json and job.json, got {path}")
-    name = os.fspath(path / "job.json")
-    found = from_document(_JobFile, values, name)
-    job = Job(path, read_manifest(path / "manifest.json"), found.work, found.settings, found.backbone)
+    path = Path(folder, "job.json")
+    if not path.is_file():
+        raise EngineError(f"{os.fspath(folder)} is no folder of a job: it has no job.json.")
+    found = from_document(_JobFile, parse_json(path.read_bytes(), os.fspath(path)), os.fspath(path))
+    job = Job(Path(folder), found.manifest, found.work, found.settings, found.backbone)
     if job.key != found.key:
-        raise FileFormatError(f"{name} was altered: its key is not that of its manifest and settings")
+        raise FileFormatError(f"{path} was altered: its key is not that of its data and settings")
     return job
 
 
@@ -414,22 +367,24 @@ def known_job(folder: str, key: str) -> Job:
     return job
 
 
-def _read_values(folder: Path) -> dict[str, Any] | None:
-    path = folder / "job.json"
-    if not path.is_file():
-        return None
-    values = parse_json(path.read_bytes(), os.fspath(path))
-    return values if isinstance(values, dict) else {}
-
-
-def _check_same_job(found: dict[str, Any], job: Job) -> None:
-    if found.get("key") == job.key:
+def _check_same(found: Job, job: Job) -> None:
+    """Raise :class:`EngineError` where a folder has a job on other data, or on the same with other settings."""
+    if found.key == job.key:
         return
-    theirs = found.get("settings") if isinstance(found.get("settings"), dict) else {}
-    differing = [name for name in {**theirs, **job.settings} if theirs.get(name) != job.settings.get(name)]  # type: ignore[union-attr, dict-item]
-    if found.get("work") != job.work:
-        differing = ["work"]
-    raise EngineError(
-        f"folder must be new or hold this job, got {job.folder} with one that differs in "
-        f"{', '.join(sorted(differing))}: choose another folder, or delete it"
-    )
+    theirs, mine = found.manifest, job.manifest
+    if (theirs.identity, theirs.kind) != (mine.identity, mine.kind):
+        raise EngineError(
+            f"{job.folder} holds a job on other data ({_title(theirs)}), not on these ({_title(mine)}). "
+            "Choose another folder."
+        )
+    names = ("shard_rows", "shard_mib", "first_rows")
+    differing = [f"{name} ({getattr(theirs, name)})" for name in names if getattr(theirs, name) != getattr(mine, name)]
+    differing += ["work"] if found.work != job.work else []
+    settings = {**found.settings, **job.settings} if found.work == job.work else {}
+    differing += [name for name in sorted(settings) if found.settings.get(name) != job.settings.get(name)]
+    listed = ", ".join(differing) or "the seed, or in files that cannot be read"
+    raise EngineError(f"{job.folder} holds a job that differs in {listed}. Choose another folder, or delete this one.")
+
+
+def _title(manifest: Manifest) -> str:
+    return f"{manifest.rows:,} samples of kind {manifest.kind}, identity {manifest.identity[:12]}"

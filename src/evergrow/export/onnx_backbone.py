@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.host import tuners_of
-from evergrow.adapt.tuners.settings import UnmergeableError
+from evergrow.adapt.tuners.base import UnmergeableError, tuners_of
 from evergrow.core.optional import require
 from evergrow.export.head_maps import ExportError
 from evergrow.export.onnx_graph import PURPOSE

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from evergrow.features.backbones import ImageBackbone, backbone_from_spec, create_backbone
     from evergrow.features.cache import FeatureCache
     from evergrow.features.encoding import EncodeConfig, Features, encode, encode_batch, encode_chunks
+    from evergrow.features.feature_sets import featurize
     from evergrow.features.images import decode_image
     from evergrow.features.preprocess import PRESETS, Preprocessing
     from evergrow.features.recipes import RECIPES, FeatureRecipe
@@ -29,6 +30,7 @@ _HOMES = {
     "backbones": ("ImageBackbone", "backbone_from_spec", "create_backbone"),
     "cache": ("FeatureCache",),
     "encoding": ("EncodeConfig", "Features", "encode", "encode_batch", "encode_chunks"),
+    "feature_sets": ("featurize",),
     "images": ("decode_image",),
     "preprocess": ("PRESETS", "Preprocessing"),
     "recipes": ("RECIPES", "FeatureRecipe"),
@@ -66,6 +68,7 @@ __all__ = [
     "encode",
     "encode_batch",
     "encode_chunks",
+    "featurize",
     "hash_weights",
     "list_backbones",
     "load_weights",

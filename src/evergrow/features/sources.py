@@ -330,17 +330,18 @@ class RandomWeights(WeightSource):
 # -- asking all sources ---------------------------------------------------------------------------------------
 
 
-def searched_sources() -> list[str]:
-    """Return the names of the sources that are tried where none is named, in order.
+def searched_sources() -> dict[str, WeightSource]:
+    """Return the sources that are tried where none is named, in order.
 
     Examples
     --------
     >>> from evergrow.features.sources import searched_sources
-    >>> searched_sources()
+    >>> list(searched_sources())
     ['bundled', 'hub']
     """
-    ranks = {name: WEIGHT_SOURCES[name].rank for name in WEIGHT_SOURCES}
-    return [name for _, name in sorted((rank, name) for name, rank in ranks.items() if rank is not None)]
+    sources = {name: WEIGHT_SOURCES[name] for name in WEIGHT_SOURCES.names()}
+    ranks = sorted((source.rank, name) for name, source in sources.items() if source.rank is not None)
+    return {name: sources[name] for _, name in ranks}
 
 
 @dataclass(frozen=True)
@@ -386,9 +387,10 @@ def locate(wanted: WantedWeights, weights: str | os.PathLike[str] | None) -> Loc
     if weights is not None and weights not in WEIGHT_SOURCES:
         return LocatedWeights("file", Path(weights))
     tried: list[str] = []
-    for name in searched_sources() if weights is None else [str(weights)]:
+    sources = searched_sources() if weights is None else {str(weights): WEIGHT_SOURCES[str(weights)]}
+    for name, source in sources.items():
         try:
-            return LocatedWeights(name, WEIGHT_SOURCES[name].fetch(wanted), tuple(tried))
+            return LocatedWeights(name, source.fetch(wanted), tuple(tried))
         except WeightsError as error:  # noqa: PERF203 - two or three sources
             tried.append(f"{name} ({error})")
     raise no_weights(wanted, tried)
@@ -396,10 +398,9 @@ def locate(wanted: WantedWeights, weights: str | os.PathLike[str] | None) -> Loc
 
 def no_weights(wanted: WantedWeights, tried: Sequence[str]) -> WeightsError:
     """Return the error for weights that cannot be had: what was tried, and all the ways to get them."""
-    searched = searched_sources()
-    others = [name for name in WEIGHT_SOURCES.names() if name not in searched]
-    ways = [way for name in (*searched, *others) if (way := WEIGHT_SOURCES[name].advice(wanted))]
-    here = [item.name for item in list_backbones() if item.kind == wanted.kind and item.available]
+    sources = {**searched_sources(), **{name: WEIGHT_SOURCES[name] for name in WEIGHT_SOURCES.names()}}
+    ways = [way for source in sources.values() if (way := source.advice(wanted))]
+    here = [item.name for item in list_backbones(wanted.kind) if item.available]
     instead = f" Nearest whose weights are here: {nearest(wanted.name, here, n=1)}." if here else ""
     return WeightsError(
         f"No weights of {wanted.name} on this machine or within reach.{instead} Tried: {'; '.join(tried)}. "
@@ -443,9 +444,10 @@ class BackboneInfo:
         return bool(self.origin)
 
 
+_VIT, _DINO = "vit_base_patch16_224.augreg_in21k", "vit_base_patch14_dinov2.lvd142m"
 _RECOMMENDED: tuple[tuple[str, Kind, int, str, str], ...] = (
-    ("vit_base_patch16_224.augreg_in21k", "image", 768, "ViT-B/16, ImageNet-21k", "timm/"),
-    ("vit_base_patch14_dinov2.lvd142m", "image", 768, "ViT-B/14, DINOv2 on LVD-142M, CLS token", "timm/"),
+    (_VIT, "image", 768, "ViT-B/16, ImageNet-21k", f"timm/{_VIT}"),
+    (_DINO, "image", 768, "ViT-B/14, DINOv2 on LVD-142M, CLS token", f"timm/{_DINO}"),
     ("resnet101", "image", 2048, "ResNet-101, ImageNet-1k", "timm/resnet101.a1h_in1k"),
     ("tf_efficientnet_lite2", "image", 1280, "EfficientNet-Lite2, ImageNet-1k", "timm/tf_efficientnet_lite2.in1k"),
     ("tf_efficientnet_lite1", "image", 1280, "EfficientNet-Lite1, ImageNet-1k", "timm/tf_efficientnet_lite1.in1k"),
@@ -454,26 +456,31 @@ _RECOMMENDED: tuple[tuple[str, Kind, int, str, str], ...] = (
 )
 
 
-def list_backbones() -> list[BackboneInfo]:
+def list_backbones(kind: Kind | None = None) -> list[BackboneInfo]:
     """Return recommended backbones, the strongest of each kind first; downloads nothing.
+
+    Parameters
+    ----------
+    kind : {"image", "text"}, optional
+        Those that take this; all by default.
 
     Examples
     --------
     >>> from evergrow.features import list_backbones
-    >>> [item.name for item in list_backbones() if item.kind == "text"]
+    >>> [item.name for item in list_backbones("text")]
     ['all-MiniLM-L6-v2']
     """
-    return [_look_up(*candidate) for candidate in _RECOMMENDED]
-
-
-def _look_up(name: str, kind: Kind, n_features: int, about: str, repository: str) -> BackboneInfo:
-    if kind == "text" and importlib.util.find_spec("sentence_transformers") is None:
-        return BackboneInfo(name, kind, n_features, about, "", "pip install 'evergrow[text]'")
-    wanted = WantedWeights(name, kind, f"timm/{name}" if repository == "timm/" else repository)
-    sources = {source: WEIGHT_SOURCES[source] for source in searched_sources()}
-    origin = next((source for source, place in sources.items() if place.find(wanted)), "")
-    ways = " or ".join(way for place in sources.values() if (way := place.advice(wanted)))
-    return BackboneInfo(name, kind, n_features, about, origin, ways)
+    sources, found = searched_sources(), []
+    for name, takes, n_features, about, repository in _RECOMMENDED:
+        if kind is not None and takes != kind:
+            continue
+        wanted = WantedWeights(name, takes, repository)
+        origin = next((place for place, source in sources.items() if source.find(wanted)), "")
+        advice = " or ".join(way for source in sources.values() if (way := source.advice(wanted)))
+        if takes == "text" and importlib.util.find_spec("sentence_transformers") is None:
+            origin, advice = "", "pip install 'evergrow[text]'"
+        found.append(BackboneInfo(name, takes, n_features, about, origin, advice))
+    return found
 
 
 @dataclass(frozen=True)
@@ -521,7 +528,7 @@ def best_backbone(kind: Kind) -> BackboneChoice:
     evergrow.core.errors.ParameterError: kind must be one of 'image', 'text', got 'sound'; nearest: 'image', 'text'
     """
     check_choice("kind", kind, ("image", "text"))
-    listed = [item for item in list_backbones() if item.kind == kind]
+    listed = list_backbones(kind)
     chosen = next((item for item in listed if item.available), None)
     if chosen is None:
         ways = "; ".join(f"{item.name}: {item.advice}" for item in listed)

@@ -28,6 +28,7 @@ from evergrow.core.record import Spec, from_archive, record, require, to_archive
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import Change
+from evergrow.serve.config import ServeConfig
 from evergrow.serve.requests import BoundedRoute, ChangeRequest, Problem, SentImage, SentSamples, problems, validated
 from evergrow.serve.schemas import ClassName
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
@@ -312,45 +313,32 @@ def sample_of(task: Task, kind: str, names: ConfigNames) -> str:
     return found[0]
 
 
-class Fetcher:
-    """Gets images of tasks from one Label Studio and from nowhere else.
+def fetch_image(where: str, config: ServeConfig) -> bytes:
+    """Return the file of an image: one in the task itself, or one that the Label Studio of the service holds.
 
-    Parameters
-    ----------
-    address : str
-        Its address; empty for none.
-    token : str
-        A token for it.
-    max_bytes : int
-        Largest file.
+    Nothing else is ever called, and redirects are not followed.
     """
-
-    def __init__(self, address: str, token: str, max_bytes: int) -> None:
-        self._address, self._token, self._max_bytes = address.rstrip("/"), token, max_bytes
-        self._opener = urllib.request.build_opener(_NoRedirects)
-
-    def image(self, where: str) -> bytes:
-        """Return the file of an image: one in the task itself, or one that Label Studio holds."""
-        if where.startswith("data:"):
-            return _inline(where)
-        if not self._address:
-            raise Problem(
-                422, "the image is not in its task: start the service with --label-studio URL to fetch it", "NotFetched"
-            )
-        target, home = urljoin(f"{self._address}/", where), urlsplit(self._address)
-        parts = urlsplit(target)
-        if (parts.scheme, parts.netloc) != (home.scheme, home.netloc) or parts.scheme not in ("http", "https"):
-            raise Problem(422, f"images are fetched from {home.netloc} alone, and this one is elsewhere", "NotFetched")
-        headers = {"Authorization": f"Token {self._token}"} if self._token else {}
-        try:
-            with self._opener.open(urllib.request.Request(target, headers=headers), timeout=20) as answer:
-                data: bytes = answer.read(self._max_bytes + 1)
-        except (OSError, ValueError) as error:
-            code = f" ({error.code})" if isinstance(error, urllib.error.HTTPError) else ""
-            raise Problem(422, f"the image cannot be fetched from Label Studio{code}", "NotFetched") from error
-        if len(data) > self._max_bytes:
-            raise Problem(413, f"the image of a task may have at most {self._max_bytes:,} bytes", "TooLarge")
-        return data
+    if where.startswith("data:"):
+        return _inline(where)
+    home, most = urlsplit(config.label_studio), config.limits.body_bytes
+    if not home.netloc:
+        detail = "the image is not in its task: start the service with --label-studio URL to fetch it"
+        raise Problem(422, detail, "NotFetched")
+    target = urljoin(f"{config.label_studio.rstrip('/')}/", where)
+    parts = urlsplit(target)
+    if (parts.scheme, parts.netloc) != (home.scheme, home.netloc) or parts.scheme not in ("http", "https"):
+        raise Problem(422, f"images are fetched from {home.netloc} alone, and this one is elsewhere", "NotFetched")
+    headers = {"Authorization": f"Token {config.label_studio_token}"} if config.label_studio_token else {}
+    request = urllib.request.Request(target, headers=headers)
+    try:
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=20) as answer:
+            data: bytes = answer.read(most + 1)
+    except (OSError, ValueError) as error:
+        code = f" ({error.code})" if isinstance(error, urllib.error.HTTPError) else ""
+        raise Problem(422, f"the image cannot be fetched from Label Studio{code}", "NotFetched") from error
+    if len(data) > most:
+        raise Problem(413, f"the image of a task may have at most {most:,} bytes", "TooLarge")
+    return data
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -451,7 +439,5 @@ async def _samples(service: Service, model: OpenModel, found: list[str]) -> Sent
     """Return samples of tasks as the service takes them; images that lie elsewhere are fetched."""
     if model.version.kind == "texts":
         return SentSamples(texts=found)
-    config = service.config
-    fetcher = Fetcher(config.label_studio, config.label_studio_token, service.limits.body_bytes)
-    files = [await service.run(fetcher.image, where) for where in found]
+    files = [await service.run(fetch_image, where, service.config) for where in found]
     return SentSamples(images=[SentImage(f"tasks[{i}]", data) for i, data in enumerate(files)])

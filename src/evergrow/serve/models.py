@@ -34,7 +34,6 @@ from evergrow.learner.modelfile import (
     ModelNotFoundError,
     ModelWriteError,
     commit,
-    history,
     kept_revisions,
     locked_model,
     open_model,
@@ -316,19 +315,11 @@ class ServedModel:
             time.sleep(_PAUSE)
         raise BusyError("the model is being changed: try again")
 
-    def revisions(self) -> list[int]:
-        """Return the revisions that can be gone back to."""
-        return kept_revisions(self.path)
-
     def redoable(self) -> int:
         """Return how many rollbacks can be taken back."""
         kept = History(self.path)
         chain = kept.redoable(Header.read(self.path).digest)
         return len(list(takewhile(lambda entry: kept.find(entry.before) is not None, chain)))
-
-    def history(self) -> list[Change]:
-        """Return all changes, and what was rolled back on the way, the oldest first."""
-        return history(self.path)
 
     # -- changing -----------------------------------------------------------------------------------------------
 
@@ -599,13 +590,10 @@ def _remove_model(path: Path) -> None:
         if kept.is_dir() and not kept.is_symlink():
             stack.enter_context(locked(kept))
         stack.enter_context(locked(path.parent, wait=True))
-        away = None
+        away = path.with_name(f"{_DELETED}{path.name}")
         try:
-            away = Path(tempfile.mkdtemp(prefix=_DELETED, dir=path.parent))
-            os.rename(path, away / path.name)
+            os.replace(path, away)
         except OSError as error:
-            if away is not None:
-                away.rmdir()
             raise ModelWriteError(f"{path.name} cannot be removed: {error.strerror}") from error
         _clear(away)
 
@@ -617,16 +605,14 @@ def _remove_leftovers(folder: Path) -> None:
             if time.time() - upload.stat().st_mtime > _ABANDONED:
                 upload.unlink()
     for away in folder.glob(f"{_DELETED}*"):
-        if away.is_dir() and not away.is_symlink():
-            _clear(away)
+        _clear(away)
 
 
 def _clear(away: Path) -> None:
-    """Remove what was moved away, and the histories of models that lie there and have no successor."""
-    for entry in list(away.iterdir()):
-        model = away.parent / entry.name
-        kept = History(model).folder
-        if not model.exists() and kept.is_dir() and not kept.is_symlink():
-            with suppress(OSError):  # a crash before this line leaves it to the next start
-                os.rename(kept, away / kept.name)
-    shutil.rmtree(away, ignore_errors=True)
+    """Remove a model that was moved away, and its history unless the name has a new model."""
+    model = away.with_name(away.name.removeprefix(_DELETED))
+    kept = History(model).folder
+    if not model.exists() and kept.is_dir() and not kept.is_symlink():
+        shutil.rmtree(kept, ignore_errors=True)
+    with suppress(OSError):  # what a crash before this line leaves is removed at the next start
+        away.unlink()

@@ -24,20 +24,8 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from evergrow.core import errors
 from evergrow.core.archive import parse_json
-from evergrow.core.errors import (
-    BusyError,
-    EvergrowError,
-    FileFormatError,
-    InputError,
-    LabelError,
-    MergeError,
-    MissingExtraError,
-    NotFittedError,
-    ParameterError,
-    UnlearnError,
-    WeightsError,
-)
 from evergrow.core.escaping import one_line
 from evergrow.learner.modelfile import ModelNotFoundError, ModelWriteError
 from evergrow.learner.snapshot import Change
@@ -50,14 +38,14 @@ _ALWAYS = (401, 403, 413, 421, 422, 429, 503)
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (ModelNotFoundError, 404),
     (ModelWriteError, 507),
-    (BusyError, 503),
-    (MissingExtraError, 501),
-    (NotFittedError, 409),
-    (InputError, 422),
-    (ParameterError, 422),
-    (UnlearnError, 422),
-    (MergeError, 422),
-    (WeightsError, 503),
+    (errors.BusyError, 503),
+    (errors.MissingExtraError, 501),
+    (errors.NotFittedError, 409),
+    (errors.InputError, 422),
+    (errors.ParameterError, 422),
+    (errors.UnlearnError, 422),
+    (errors.MergeError, 422),
+    (errors.WeightsError, 503),
     (MemoryError, 503),
 )
 _NO_ROUTE = {404: "nothing is served under this path", 405: "the path does not take this method"}
@@ -138,7 +126,7 @@ def problem_of(error: BaseException, folder: str = "") -> Problem:
         detail = _NO_ROUTE.get(error.status_code, str(error.detail))
         return Problem(error.status_code, detail, "HttpError", headers=error.headers)
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-    if status == 500 and not isinstance(error, EvergrowError):
+    if status == 500 and not isinstance(error, errors.EvergrowError):
         return Problem(500, "the service failed; its log says more under the id of this request", "InternalError")
     message = one_line(str(error)) or HTTPStatus(status).phrase
     if folder:
@@ -146,9 +134,9 @@ def problem_of(error: BaseException, folder: str = "") -> Problem:
     return Problem(status, message, type(error).__name__, retry_after=1 if status == 503 else None)
 
 
-def validation_problem(errors: Any) -> Problem:
+def validation_problem(found: Any) -> Problem:
     """Return the problem 422 for errors that pydantic found, each with its field."""
-    listed = [{"field": _field(entry["loc"]), "message": entry["msg"]} for entry in errors[:_ERRORS]]
+    listed = [{"field": _field(entry["loc"]), "message": entry["msg"]} for entry in found[:_ERRORS]]
     first = listed[0]
     detail = f"{first['field']}: {first['message']}" if first["field"] else first["message"]
     return Problem(422, detail, "BadField", errors=listed)
@@ -237,7 +225,7 @@ def _parsed(raw: bytes, limits: Limits, kind: Any) -> Any:
         raise Problem(413, f"JSON may hold at most {limits.json_values:,} values: send samples as files", "TooMany")
     try:
         value = parse_json(raw, "body")
-    except FileFormatError as error:
+    except errors.FileFormatError as error:
         raise Problem(400, f"the body is not valid JSON: {error.__cause__}", "BadJson") from error
     if isinstance(value, dict) and len(value) > _FIELDS:
         raise Problem(422, f"a request has at most {_FIELDS} fields, not {len(value):,}", "BadField")
@@ -340,9 +328,9 @@ class SampleBody(Generic[Fields]):
         label, labels, n = self.fields.label, self.fields.labels, len(self.samples)
         if (label is None) == (labels is None):
             both = "both were given" if label else "neither was given"
-            raise LabelError(f"label must be given for all samples, or labels for each; {both}")
+            raise errors.LabelError(f"label must be given for all samples, or labels for each; {both}")
         if labels is not None and len(labels) != n:
-            raise LabelError(f"labels must be one for each of {n} samples, got {len(labels)}")
+            raise errors.LabelError(f"labels must be one for each of {n} samples, got {len(labels)}")
         return np.asarray([label] * n if labels is None else labels, dtype=np.str_)
 
 
@@ -416,7 +404,7 @@ def _read_table(data: bytes) -> NDArray[Any]:
             raise ValueError("it holds no matrix of numbers in C order")
         return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape).astype(np.float64)
     except (ValueError, TypeError, OverflowError) as error:
-        raise InputError(f"rows must be a .npy file with a matrix of numbers: {error}") from error
+        raise errors.InputError(f"rows must be a .npy file with a matrix of numbers: {error}") from error
 
 
 # -- changes ----------------------------------------------------------------------------------------------------
@@ -441,8 +429,6 @@ class ChangeRequest:
         A note for people, kept in the history.
     who : str, optional
         Author of the change; by default the user that the service runs as.
-    job : str
-        Id of the job that makes the change; empty for none.
     """
 
     if_match: str = ""
@@ -450,7 +436,6 @@ class ChangeRequest:
     content: str = ""
     note: str = ""
     who: str | None = None
-    job: str = ""
 
     def asking(self, *content: bytes, note: str = "") -> ChangeRequest:
         """Return the request with what it asks for.
@@ -472,7 +457,7 @@ class ChangeRequest:
         entries = [dict(entry) for entry in earlier]
         if self.key:
             entries.append({"key": self.key, "content": self.content})
-        return {**({_REQUESTS: entries} if entries else {}), **({"job": self.job} if self.job else {})}
+        return {_REQUESTS: entries} if entries else {}
 
     def find(self, changes: Iterable[Change]) -> Change | None:
         """Return the change that fulfilled the request before, or None.

@@ -15,6 +15,8 @@ from starlette.background import BackgroundTask
 from evergrow.core.errors import EvergrowError
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
+from evergrow.learner.modelfile import history, kept_revisions
+from evergrow.serve import schemas
 from evergrow.serve.label_studio import forget_classes
 from evergrow.serve.models import ChangeResult, Edit, ServedModel, matches
 from evergrow.serve.requests import (
@@ -29,37 +31,6 @@ from evergrow.serve.requests import (
     problems,
     sample_body,
     sample_content,
-)
-from evergrow.serve.schemas import (
-    BackboneList,
-    BackboneRecord,
-    ChangeAnswer,
-    ChangeRecord,
-    EvaluationRecord,
-    Exam,
-    ExamFields,
-    ExamForm,
-    ForgetRequest,
-    Lesson,
-    LessonFields,
-    LessonForm,
-    LikelyClass,
-    MergeRequest,
-    ModelList,
-    ModelName,
-    ModelRecord,
-    ModelSummary,
-    NewModel,
-    Predictions,
-    Question,
-    QuestionFields,
-    QuestionForm,
-    RedoRequest,
-    RenameRequest,
-    RollbackRequest,
-    SampleAnswer,
-    Thresholds,
-    WrongSample,
 )
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
 
@@ -86,23 +57,22 @@ ROUTERS = (models, questions, changes)
 
 
 @models.get("/models", responses=problems(500))
-async def list_models(service: ServiceDep) -> ModelList:
+async def list_models(service: ServiceDep) -> schemas.ModelList:
     """Return all models of the folder; one that cannot be read says why."""
     found = [await service.run(_summary, service, name) for name in service.store.names()]
-    return ModelList(models=found, read_only=service.config.read_only)
+    return schemas.ModelList(models=found, read_only=service.config.read_only)
 
 
 @models.get("/backbones")
-async def list_backbones(service: ServiceDep) -> BackboneList:
+async def list_backbones(service: ServiceDep) -> schemas.BackboneList:
     """Return the backbones that new models can be made with; ``auto`` takes the first of a kind."""
-    return BackboneList(backbones=await service.run(service.pool.offers))
+    return schemas.BackboneList(backbones=await service.run(service.pool.offers))
 
 
 @models.post("/models", status_code=201, dependencies=_WRITES, responses=problems(400, 409, 415))
-async def create_model(asked: NewModel, service: ServiceDep, response: Response) -> ModelRecord:
+async def create_model(asked: schemas.NewModel, service: ServiceDep, response: Response) -> schemas.ModelRecord:
     """Make a model that knows nothing yet. It answers from the first class on."""
     made = await service.run(_create, service, asked)
-    service.begin_warm_up(asked.name)
     return await _made(asked.name, made, service, response)
 
 
@@ -113,7 +83,9 @@ async def create_model(asked: NewModel, service: ServiceDep, response: Response)
     responses=problems(400, 409, 415),
     openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
 )
-async def upload_model(request: Request, name: ModelName, service: ServiceDep, response: Response) -> ModelRecord:
+async def upload_model(
+    request: Request, name: schemas.ModelName, service: ServiceDep, response: Response
+) -> schemas.ModelRecord:
     """Make a model of a file; it is a stranger's, and all of it is checked first."""
     if media_type(request) != FILE:
         raise Problem(415, f"send a model file as {FILE}", "MediaType")
@@ -121,7 +93,7 @@ async def upload_model(request: Request, name: ModelName, service: ServiceDep, r
     return await _made(name, made, service, response)
 
 
-@models.get("/models/{m}", response_model=ModelRecord, responses={304: {}, **problems(404)})
+@models.get("/models/{m}", response_model=schemas.ModelRecord, responses={304: {}, **problems(404)})
 async def describe_model(
     model: ModelDep, service: ServiceDep, response: Response, if_none_match: Annotated[str, Header()] = ""
 ) -> Any:
@@ -183,19 +155,19 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
             yield chunk
 
 
-async def _made(name: str, file: ServedModel, service: Service, response: Response) -> ModelRecord:
+async def _made(name: str, file: ServedModel, service: Service, response: Response) -> schemas.ModelRecord:
     version = await service.run(file.current)
     response.headers.update({"ETag": version.etag, "Location": f"/api/v1/models/{quote(name)}"})
     return await service.run(_model_record, OpenModel(name, file, version))
 
 
-def _summary(service: Service, name: str) -> ModelSummary:
+def _summary(service: Service, name: str) -> schemas.ModelSummary:
     try:
         version = service.store.model(name).current()
     except EvergrowError as error:
         reason = problem_of(error, str(service.store.folder)).detail
-        return ModelSummary(name=name, state="damaged", error=reason)
-    return ModelSummary(
+        return schemas.ModelSummary(name=name, state="damaged", error=reason)
+    return schemas.ModelSummary(
         name=name,
         kind=version.kind,
         state=version.state,
@@ -205,7 +177,7 @@ def _summary(service: Service, name: str) -> ModelSummary:
     )
 
 
-def _create(service: Service, asked: NewModel) -> ServedModel:
+def _create(service: Service, asked: schemas.NewModel) -> ServedModel:
     backbone = None
     if asked.kind != "features":
         backbone = service.pool.chosen("image" if asked.kind == "images" else "text", asked.backbone).backbone
@@ -214,11 +186,11 @@ def _create(service: Service, asked: NewModel) -> ServedModel:
     return service.store.create(asked.name, learner.begin())
 
 
-def _model_record(model: OpenModel) -> ModelRecord:
+def _model_record(model: OpenModel) -> schemas.ModelRecord:
     """Return everything about a model but its numbers; no path of this machine."""
     version, file, info = model.version, model.file, model.version.learner.info()
     novelty, backbone = info["novelty"], info["backbone"]
-    return ModelRecord(
+    return schemas.ModelRecord(
         name=model.name,
         kind=version.kind,
         state=version.state,
@@ -228,10 +200,12 @@ def _model_record(model: OpenModel) -> ModelRecord:
         n_features=version.n_features,
         method=info["method"],
         options=info["options"],
-        backbone=None if backbone is None else BackboneRecord.model_validate(backbone),
-        thresholds=None if novelty is None else Thresholds.model_validate({**novelty, "novelty": novelty["threshold"]}),
-        history=[ChangeRecord.model_validate(change) for change in file.history()],
-        revisions=file.revisions(),
+        backbone=None if backbone is None else schemas.BackboneRecord.model_validate(backbone),
+        thresholds=None
+        if novelty is None
+        else schemas.Thresholds.model_validate({**novelty, "novelty": novelty["threshold"]}),
+        history=[schemas.ChangeRecord.model_validate(change) for change in history(file.path)],
+        revisions=kept_revisions(file.path),
         redoable=file.redoable(),
     )
 
@@ -239,23 +213,25 @@ def _model_record(model: OpenModel) -> ModelRecord:
 # -- questions --------------------------------------------------------------------------------------------------
 
 
-@questions.post("/predict", openapi_extra=sample_content(Question, QuestionForm))
+@questions.post("/predict", openapi_extra=sample_content(schemas.Question, schemas.QuestionForm))
 async def predict(
     model: ModelDep,
-    body: Annotated[SampleBody[QuestionFields], sample_body(Question, QuestionForm)],
+    body: Annotated[SampleBody[schemas.QuestionFields], sample_body(schemas.Question, schemas.QuestionForm)],
     service: ServiceDep,
     response: Response,
-) -> Predictions:
+) -> schemas.Predictions:
     """Return the likeliest classes of each sample, and whether it is unknown."""
     answers = await service.answers(model, body.samples, body.fields.false_alarm)
     response.headers["ETag"] = model.version.etag
     return predictions(model, answers, body.fields)
 
 
-@questions.post("/evaluate", openapi_extra=sample_content(Exam, ExamForm))
+@questions.post("/evaluate", openapi_extra=sample_content(schemas.Exam, schemas.ExamForm))
 async def evaluate(
-    model: ModelDep, body: Annotated[SampleBody[ExamFields], sample_body(Exam, ExamForm)], service: ServiceDep
-) -> EvaluationRecord:
+    model: ModelDep,
+    body: Annotated[SampleBody[schemas.ExamFields], sample_body(schemas.Exam, schemas.ExamForm)],
+    service: ServiceDep,
+) -> schemas.EvaluationRecord:
     """Compare answers with labels: accuracy, confusion, and which samples were wrong."""
     version = model.version
     version.require_ready()
@@ -264,21 +240,21 @@ async def evaluate(
     result, predicted = await service.run(version.evaluate, rows, labels, body.fields.false_alarm)
     service.metrics.samples.labels("evaluate").inc(len(rows))
     pairs = enumerate(zip(labels.tolist(), predicted, strict=True))
-    wrong = [WrongSample(sample=i, label=label, predicted=said) for i, (label, said) in pairs if label != said]
+    wrong = [schemas.WrongSample(sample=i, label=label, predicted=said) for i, (label, said) in pairs if label != said]
     about = {"model": model.name, "revision": version.revision, "predicted": predicted, "wrong": wrong}
-    return EvaluationRecord.model_validate({**result.to_dict(), **about})
+    return schemas.EvaluationRecord.model_validate({**result.to_dict(), **about})
 
 
-def predictions(model: OpenModel, answers: Answers, asked: QuestionFields) -> Predictions:
+def predictions(model: OpenModel, answers: Answers, asked: schemas.QuestionFields) -> schemas.Predictions:
     """Return answers with the likeliest classes of each sample first."""
     values, novelty = answers.values, answers.novelty
     found = []
     for row, best in enumerate(answers.ranked(asked.k)):
-        top = [LikelyClass(name=str(answers.classes[i]), value=float(values[row, i])) for i in best]
+        top = [schemas.LikelyClass(name=str(answers.classes[i]), value=float(values[row, i])) for i in best]
         strange = None if novelty is None or not np.isfinite(novelty[row]) else float(novelty[row])
         unknown = None if answers.unknown is None else bool(answers.unknown[row])
-        found.append(SampleAnswer(label=top[0].name, top=top, novelty=strange, unknown=unknown))
-    return Predictions(
+        found.append(schemas.SampleAnswer(label=top[0].name, top=top, novelty=strange, unknown=unknown))
+    return schemas.Predictions(
         model=model.name,
         revision=model.version.revision,
         measure=answers.measure,
@@ -300,13 +276,13 @@ class RequestedChange:
         """Return the conditions of the change, with what is asked for."""
         return self.request.asking(work.encode(), asked.model_dump_json().encode(), note=getattr(asked, "note", ""))
 
-    async def edit(self, work: str, asked: Any, edit: Edit) -> ChangeAnswer:
+    async def edit(self, work: str, asked: Any, edit: Edit) -> schemas.ChangeAnswer:
         """Make a change that needs no samples."""
         return self.answer(await self.service.change(self.model, edit, self.asking(work, asked)))
 
     async def learn(
-        self, work: str, body: SampleBody[LessonFields], learn: Callable[[Learner, Any], object]
-    ) -> ChangeAnswer:
+        self, work: str, body: SampleBody[schemas.LessonFields], learn: Callable[[Learner, Any], object]
+    ) -> schemas.ChangeAnswer:
         """Learn or unlearn samples."""
         labels = body.labels()
         request = self.request.asking(work.encode(), *body.content, note=body.fields.note)
@@ -318,54 +294,54 @@ class RequestedChange:
             self.service.metrics.samples.labels(work).inc(len(rows))
         return self.answer(result)
 
-    def answer(self, result: ChangeResult) -> ChangeAnswer:
+    def answer(self, result: ChangeResult) -> schemas.ChangeAnswer:
         """Return what the change did."""
         self.response.headers["ETag"] = result.version.etag
         return result.answer(self.model.name)
 
 
-LessonBody = Annotated[SampleBody[LessonFields], sample_body(Lesson, LessonForm)]
+LessonBody = Annotated[SampleBody[schemas.LessonFields], sample_body(schemas.Lesson, schemas.LessonForm)]
 ChangeDep = Annotated[RequestedChange, Depends(RequestedChange)]
 
 
-@changes.post("/teach", openapi_extra=sample_content(Lesson, LessonForm))
-async def teach(change: ChangeDep, body: LessonBody) -> ChangeAnswer:
+@changes.post("/teach", openapi_extra=sample_content(schemas.Lesson, schemas.LessonForm))
+async def teach(change: ChangeDep, body: LessonBody) -> schemas.ChangeAnswer:
     """Learn samples of new classes or old ones; the answer comes once they are on disk."""
     return await change.learn("teach", body, Learner.partial_fit)
 
 
-@changes.post("/unlearn", openapi_extra=sample_content(Lesson, LessonForm))
-async def unlearn(change: ChangeDep, body: LessonBody) -> ChangeAnswer:
+@changes.post("/unlearn", openapi_extra=sample_content(schemas.Lesson, schemas.LessonForm))
+async def unlearn(change: ChangeDep, body: LessonBody) -> schemas.ChangeAnswer:
     """Take samples out again, exactly: send the same bytes and the label they were taught with."""
     return await change.learn("unlearn", body, Learner.unlearn)
 
 
 @changes.post("/forget")
-async def forget(change: ChangeDep, asked: ForgetRequest) -> ChangeAnswer:
+async def forget(change: ChangeDep, asked: schemas.ForgetRequest) -> schemas.ChangeAnswer:
     """Forget whole classes; no sample is needed."""
     return await change.edit("forget", asked, lambda learner: forget_classes(learner, asked.names))
 
 
 @changes.post("/rename")
-async def rename(change: ChangeDep, asked: RenameRequest) -> ChangeAnswer:
+async def rename(change: ChangeDep, asked: schemas.RenameRequest) -> schemas.ChangeAnswer:
     """Give a class another name; answers are the same under it."""
     return await change.edit("rename", asked, lambda learner: learner.rename_class(asked.old, asked.new))
 
 
 @changes.post("/merge-classes")
-async def merge_classes(change: ChangeDep, asked: MergeRequest) -> ChangeAnswer:
+async def merge_classes(change: ChangeDep, asked: schemas.MergeRequest) -> schemas.ChangeAnswer:
     """Make several classes one, exactly as if their samples had been taught under one name."""
     return await change.edit("merge-classes", asked, lambda learner: learner.merge_classes(asked.names, asked.into))
 
 
 @changes.post("/rollback")
-async def roll_back(change: ChangeDep, asked: RollbackRequest) -> ChangeAnswer:
+async def roll_back(change: ChangeDep, asked: schemas.RollbackRequest) -> schemas.ChangeAnswer:
     """Undo the latest changes, or go back to a revision: the file is again what it was, byte for byte."""
     file, request = change.model.file, change.asking("rollback", asked)
     return change.answer(await file.roll_back(asked.n, asked.to, request))
 
 
 @changes.post("/redo")
-async def redo(change: ChangeDep, asked: RedoRequest) -> ChangeAnswer:
+async def redo(change: ChangeDep, asked: schemas.RedoRequest) -> schemas.ChangeAnswer:
     """Take rollbacks back, as long as nothing else was learned since."""
     return change.answer(await change.model.file.redo(asked.n, change.asking("redo", asked)))

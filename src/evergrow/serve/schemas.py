@@ -13,7 +13,7 @@ from pydantic.json_schema import SkipJsonSchema
 SampleKind = Literal["images", "texts", "features"]
 SAMPLE_KINDS: dict[str, SampleKind] = {"image": "images", "text": "texts", "features": "features"}
 """What the API calls samples, by what the library calls them."""
-JobState = Literal["running", "writing", "done", "failed", "cancelled", "interrupted"]
+JobState = Literal["running", "writing", "done", "failed", "cancelled"]
 MODEL_SUFFIX = ".evg"
 _MODEL_NAME = r"^\w[\w .\-]{0,63}$"
 _NAME_BYTES = 200  # file systems count bytes, and the history adds a suffix
@@ -363,9 +363,12 @@ class JobRecord(BaseModel):
     skipped: Annotated[int, Field(ge=0, description="Images that could not be read and were left out.")] = 0
     failures: Annotated[list[SkippedImage], Field(description="The first 100 of them.")] = []
     error: str | None = None
-    change: Annotated[
-        ChangeAnswer | None, Field(description="What it changed; null where nothing was, or after a restart.")
-    ] = None
+    change: Annotated[ChangeAnswer | None, Field(description="What it changed; null where nothing was.")] = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.state not in ("running", "writing")
 
 
 class JobList(BaseModel):

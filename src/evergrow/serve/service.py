@@ -201,10 +201,6 @@ class Service:
         if not names and not self.config.read_only:
             self._warm_up_model(None)
 
-    def begin_warm_up(self, name: str) -> None:
-        """Warm a model up beside everything else."""
-        self._loaders.submit(self._warm_up_model, name)
-
     def _warm_up_model(self, name: str | None) -> None:
         """Send a sample through the backbone of a model, or of the likeliest first one: the first pass is slow.
 

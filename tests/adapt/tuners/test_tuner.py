@@ -19,13 +19,7 @@ from evergrow.adapt.tuners import (
     load_tuner,
     tuners_of,
 )
-from evergrow.core.errors import (
-    EvergrowError,
-    FileFormatError,
-    InputError,
-    ParameterError,
-    UnknownNameError,
-)
+from evergrow.core.errors import EvergrowError, FileFormatError, InputError, ParameterError, UnknownNameError
 
 
 def test_unknown_names_and_settings_name_the_nearest(make_model) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 pytest.importorskip("timm")
 
 from evergrow.adapt.tuners import TUNERS, LoRATuner, UnmergeableError
-from evergrow.adapt.tuners.host import Handle
+from evergrow.adapt.tuners.base import Handle
 from evergrow.core.errors import UnknownNameError
 from evergrow.lab.checks.suite import Case, CheckFailure, CheckSkipped
 from evergrow.lab.checks.tuners import (

@@ -7,23 +7,21 @@ weights and its ``state_dict``. ``tuner.disable()`` gives the base model to the 
 from evergrow.adapt.tuners.adapter import AdapterConfig, AdapterTuner
 from evergrow.adapt.tuners.base import (
     TUNERS,
+    ArchitectureError,
     SavedTuner,
     Tuner,
+    TunerConfig,
+    TunerError,
+    UnmergeableError,
+    UnsupportedModelError,
     adapting_tuners,
     create_tuner,
     list_tuners,
     load_tuner,
     restore_tuner,
+    tuners_of,
 )
-from evergrow.adapt.tuners.host import tuners_of
 from evergrow.adapt.tuners.lora import LoRAConfig, LoRATuner
-from evergrow.adapt.tuners.settings import (
-    ArchitectureError,
-    TunerConfig,
-    TunerError,
-    UnmergeableError,
-    UnsupportedModelError,
-)
 from evergrow.adapt.tuners.ssf import SSFConfig, SSFTuner
 from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite
 from evergrow.adapt.tuners.vpt import VPTConfig, VPTDeepTuner, VPTShallowTuner

@@ -11,18 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
-from evergrow.adapt.tuners.base import TUNERS, Tuner, layer_parameter
-from evergrow.adapt.tuners.host import Handle
-from evergrow.adapt.tuners.settings import (
+from evergrow.adapt.tuners.base import (
+    TUNERS,
     Drawer,
+    Handle,
+    Tuner,
     TunerConfig,
     TunerError,
     check_blocks,
+    layer_parameter,
 )
-from evergrow.adapt.tuners.vit import (
-    Block,
-    find_blocks,
-)
+from evergrow.adapt.tuners.vit import Block, find_blocks
 from evergrow.core.validation import check_choice, check_number
 
 

@@ -1,32 +1,384 @@
-"""The tuner: a few parameters that change what a frozen backbone computes; the kinds by name, and their files."""
+"""The tuner: a few parameters that change what a frozen backbone computes; the kinds by name, and their files.
+
+:class:`Tuner` is the base of every kind and :class:`TunerConfig` that of its settings. :class:`Host` is what the tuners
+of one model share, :class:`Fold` puts a tuner into the weights, :class:`Drawer` draws initial values.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import Self
 
-from evergrow.adapt.tuners.host import Fold, Handle, Host, tuners_of
-from evergrow.adapt.tuners.settings import (
-    ArchitectureError,
-    Drawer,
-    TunerConfig,
-    TunerError,
-    UnmergeableError,
-)
-from evergrow.core.errors import FileFormatError, InputError, ParameterError
+from evergrow.core.errors import EvergrowError, FileFormatError, InputError, NumericalError, ParameterError
 from evergrow.core.record import NOTHING, Between, Extra, Spec, read_record, record, write_record
-from evergrow.core.registry import Registry
-from evergrow.core.validation import check_number
+from evergrow.core.registry import Registry, nearest
+from evergrow.core.seeding import generator
+from evergrow.core.validation import check_number, from_mapping, lists_to_tuples, to_plain
 
 _LARGEST = 1e6
 """Trained parameters stay far below this; beyond it, features overflow in float32."""
+
+
+class TunerError(EvergrowError, RuntimeError):
+    """A tuner was asked for something that its state does not allow."""
+
+
+class UnsupportedModelError(TunerError, TypeError):
+    """A tuner cannot serve this architecture; the message says which part is missing or unknown."""
+
+
+class ArchitectureError(TunerError, ValueError):
+    """Saved parameters belong to a backbone of another architecture."""
+
+
+class UnmergeableError(TunerError):
+    """What a tuner computes cannot be folded into the weights of the backbone."""
+
+
+@dataclass(frozen=True)
+class TunerConfig:
+    """The base of all settings of tuners.
+
+    Subclasses declare fields and override :meth:`check`. Lists become tuples, so that settings read from JSON
+    equal the ones that were written.
+
+    Examples
+    --------
+    >>> from evergrow.adapt.tuners.adapter import AdapterConfig
+    >>> AdapterConfig(bottleneck=16).to_dict()["bottleneck"]
+    16
+    """
+
+    def __post_init__(self) -> None:
+        lists_to_tuples(self)
+        self.check()
+
+    def check(self) -> None:
+        """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings in a form that JSON holds."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any], owner: str) -> Self:
+        """Return the configuration with these settings.
+
+        Parameters
+        ----------
+        settings : mapping
+            Values by name; the rest are defaults.
+        owner : str
+            Name of the tuner, for messages.
+
+        Raises
+        ------
+        UnknownNameError
+            For a setting that the tuner does not have; the message names the nearest.
+
+        Examples
+        --------
+        >>> from evergrow.adapt.tuners.adapter import AdapterConfig
+        >>> AdapterConfig.from_settings({"botleneck": 8}, "adapter")
+        Traceback (most recent call last):
+            ...
+        evergrow.core.errors.UnknownNameError: setting of tuner 'adapter' must be known, got 'botleneck'; nearest: ...
+        """
+        return from_mapping(cls, settings, f"setting of tuner {owner!r}")
+
+
+def check_blocks(blocks: Any) -> None:
+    """Raise :class:`ParameterError` unless ``blocks`` is None or a tuple of distinct block numbers."""
+    if blocks is None:
+        return
+    plain = isinstance(blocks, tuple) and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in blocks)
+    if not plain or not blocks or len(set(blocks)) != len(blocks):
+        raise ParameterError(f"blocks must be None or distinct block numbers from 0 up, got {blocks!r}")
+
+
+def check_targets(targets: Any, known: tuple[str, ...]) -> None:
+    """Raise :class:`ParameterError` unless ``targets`` is a tuple of distinct names out of ``known``."""
+    if not isinstance(targets, tuple) or not targets or len(set(targets)) != len(targets):
+        raise ParameterError(f"targets must be distinct names out of {known}, got {targets!r}")
+    for target in targets:
+        if target not in known:
+            raise ParameterError(
+                f"targets must be distinct names out of {known}, got {target!r}; nearest: {nearest(str(target), known)}"
+            )
+
+
+class Drawer:
+    """Draws the initial parameters of one tuner.
+
+    Every parameter has a stream of its own, so what one block starts with depends neither on which other blocks are
+    tuned nor on the device; nothing touches the global generator.
+
+    Parameters
+    ----------
+    seed : int
+        The user's seed.
+    name : str
+        Name of the tuner.
+    limit : int, optional
+        How many numbers may be made. A tuner out of a file gets as many as the file holds, so that settings in it
+        cannot ask for more memory than it takes itself.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.adapt.tuners.base import Drawer
+    >>> like = torch.empty(0, dtype=torch.float64)
+    >>> a = Drawer(0, "lora").kaiming((2, 3), like, "blocks.0", "A")
+    >>> b = Drawer(0, "lora").kaiming((2, 3), like, "blocks.0", "A")
+    >>> bool((a == b).all()), a.dtype
+    (True, torch.float64)
+    """
+
+    def __init__(self, seed: int, name: str, limit: int | None = None) -> None:
+        self.seed = seed
+        self.name = name
+        self._limit = limit
+        self._made = 0
+
+    def _stream(self, purpose: tuple[str | int, ...]) -> torch.Generator:
+        return generator(self.seed, "tuner", self.name, *purpose)
+
+    def _count(self, shape: tuple[int, ...]) -> None:
+        self._made += math.prod(shape)
+        if self._limit is not None and self._made > self._limit:
+            raise InputError(
+                f"settings of tuner {self.name!r} must fit a state of {self._limit} numbers, got some for more"
+            )
+
+    def zeros(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Return a tensor of zeros."""
+        self._count(shape)
+        return like.new_zeros(shape)
+
+    def kaiming(self, shape: tuple[int, int], like: Tensor, *purpose: str | int) -> Tensor:
+        """Return a (fan_out, fan_in) matrix from U(-b, b), b = 1/sqrt(fan_in): Kaiming's with a = sqrt(5)."""
+        self._count(shape)
+        drawn = nn.init.kaiming_uniform_(torch.empty(shape), a=5**0.5, generator=self._stream(purpose))
+        return drawn.to(like.device, like.dtype)
+
+    def normal(self, shape: tuple[int, ...], like: Tensor, mean: float, std: float, *purpose: str | int) -> Tensor:
+        """Return a tensor from N(mean, std)."""
+        self._count(shape)
+        drawn = torch.randn(shape, generator=self._stream(purpose)) * std + mean
+        return drawn.to(like.device, like.dtype)
+
+    def truncated(self, shape: tuple[int, ...], like: Tensor, std: float, *purpose: str | int) -> Tensor:
+        """Return a tensor from N(0, std), cut off at two standard deviations; zeros for a std of 0."""
+        self._count(shape)
+        if std == 0:  # which torch would divide by
+            return like.new_zeros(shape)
+        drawn = nn.init.trunc_normal_(
+            torch.empty(shape), std=std, a=-2 * std, b=2 * std, generator=self._stream(purpose)
+        )
+        return drawn.to(like.device, like.dtype)
+
+
+_ATTRIBUTE = "_evergrow_host"
+_HEADS = ("head", "head_dist", "fc", "classifier")
+
+
+class Handle(Protocol):
+    """Something that was put into a model and can be taken out."""
+
+    def remove(self) -> None:
+        """Take it out; doing so twice does nothing."""
+
+
+def classifier_modules(model: nn.Module) -> set[nn.Module]:
+    """Return the modules that turn features into logits; tuners leave them alone."""
+    getter = getattr(model, "get_classifier", None)
+    found = getter() if callable(getter) else [getattr(model, name, None) for name in _HEADS]
+    heads = found if isinstance(found, (tuple, list)) else [found]
+    return {part for head in heads if isinstance(head, nn.Module) for part in head.modules()}
+
+
+def architecture_of(model: nn.Module) -> dict[str, Any]:
+    """Describe a backbone by the names and shapes of its weights, without its classifier.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from evergrow.adapt.tuners.base import architecture_of
+    >>> a, b = nn.Linear(2, 3), nn.Linear(2, 4)
+    >>> architecture_of(a) == architecture_of(nn.Linear(2, 3)), architecture_of(a) == architecture_of(b)
+    (True, False)
+    """
+    heads = classifier_modules(model)
+    digest, count = hashlib.blake2b(digest_size=16), 0
+    for name, part in sorted(model.named_modules()):
+        if part in heads:
+            continue
+        for key, tensor in sorted(part.named_parameters(recurse=False)):
+            digest.update(f"{name}.{key}:{tuple(tensor.shape)};".encode())
+            count += tensor.numel()
+        # Models of the same shapes may cut them into other heads, and prompts live in heads.
+        digest.update(f"{name}:{getattr(part, 'num_heads', '')};".encode())
+    return {"family": type(model).__name__, "parameters": count, "digest": digest.hexdigest()}
+
+
+class Host:
+    """The record that a tuned model carries as long as it has tuners.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A model without tuners.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.architecture = architecture_of(model)
+        self.tuners: list[Tuner] = []
+        self._flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        self._norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
+        self._training: dict[nn.Module, bool] = {}
+        self._handles: list[Handle] = []
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Host:
+        """Return the record of a model; a new one, not yet attached, for a model without tuners."""
+        host = model.__dict__.get(_ATTRIBUTE)
+        return host if isinstance(host, Host) else cls(model)
+
+    def join(self, model: nn.Module, tuner: Tuner) -> None:
+        """Add a tuner; the first one freezes the model."""
+        model.__dict__[_ATTRIBUTE] = self
+        self.tuners.append(tuner)
+        for parameter, _ in self._flags:
+            parameter.requires_grad_(False)
+
+    def leave(self, model: nn.Module, tuner: Tuner) -> None:
+        """Take a tuner off; the last one gives the model back as it came."""
+        self.tuners = [other for other in self.tuners if other is not tuner]
+        if not self.tuners:
+            for parameter, flag in self._flags:
+                parameter.requires_grad_(flag)
+            model.__dict__.pop(_ATTRIBUTE, None)
+
+    def hold_statistics(self) -> None:
+        """Keep batch normalisation on its stored statistics while any tuner is on, and let go when none is.
+
+        Running statistics are weights that no ``requires_grad`` freezes: a pass in training mode would move them.
+        """
+        wanted = any(tuner.enabled for tuner in self.tuners)
+        if wanted and not self._handles:
+            for norm in self._norms:
+                self._handles.append(norm.register_forward_pre_hook(self._before_norm))
+                self._handles.append(norm.register_forward_hook(self._after_norm, always_call=True))
+        elif not wanted:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+
+    def _before_norm(self, norm: nn.Module, args: Any) -> None:
+        self._training[norm] = norm.training
+        norm.training = False
+
+    def _after_norm(self, norm: nn.Module, args: Any, output: Any) -> None:
+        norm.training = self._training.pop(norm, norm.training)
+
+
+def tuners_of(model: nn.Module) -> list[Tuner]:
+    """Return the tuners on a model, oldest first.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from evergrow.adapt.tuners import tuners_of
+    >>> tuners_of(nn.Linear(2, 2))
+    []
+    """
+    host = model.__dict__.get(_ATTRIBUTE)
+    return list(host.tuners) if isinstance(host, Host) else []
+
+
+class Fold:
+    """New values for some weights, first planned, then put in place, and taken back on demand.
+
+    The old values are kept as they are in memory until :meth:`revert` or until the fold is dropped.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from evergrow.adapt.tuners.base import Fold
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> fold, before = Fold(), layer.weight.clone()
+    >>> fold.plan(layer, "weight", 2 * layer.weight)
+    >>> fold.plan(layer, "bias", torch.ones(1))
+    >>> fold.commit()
+    >>> bool((layer.weight == 2 * before).all()), layer.bias.item()
+    (True, 1.0)
+    >>> fold.revert()
+    >>> bool((layer.weight == before).all()), layer.bias is None
+    (True, True)
+    """
+
+    def __init__(self) -> None:
+        self._planned: dict[tuple[nn.Module, str], Tensor] = {}
+        self._kept: dict[tuple[nn.Module, str], Tensor | None] = {}
+
+    def current(self, layer: nn.Module, name: str) -> Tensor | None:
+        """Return a weight as planned so far, in float64; None where the layer has none."""
+        planned = self._planned.get((layer, name))
+        value = getattr(layer, name) if planned is None else planned
+        return None if value is None else value.detach().double()
+
+    def plan(self, layer: nn.Module, name: str, value: Tensor) -> None:
+        """Plan a new value for a parameter, which may be one that the layer does not have yet."""
+        self._planned[layer, name] = value.detach()
+
+    def commit(self) -> None:
+        """Put all planned values in place.
+
+        Raises
+        ------
+        NumericalError
+            If a value is not finite in the type of its weight; then nothing has changed.
+        """
+        cast = {}
+        for (layer, name), value in self._planned.items():
+            like = next(layer.parameters(recurse=False), value)
+            cast[layer, name] = value.to(like.device, like.dtype)
+            if not bool(torch.isfinite(cast[layer, name]).all()):
+                raise NumericalError(
+                    f"merged weights must be finite, got NaN or infinity in {name} of {type(layer).__name__}; "
+                    "nothing was merged"
+                )
+        for (layer, name), value in cast.items():
+            parameter = getattr(layer, name)
+            if parameter is None:
+                self._kept[layer, name] = None
+                setattr(layer, name, nn.Parameter(value, requires_grad=False))
+            else:
+                self._kept[layer, name] = parameter.data
+                parameter.data = value
+        self._planned = {}
+
+    def revert(self) -> None:
+        """Put the old values back."""
+        for (layer, name), value in self._kept.items():
+            if value is None:
+                setattr(layer, name, None)
+            else:
+                parameter = getattr(layer, name)
+                parameter.data = value.to(parameter.device)  # the model may have moved since
+        self._kept = {}
 
 
 @record("tuner")
@@ -45,7 +397,7 @@ class SavedTuner:
     tensors : dict of str to torch.Tensor
         The state.
     architecture : dict
-        The backbone that it was trained on, as :func:`evergrow.adapt.tuners.host.architecture_of` describes it; empty
+        The backbone that it was trained on, as :func:`evergrow.adapt.tuners.base.architecture_of` describes it; empty
         where that is not known.
     extra : Extra
         Fields of a later evergrow, to be written again.
@@ -116,7 +468,7 @@ class Tuner(nn.Module):
     seed : int
         Seed of the initial parameters.
     limit : int, optional
-        How many initial numbers may be made; see :class:`~evergrow.adapt.tuners.settings.Drawer`.
+        How many initial numbers may be made; see :class:`~evergrow.adapt.tuners.base.Drawer`.
     """
 
     name: ClassVar[str]

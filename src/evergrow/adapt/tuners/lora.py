@@ -11,23 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from evergrow.adapt.tuners.base import TUNERS, Tuner, layer_parameter
-from evergrow.adapt.tuners.host import Fold, Handle
-from evergrow.adapt.tuners.settings import (
+from evergrow.adapt.tuners.base import (
+    TUNERS,
     Drawer,
+    Fold,
+    Handle,
+    Tuner,
     TunerConfig,
     check_blocks,
     check_targets,
+    layer_parameter,
 )
-from evergrow.adapt.tuners.vit import (
-    TARGETS,
-    AttentionEdit,
-    AttentionSite,
-    Slot,
-    find_blocks,
-    find_slots,
-    fused_bias,
-)
+from evergrow.adapt.tuners.vit import TARGETS, AttentionEdit, AttentionSite, Slot, find_blocks, find_slots, fused_bias
 from evergrow.core.validation import check_number
 
 

@@ -11,20 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from evergrow.adapt.tuners.base import TUNERS, Tuner, layer_parameter
-from evergrow.adapt.tuners.host import Fold, Handle, classifier_modules
-from evergrow.adapt.tuners.settings import (
+from evergrow.adapt.tuners.base import (
+    TUNERS,
     Drawer,
+    Fold,
+    Handle,
+    Tuner,
     TunerConfig,
     UnmergeableError,
     UnsupportedModelError,
+    classifier_modules,
+    layer_parameter,
 )
-from evergrow.adapt.tuners.vit import (
-    AttentionEdit,
-    AttentionSite,
-    fused_bias,
-    is_known_attention,
-)
+from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite, fused_bias, is_known_attention
 from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
 

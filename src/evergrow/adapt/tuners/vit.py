@@ -18,10 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, scaled_dot_product_attention
 
-from evergrow.adapt.tuners.settings import (
-    TunerError,
-    UnsupportedModelError,
-)
+from evergrow.adapt.tuners.base import TunerError, UnsupportedModelError
 from evergrow.core.errors import ParameterError
 
 TARGETS = ("q", "k", "v", "proj", "fc1", "fc2")
@@ -95,7 +92,7 @@ def find_blocks(model: nn.Module, wanted: tuple[int, ...] | None = None) -> list
     >>> find_blocks(nn.Linear(2, 2))
     Traceback (most recent call last):
         ...
-    evergrow.adapt.tuners.settings.UnsupportedModelError: model must be a vision transformer with its blocks in ...
+    evergrow.adapt.tuners.base.UnsupportedModelError: model must be a vision transformer with its blocks in ...
     """
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, (nn.Sequential, nn.ModuleList)) or len(blocks) == 0:

@@ -9,21 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.base import TUNERS, Tuner, layer_parameter
-from evergrow.adapt.tuners.host import Handle
-from evergrow.adapt.tuners.settings import (
+from evergrow.adapt.tuners.base import (
+    TUNERS,
     Drawer,
+    Handle,
+    Tuner,
     TunerConfig,
     TunerError,
     UnsupportedModelError,
+    layer_parameter,
 )
-from evergrow.adapt.tuners.vit import (
-    AttentionEdit,
-    AttentionSite,
-    Block,
-    find_blocks,
-    is_known_attention,
-)
+from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite, Block, find_blocks, is_known_attention
 from evergrow.core.validation import check_number
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.adapt.features import describe_features, featurize
 from evergrow.core.errors import ParameterError
 from evergrow.data import Dataset, FeatureSet
 from evergrow.data.items import Items
 from evergrow.features import Backbone, ImageBackbone, Preprocessing, create_backbone
+from evergrow.features.feature_sets import describe_features, featurize
 from evergrow.lab.benchmarks import load_benchmark
 from evergrow.lab.methods.cost import inference_gflops
 

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.base import TUNERS, Tuner, layer_parameter
-from evergrow.adapt.tuners.host import Handle
-from evergrow.adapt.tuners.settings import Drawer, TunerConfig, UnsupportedModelError, check_blocks
+from evergrow.adapt.tuners.base import (
+    TUNERS,
+    Drawer,
+    Handle,
+    Tuner,
+    TunerConfig,
+    UnsupportedModelError,
+    check_blocks,
+    layer_parameter,
+)
 from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite, Block, attention_width, find_blocks
 from evergrow.core.validation import check_number
 

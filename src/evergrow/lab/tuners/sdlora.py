@@ -9,10 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from evergrow.adapt.tuners.base import TUNERS, Tuner, layer_parameter
-from evergrow.adapt.tuners.host import Fold, Handle
+from evergrow.adapt.tuners.base import (
+    TUNERS,
+    Drawer,
+    Fold,
+    Handle,
+    Tuner,
+    TunerConfig,
+    TunerError,
+    check_blocks,
+    check_targets,
+    layer_parameter,
+)
 from evergrow.adapt.tuners.lora import LowRankMap, by_layer
-from evergrow.adapt.tuners.settings import Drawer, TunerConfig, TunerError, check_blocks, check_targets
 from evergrow.adapt.tuners.vit import TARGETS, Slot, find_blocks, find_slots
 from evergrow.core.errors import InputError
 from evergrow.core.validation import check_number

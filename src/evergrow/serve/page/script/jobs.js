@@ -23,7 +23,6 @@ export async function teachZip(model, zip, place) {
     });
     await model.refresh();
     if (last.state === "failed") throw new Problem(last.error ?? "The zip could not be learned.", "refused");
-    if (last.state === "interrupted") throw new Problem(last.error, "refused");
     confirmDone(last.state === "cancelled" ? "Stopped: the model is as it was."
       : `Learned ${plural(last.done - last.skipped, "image")}.`);
     if (last.skipped) place.append(skippedNote(last));

@@ -37,7 +37,7 @@ def featurize(data: Dataset, backbone: Backbone, *, config: EncodeConfig | None 
     >>> import numpy as np
     >>> from evergrow.features import create_backbone
     >>> from evergrow.data.items import Images
-    >>> from evergrow.adapt.features import featurize
+    >>> from evergrow.features.feature_sets import featurize
     >>> from evergrow.data import Dataset
     >>> images = Images(np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8))
     >>> y = np.array([0, 0, 0, 1, 1, 1])
