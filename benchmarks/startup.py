@@ -80,7 +80,6 @@ def refusals_against_torch(quick: bool) -> Iterator[Row]:
         wrong = {
             "a model that is not there": ["predict", target, str(folder / "one")],
             "data that are not there": ["fit", str(folder / "absent"), "-m", target],
-            "a single class": ["fit", str(folder / "one"), "-m", target],
         }
         commands = {"torch": [sys.executable, "-c", "import torch"]}
         commands |= {what: [*COMMAND, *arguments] for what, arguments in wrong.items()}

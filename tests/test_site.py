@@ -221,22 +221,6 @@ def test_the_reference_has_every_public_name(site):
 
 
 @pytest.mark.slow
-def test_a_link_that_leads_nowhere_stops_the_build(site, tmp_path):
-    config = yaml.safe_load((ROOT / "properdocs.yml").read_text(encoding="utf-8"))
-    shutil.copytree(DOCS, tmp_path / "docs")
-    (tmp_path / "build").symlink_to(ROOT / "build")
-    for name in ("website", "src", "examples", "experiments"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    page = tmp_path / "docs" / "limits.md"
-    page.write_text(page.read_text(encoding="utf-8") + "\n[nowhere](data.md#nowhere)\n", encoding="utf-8")
-    (tmp_path / "properdocs.yml").write_text(yaml.safe_dump(config | {"site_dir": "site"}), encoding="utf-8")
-    command = [sys.executable, "-m", "properdocs", "build", "--strict"]
-    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert built.returncode != 0
-    assert "nowhere" in built.stderr
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_fit_a_phone_and_ask_nobody(site, scheme):
     """Opened from the folder, without a server: no request leaves it, nothing is wider than the screen, no error."""

@@ -90,6 +90,7 @@ def test_rollback_gives_the_bytes_back(shell, model, later):
         (["forget", "m.evg", "kat"], "got 'kat'; nearest: 'cat'"),
         (["unlearn", "m.evg", "later.npz"], "class must be one that was learned, got 'dog'"),
         (["rollback", "m.evg"], "nothing to undo"),
+        (["rollback", "m.evg"], "m.evg.history"),
         (["update", "empty", "later.npz"], "No model 'empty' here"),
         (["update", "absent.evg", "later.npz"], "No model 'absent.evg' here"),
         (["update", "first.npz", "later.npz"], "first.npz must be an evergrow file"),
@@ -139,11 +140,6 @@ def test_second_writer_is_told(shell, model, later):
     assert "another process is changing it" in messages[0]
     assert model.read_bytes() == before
     assert shell.json("update", model, later)["n_classes"] == 6
-
-
-def test_kind_of_another_model(shell, image_model, first):
-    Path("texts.csv").write_text("text,label\nhello,a\nbye,b\n")
-    assert "must be images" in shell.error("update", image_model, "texts.csv")
 
 
 def test_update_of_images_leaves_out_what_cannot_be_read(shell, image_model, images):
@@ -248,12 +244,6 @@ def test_redo_gives_the_bytes_back_that_rollback_took(shell, model, later):
     assert "redid update" in shell.run("redo", model).stdout
     assert model.read_bytes() == after
     assert "nothing to redo" in shell.error("redo", model)
-
-
-def test_bare_rollback_of_a_fresh_model_says_where_history_lies(shell, model):
-    said = shell.error("rollback", model)
-    assert "nothing to undo" in said
-    assert "m.evg.history" in said
 
 
 def test_log_says_who_did_what(shell, model, later, monkeypatch):

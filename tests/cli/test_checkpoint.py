@@ -114,29 +114,6 @@ def test_interrupted_before_an_epoch_was_finished(shell, images, stop):
     assert shell.error(*RUN, "-m", "m.evg", code=130) == "error: Interrupted; the model was not changed."
 
 
-def test_nothing_is_said_or_removed_without_it(shell, images):
-    values = shell.json(*FIT, "--set", "epochs=1", "-m", "m.evg")
-    assert values["resumed_epochs"] == 0
-    assert "before an interruption" not in shell.run(*FIT, "--set", "epochs=1", "-m", "n.evg").stdout
-
-
-def test_another_training_is_one_line_and_changes_nothing(shell, images, stop):
-    stop(3)
-    shell.run(*RUN, "-m", "m.evg", "--set", f"checkpoint={KEPT}", code=130)
-    stop(None)
-    kept = KEPT.read_bytes()
-    assert "epochs is 4 there and 5 here" in shell.error(
-        *FIT, "--set", "epochs=5", "-m", "m.evg", "--set", f"checkpoint={KEPT}"
-    )
-    assert "seed is 0 there and 1 here" in shell.error(*RUN, "-m", "m.evg", "--set", f"checkpoint={KEPT}", "--seed", 1)
-    Path(images, "lying", "0.png").unlink()
-    message = shell.error(*RUN, "-m", "m.evg", "--set", f"checkpoint={KEPT}")
-    assert message.startswith(f"error: checkpoint must be of the same training, but {KEPT} differs in 2 of ")
-    assert "images is" in message
-    assert KEPT.read_bytes() == kept
-    assert not Path("m.evg").exists()
-
-
 def test_checkpoint_stays_until_the_model_is_written(shell, images, monkeypatch):
     def full(*_):
         raise ModelWriteError("m.evg must be writable, with room for the model")
@@ -177,10 +154,3 @@ def test_wrong_uses_are_one_line_and_write_nothing(shell, images, arguments, mes
     before = sorted(Path().rglob("*"))
     assert message in shell.error("fit", "absent", "-m", "m.evg", *arguments)
     assert sorted(Path().rglob("*")) == before
-
-
-def test_file_that_is_no_checkpoint_stays(shell, images):
-    Path("notes.txt").write_text("mine")
-    assert "notes.txt must be an evergrow file" in shell.error(*RUN, "-m", "m.evg", "--set", "checkpoint=notes.txt")
-    assert Path("notes.txt").read_text() == "mine"
-    assert not Path("m.evg").exists()

@@ -104,5 +104,5 @@ def test_a_folder_of_other_data_is_refused(shell: Shell, data: Path, tmp_path: P
     said = shell.error(
         "fit", other, "-m", tmp_path / "b.evg", "--units", 20, *ENGINE, "--set", f"out_dir={tmp_path / 'job'}"
     )
-    assert "must be the manifest of these data" in said
+    assert "holds a job on other data" in said
     assert not (tmp_path / "b.evg").exists()

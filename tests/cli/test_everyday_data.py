@@ -8,8 +8,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,143 +15,11 @@ import pytest
 from PIL import Image
 from tests.cli.conftest import NAMES, Shell, clouds
 from tests.commands import evergrow
-from tests.data.conftest import PNG
 from typer.testing import CliRunner
 
 from evergrow.cli.registry import COMMANDS, build_app
-from evergrow.data import DataOptions, inspect_data
-from evergrow.data.intake import read_labelled
-from evergrow.data.readers import READERS
 
 pytestmark = pytest.mark.filterwarnings("ignore:data set:evergrow.core.errors.DataWarning")
-
-CLASSES = ("ant", "bee")
-Build = Callable[[Path], Path]
-
-
-def _images(root: Path, n: int = 6, prefix: str = "") -> list[tuple[str, str]]:
-    pairs = [(f"{prefix}{name}/{number}.png", name) for name in CLASSES for number in range(n)]
-    for path, _ in pairs:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(PNG)
-    return pairs
-
-
-def _class_folders(root: Path) -> Path:
-    _images(root)
-    return root
-
-
-def _train_test(root: Path) -> Path:
-    _images(root, prefix="train/")
-    _images(root, 2, prefix="test/")
-    return root
-
-
-def _table(path: Path, pairs: list[tuple[str, str]], sample: str = "path") -> Path:
-    path.write_text(f"{sample},label\n" + "".join(f"{name},{label}\n" for name, label in pairs))
-    return path
-
-
-def _tables(root: Path) -> Path:
-    _table(root / "train.csv", [(f"text {n}", CLASSES[n % 2]) for n in range(10)], "text")
-    # Classes of the test set only are what a model is to tell apart, and no reason to refuse the data.
-    _table(root / "test.csv", [("a", "ant"), ("b", "bee"), ("c", "wasp")], "text")
-    return root
-
-
-def _single_table(root: Path) -> Path:
-    pairs = [(f"images/{name}", label) for name, label in _images(root / "images")]
-    _table(root / "labels.csv", pairs)
-    return root
-
-
-def _imagefolder(root: Path) -> Path:
-    _table(root / "metadata.csv", _images(root), "file_name")
-    return root
-
-
-def _lists(root: Path) -> Path:
-    pairs = _images(root)
-    (root / "train.txt").write_text("".join(f"{name} {label}\n" for name, label in pairs[::2]))
-    (root / "test.txt").write_text("".join(f"{name} {label}\n" for name, label in pairs[1::2]))
-    return root
-
-
-def _coco(root: Path) -> Path:
-    pairs = _images(root)
-    content = {
-        "images": [{"id": row, "file_name": name} for row, (name, _) in enumerate(pairs)],
-        "annotations": [{"image_id": row, "category_id": CLASSES.index(label)} for row, (_, label) in enumerate(pairs)],
-        "categories": [{"id": row, "name": name} for row, name in enumerate(CLASSES)],
-    }
-    (root / "annotations.json").write_text(json.dumps(content))
-    return root
-
-
-def _parquet(root: Path) -> Path:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    table = pa.table({"image": [PNG] * 8, "label": list(CLASSES) * 4})
-    pq.write_table(table, root / "train.parquet")
-    return root
-
-
-def _zip(root: Path) -> Path:
-    with zipfile.ZipFile(root / "set.zip", "w") as archive:
-        for name, _ in _images(root / "inside"):
-            archive.write(root / "inside" / name, name)
-    return root / "set.zip"
-
-
-def _arrays(root: Path) -> Path:
-    np.savez(root / "x.npz", X_train=np.eye(6), y_train=np.repeat(CLASSES, 3))
-    return root / "x.npz"
-
-
-LAYOUT_BUILDERS: dict[str, Build] = {
-    "class-folders": _class_folders,
-    "train-test": _train_test,
-    "tables": _tables,
-    "single-table": _single_table,
-    "imagefolder": _imagefolder,
-    "lists": _lists,
-    "annotations": _coco,
-    "parquet": _parquet,
-}
-FILE_BUILDERS: dict[str, Build] = {
-    "table": lambda root: _tables(root) / "train.csv",
-    "lists": lambda root: _lists(root) / "train.txt",
-    "annotations": lambda root: _coco(root) / "annotations.json",
-    "parquet": lambda root: _parquet(root) / "train.parquet",
-    "archive": _zip,
-    "arrays": _arrays,
-}
-ELSEWHERE = {"arrow", "webdataset", "patterns", "hf"}
-"""Readers that tests/data builds data for; their data are read by the same two functions."""
-
-
-def test_every_reader_is_compared() -> None:
-    assert set(LAYOUT_BUILDERS) | set(FILE_BUILDERS) | ELSEWHERE == set(READERS)
-
-
-@pytest.mark.parametrize("build", [*LAYOUT_BUILDERS.values(), *FILE_BUILDERS.values(), "pattern", "nested"])
-def test_data_counts_what_fit_learns(build: Build | str, tmp_path: Path) -> None:
-    options = DataOptions(test_size=0)
-    if build == "pattern":
-        source = f"{_class_folders(tmp_path)}/*/*.png"
-    elif build == "nested":
-        for line in ("one", "two"):
-            _images(tmp_path, prefix=f"{line}/")
-        source, options = str(tmp_path), DataOptions(test_size=0, class_level=2)
-    else:
-        source = str(build(tmp_path))
-    report = inspect_data(source, options)
-    learned = read_labelled(source, "train", options=options)
-    counts = Counter(learned.labels.tolist())
-    assert (report.n_train, report.n_classes, report.kind) == (len(learned), len(counts), learned.kind)
-    assert {name: n for name, n, _ in report.smallest if n} == dict(counts)
-    if report.n_test:
-        assert report.n_test == len(read_labelled(source, "test", options=options))
 
 
 def test_fit_and_data_say_the_same_number(shell: Shell, images: Path) -> None:

@@ -28,19 +28,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def command(folder: Path, out: Path, *more: str) -> list[str]:
-    return [
-        "features",
-        str(folder),
-        "-b",
-        "test_resnet",
-        "--set",
-        "weights=random",
-        "--device",
-        "cpu",
-        "-o",
-        str(out),
-        *more,
-    ]
+    options = ["-b", "test_resnet", "--set", "weights=random", "--device", "cpu", "-o", str(out)]
+    return ["features", str(folder), *options, *more]
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
@@ -76,11 +65,10 @@ def test_an_unreadable_image_is_named_and_can_be_left_out(folder: Path, tmp_path
     assert result.exit_code == 2
     assert "1.png" in result.output
     assert not out.exists()
-    for option in (("--on-error", "skip"),):
-        result = evergrow(*command(folder, out, *option, "--set", "cache=false", "--force"))
-        assert result.exit_code == 1, result.output
-        assert " ".join(result.output.split()).count("could not be read") == 1
-        assert len(load_features(out).y_train) == 9
+    result = evergrow(*command(folder, out, "--on-error", "skip", "--set", "cache=false", "--force"))
+    assert result.exit_code == 1, result.output
+    assert " ".join(result.output.split()).count("could not be read") == 1
+    assert len(load_features(out).y_train) == 9
 
 
 @pytest.mark.parametrize(
@@ -128,15 +116,6 @@ def test_blocks_are_given_with_commas_and_wrong_ones_refused_in_the_words_of_the
         assert result.exit_code == 2
         assert message in " ".join(result.output.split())
     assert not (tmp_path / "b.npz").exists()
-
-
-@pytest.mark.parametrize("more", [(), ("--engine", "local")])
-def test_decoder_of_a_gpu_needs_one(folder: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
-    out = tmp_path / ("out" if more else "out.npz")
-    result = evergrow(*command(folder, out, "--set", "decode=gpu", *more))
-    assert result.exit_code == 2
-    assert "decode must be 'cpu' where the backbone runs on cpu, got 'gpu'" in " ".join(result.stderr.split())
-    assert not out.is_file()
 
 
 def test_blocks_of_several_depths_are_known_after_shards(folder: Path, tmp_path: Path) -> None:

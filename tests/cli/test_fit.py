@@ -82,14 +82,6 @@ def test_image_that_cannot_be_read(shell, images):
     assert any("1 of 19 images could not be read" in line for line in values["warnings"])
 
 
-def test_same_command_gives_the_same_numbers(shell, first):
-    for name in ("a.evg", "b.evg"):
-        shell.run("fit", first, "-m", name, "--units", 50)
-    asked, _ = clouds(NAMES[:3], 5, 9)
-    a, b = (open_model(name).decision_function(asked) for name in ("a.evg", "b.evg"))
-    np.testing.assert_array_equal(a, b)
-
-
 TUNED = ("--backbone", "test_vit", "--set", "weights=random", "--units", 50)
 
 
@@ -106,17 +98,6 @@ def test_adapted_backbone_is_the_librarys(shell, images):
     assert [row["class"] for row in answers] == mine.predict(images).tolist()
     output = shell.run("inspect", "p.evg").stdout
     assert f"ssf, {values['adaptation']['n_parameters']:,} parameters on test_vit, trained for 1 epoch" in output
-
-
-def test_adapted_model_goes_on_and_back(shell, images):
-    shell.run("fit", images, "-m", "p.evg", *TUNED, "--adapt", "lora", "--set", "epochs=1")
-    before = Path("p.evg").read_bytes()
-    Path(images, "lying").rename(Path(images, "flat"))
-    values = shell.json("update", "p.evg", images, code=0)
-    assert values["classes"] == ["flat"]
-    assert open_model("p.evg").info()["adaptation"] == shell.json("inspect", "p.evg")["adaptation"]
-    shell.run("rollback", "p.evg")
-    assert Path("p.evg").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_nothing_on_standard_input(shell, image_model):
 def test_texts_are_gathered_from_everywhere(shell, monkeypatch):
     Path("lines.txt").write_text("first\n\nsecond\n")
     Path("table.csv").write_text("text,n\nthird,1\n")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("fourth\n \n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"fourth\n \n")))
     asked = read_question("text", ["lines.txt", "table.csv", "-"], ["fi\nfth"])
     items = asked.items.raw_items()
     assert [items.raw(row) for row in range(len(items))] == ["first", "second", "third", "fourth", "fi\nfth"]

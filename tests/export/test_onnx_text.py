@@ -20,9 +20,9 @@ onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("sentence_transformers")
 
-from evergrow.export import onnx_backbone, onnx_text  # noqa: E402
-from evergrow.export.head_maps import ExportError  # noqa: E402
+from evergrow.export import onnx_backbone  # noqa: E402
 from evergrow.export.onnx_export import ExportConfig, export_learner, export_onnx  # noqa: E402
+from evergrow.export.onnx_graph import ExportError  # noqa: E402
 from evergrow.features import Backbone, TextBackbone, create_backbone  # noqa: E402
 from evergrow.features.base import BackboneSpec  # noqa: E402
 from evergrow.lab.heads import SimpleCILClassifier  # noqa: E402
@@ -181,9 +181,8 @@ def test_a_graph_that_computes_something_else_leaves_both_files(
 ) -> None:
     for name in ("m.onnx", "m.tokenizer.json"):
         (tmp_path / name).write_text("precious")
-    monkeypatch.setattr(
-        onnx_text, "join_equally", lambda blocks: onnx_backbone.join_equally([blocks[0] + 0.1, *blocks[1:]])
-    )
+    whole = onnx_backbone.join_equally
+    monkeypatch.setattr(onnx_backbone, "join_equally", lambda blocks: whole([blocks[0] + 0.1, *blocks[1:]]))
     with pytest.raises(ExportError, match="must equal ours"):
         export_learner(learned, tmp_path / "m.onnx")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {

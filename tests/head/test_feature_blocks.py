@@ -13,7 +13,7 @@ import torch
 from evergrow import Classifier
 from evergrow.core.archive import Archive
 from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
-from evergrow.export.head_maps import read_head
+from evergrow.export.onnx_graph import read_head
 from evergrow.head.feature_blocks import FeatureBlocks, reduction
 from evergrow.head.readout import column_scale
 from evergrow.head.shapes import ShapeModel

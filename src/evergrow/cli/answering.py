@@ -61,36 +61,29 @@ def answering_command(
     if prior is None and costs is None and not threshold and not reset:
         learner = load_model(model)
         return Answer({"model": str(model), "answering": learner.answering_.to_dict()}, _lines(learner.answering_))
-    given = _read_options(prior, costs, threshold or [])
+    from evergrow.learner.answering import LEARNED, PRIORS
+
+    given: dict[str, Any] = {}
+    if prior is not None:
+        given["prior"] = prior if prior in (LEARNED, *PRIORS) else _read_prior(Path(prior))
+    if costs is not None:
+        given["costs"] = None if costs == _NONE else _read_costs(Path(costs))
+    limits = dict(_threshold(entry) for entry in threshold or ())
     with changing_model(model, wait=wait) as change:
         learner = change.learner
-        before = {} if reset else _settings(learner.answering_)
-        limits = {**before.get("thresholds", {}), **given.pop("thresholds")}
+        if not reset:
+            now = learner.answering_
+            given = {"prior": now.prior, "costs": now.costs, **given}
+            limits = {**now.thresholds, **limits}
         kept = {name: value for name, value in limits.items() if value is not None}
-        learner.set_answering(**{**before, **given, "thresholds": kept})
+        learner.set_answering(**given, thresholds=kept)
     answering = learner.answering_
     return change.answer(_lines(answering), answering=answering.to_dict())
-
-
-def _settings(answering: Any) -> dict[str, Any]:
-    return {"prior": answering.prior, "costs": answering.costs, "thresholds": dict(answering.thresholds)}
 
 
 def _lines(answering: Any) -> list[str]:
     """Return the settings for people."""
     return facts([("answers", answering.summary())])
-
-
-def _read_options(prior: str | None, costs: str | None, thresholds: list[str]) -> dict[str, Any]:
-    """Return what the options ask for; None in a threshold takes one back."""
-    from evergrow.learner.answering import LEARNED, PRIORS
-
-    given: dict[str, Any] = {"thresholds": dict(_threshold(entry) for entry in thresholds)}
-    if prior is not None:
-        given["prior"] = prior if prior in (LEARNED, *PRIORS) else _read_prior(Path(prior))
-    if costs is not None:
-        given["costs"] = None if costs == _NONE else _read_costs(Path(costs))
-    return given
 
 
 def _threshold(entry: str) -> tuple[str, float | None]:
@@ -108,28 +101,29 @@ def _number(option: str, text: Any) -> float:
 
 
 def _read_prior(path: Path) -> dict[str, float]:
-    rows = _read("--prior", path)
-    if isinstance(rows, list) and any(len(row) != 2 for row in rows):
-        raise InputError(f"{path} needs two columns for --prior, class and weight.")
-    pairs = list(rows.items()) if isinstance(rows, dict) else rows[_has_header(rows[0][1]) :]
-    return {name: _number("--prior", value) for name, value in pairs}
+    """Return weights by class: a JSON object, or rows of class and weight below their headings."""
+    found = _read("--prior", path)
+    if isinstance(found, list):
+        if any(len(row) != 2 for row in found):
+            raise InputError(f"{path} needs two columns for --prior, class and weight.")
+        found = dict(found[1:] if found[0][0].strip().casefold() == "class" else found)
+    return {name: _number("--prior", value) for name, value in found.items()}
 
 
 def _read_costs(path: Path) -> dict[str, dict[str, float]]:
-    rows = _read("--costs", path)
-    if isinstance(rows, dict):
-        if not all(isinstance(row, dict) for row in rows.values()):
-            raise InputError(f'{path} needs costs by class and answer for --costs, such as {{"ok": {{"broken": 5}}}}.')
-        return {true: {name: _number("--costs", cost) for name, cost in row.items()} for true, row in rows.items()}
-    header = [cell.strip().casefold() for cell in rows[0]]
-    if any(len(row) != len(header) for row in rows):
-        raise InputError(f"The rows of {path} have different lengths; --costs needs one.")
-    found: dict[str, dict[str, float]] = {}
-    if header == ["true", "answer", "cost"]:
-        for true, answer, cost in rows[1:]:
-            found.setdefault(true, {})[answer] = _number("--costs", cost)
-        return found
-    return {row[0]: {name: _number("--costs", cell) for name, cell in zip(rows[0][1:], row[1:])} for row in rows[1:]}
+    """Return costs by class and answer: a JSON object, rows of true, answer and cost, or a matrix with headings."""
+    found = _read("--costs", path)
+    if isinstance(found, list):
+        header, *rows = found
+        if any(len(row) != len(header) for row in rows):
+            raise InputError(f"The rows of {path} have different lengths; --costs needs one.")
+        found = {row[0]: {} for row in rows}
+        listed = [cell.strip().casefold() for cell in header] == ["true", "answer", "cost"]
+        for true, *cells in rows:
+            found[true] |= {cells[0]: cells[1]} if listed else dict(zip(header[1:], cells))
+    if not all(isinstance(row, dict) for row in found.values()):
+        raise InputError(f'{path} needs costs by class and answer for --costs, such as {{"ok": {{"broken": 5}}}}.')
+    return {true: {name: _number("--costs", cost) for name, cost in row.items()} for true, row in found.items()}
 
 
 def _read(option: str, path: Path) -> Any:
@@ -138,22 +132,13 @@ def _read(option: str, path: Path) -> Any:
         raise DatasetNotFoundError(f"No file {str(path)!r} here for {option}.")
     if path.stat().st_size > _MOST_BYTES:
         raise InputError(f"{path} is larger than the {_MOST_BYTES // 2**20} MiB that {option} reads.")
+    is_json = path.suffix.lower() == ".json"
     try:
         text = path.read_text(encoding="utf-8-sig")
-        if path.suffix.lower() != ".json":
-            rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if any(row)]
-        else:
-            rows = json.loads(text)
+        table = csv.reader(io.StringIO(text, newline=""), strict=True)
+        rows = json.loads(text) if is_json else [row for row in table if any(row)]
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise InputError(f"{path} cannot be read as CSV or JSON for {option}: {error}") from error
-    if not rows or not isinstance(rows, (list, dict)) or (path.suffix.lower() == ".json") != isinstance(rows, dict):
+    if not rows or is_json != isinstance(rows, dict):
         raise InputError(f"{path} holds no numbers by class for {option}.")
     return rows
-
-
-def _has_header(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return True
-    return False

@@ -15,15 +15,13 @@ from evergrow.core.errors import BusyError, ParameterError
 from evergrow.core.escaping import printable
 
 if TYPE_CHECKING:
-    from evergrow.features.cache import CacheInfo, FeatureCache
+    from evergrow.features.cache import CacheInfo
 
 command_group("cache", "List and clear the features that were extracted earlier.")
 
 Folder = Annotated[
     Path | None, typer.Option("--folder", help="Folder of the cache; EVERGROW_CACHE or the user's cache by default.")
 ]
-
-_COLUMNS = ("key", "what", "items", "size", "age", "backbone", "preset", "state")
 
 
 @command("cache list")
@@ -61,52 +59,36 @@ def clear_command(
 
     if as_json and not yes:
         raise ParameterError("Add --yes to --json: nobody can be asked.")
-    cache = FeatureCache(folder)
-    chosen = _chosen(cache, keys or [], everything, older_than)
-    if chosen and not yes:
-        _ask(cache, chosen)
-    removed, busy = _remove(cache, chosen)
-    for key, error in busy.items():
-        warn_line(f"{key[:12]} is in use: {error}")
-    freed = sum(info.bytes for info in removed)
-    done = f"removed {len(removed)}, {_size(freed)}"
-    values = {"removed": [info.key for info in removed], "in_use": list(busy), "bytes": freed}
-    return Answer(values, [done], code=ExitCode.BUSY if busy else ExitCode.OK, done=done)
-
-
-def _ask(cache: FeatureCache, chosen: list[CacheInfo]) -> None:
-    """Show the entries and ask whether they may go; anything but yes ends the command."""
-    for line in _table(chosen):
-        typer.echo(line)
-    typer.confirm(f"remove {len(chosen)} from {printable(str(cache.root))}?", abort=True)
-
-
-def _chosen(cache: FeatureCache, keys: list[str], everything: bool, older_than: float | None) -> list[CacheInfo]:
-    """Return the entries that a request is about."""
-    ways = (bool(keys), everything, older_than is not None)
-    if sum(ways) != 1:
+    if sum((bool(keys), everything, older_than is not None)) != 1:
         raise ParameterError("Say what to clear by keys, --all or --older-than: one of the three.")
+    cache = FeatureCache(folder)
     if keys:
-        return list({info.key: info for info in map(cache.find, keys)}.values())
-    return [info for info in cache.list() if older_than is None or info.age_seconds > older_than * 86400]
-
-
-def _remove(cache: FeatureCache, chosen: list[CacheInfo]) -> tuple[list[CacheInfo], dict[str, BusyError]]:
-    removed: list[CacheInfo] = []
-    busy: dict[str, BusyError] = {}
+        chosen = list({info.key: info for info in map(cache.find, keys)}.values())
+    else:
+        chosen = [info for info in cache.list() if older_than is None or info.age_seconds > older_than * 86400]
+    if chosen and not yes:
+        for line in _table(chosen):
+            typer.echo(line)
+        typer.confirm(f"remove {len(chosen)} from {printable(str(cache.root))}?", abort=True)
+    removed, busy = [], []
     for info in chosen:
         try:
             cache.remove(info.key)
             removed.append(info)
         except BusyError as error:  # noqa: PERF203  the others can still go
-            busy[info.key] = error
+            warn_line(f"{info.key[:12]} is in use: {error}")
+            busy.append(info.key)
         except OSError as error:
             raise ParameterError(f"Cannot remove from {cache.root}: {error}") from error
-    return removed, busy
+    freed = sum(info.bytes for info in removed)
+    done = f"removed {len(removed)}, {_size(freed)}"
+    values = {"removed": [info.key for info in removed], "in_use": busy, "bytes": freed}
+    return Answer(values, [done], code=ExitCode.BUSY if busy else ExitCode.OK, done=done)
 
 
 def _table(infos: list[CacheInfo]) -> list[str]:
-    return table(_COLUMNS, map(_cells, infos), right=("items", "size", "age")) if infos else []
+    columns = ("key", "what", "items", "size", "age", "backbone", "preset", "state")
+    return table(columns, map(_cells, infos), right=("items", "size", "age")) if infos else []
 
 
 def _cells(info: CacheInfo) -> tuple[str, ...]:
@@ -115,16 +97,8 @@ def _cells(info: CacheInfo) -> tuple[str, ...]:
         what += f" from {info.first if len(info.first) <= 32 else '...' + info.first[-29:]}"
     items = f"{info.n_items:,}" if info.state == "finished" else f"{info.done:,}/{info.n_items:,}"
     state = info.state + (f", {info.failures} unreadable" if info.failures else "")
-    return (
-        info.key[:12],
-        what,
-        items,
-        _size(info.bytes),
-        _age(info.age_seconds),
-        info.backbone or "?",
-        info.preset,
-        state,
-    )
+    size, age = _size(info.bytes), _age(info.age_seconds)
+    return info.key[:12], what, items, size, age, info.backbone or "?", info.preset, state
 
 
 def _size(n_bytes: int) -> str:

@@ -10,35 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evergrow.cli import models, options
 from evergrow.cli.console import Answer, listed, plural
 from evergrow.cli.engine import HERE, EngineOptions, source_of
-from evergrow.cli.models import (
-    ModelChange,
-    change_values,
-    changing_model,
-    classes_note,
-    load_model,
-    model_line,
-    skipped_code,
-    trial_lines,
-)
-from evergrow.cli.options import (
-    AS_FOUND,
-    EACH_SECOND,
-    RUN,
-    RUN_IMAGES,
-    Data,
-    ImageOptions,
-    Json,
-    Label,
-    ModelFile,
-    Reading,
-    RunOptions,
-    Settle,
-    TestData,
-    VideoOptions,
-    Wait,
-)
 from evergrow.cli.question import labelled_frames
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
@@ -52,17 +26,17 @@ if TYPE_CHECKING:
 
 @command("update", panel="Learn")
 def update_command(
-    model: ModelFile,
-    data: Data,
-    test: TestData = None,
-    reading: Reading = AS_FOUND,
-    label: Label = None,
-    video: VideoOptions = EACH_SECOND,
-    settle: Settle = False,
-    run: ImageOptions = RUN_IMAGES,
-    wait: Wait = False,
+    model: options.ModelFile,
+    data: options.Data,
+    test: options.TestData = None,
+    reading: options.Reading = options.AS_FOUND,
+    label: options.Label = None,
+    video: options.VideoOptions = options.EACH_SECOND,
+    settle: options.Settle = False,
+    run: options.ImageOptions = options.RUN_IMAGES,
+    wait: options.Wait = False,
     spread: EngineOptions = HERE,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> Answer:
     """Teach a model more: new classes, more of old ones, or both. No earlier data is needed or touched.
 
@@ -94,32 +68,32 @@ def update_command(
     if spread.engine is not None:
         spread.refuse(test=test, label=label)
         return _update_by_shards(model, data, reading, run, spread, settle=settle, wait=wait, quiet=as_json)
-    with changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
+    with models.changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
         learner = change.learner
         shots = labelled_frames(data, label, video)
         samples = read_labelled(data, "train", learner.kind_, reading.options()) if shots is None else None
         before = learned_data(learner.history_)
         with measured_change(learner, test, reading.options()) as trial:
             learner.partial_fit(shots if samples is None else samples)
-    code, cautions = skipped_code(0 if samples is None else len(samples) - change.record.samples), []
+    code, cautions = models.skipped_code(0 if samples is None else len(samples) - change.record.samples), []
     if before & set(change.record.data):
         cautions.append(f"the same data were learned before and now count twice: 'evergrow rollback {model}' undoes it")
     tested = None if trial.tested is None else trial.tested.to_dict()
-    lines = [_learned(change), *trial_lines(learner, trial)]
+    lines = [_learned(change), *models.trial_lines(learner, trial)]
     values = {"seconds": change.seconds, "settled": change.settled, "test": tested, "test_remark": trial.remark}
     return change.answer(lines, cautions, code, **values)
 
 
-def _learned(change: ModelChange) -> str:
-    news = classes_note(change.record.classes, "new")
+def _learned(change: models.ModelChange) -> str:
+    news = models.classes_note(change.record.classes, "new")
     return f"learned {plural(change.record.samples, 'sample')}{news} in {change.seconds:.1f} s"
 
 
 def _update_by_shards(
     model: Path,
     data: str,
-    reading: Reading,
-    run: ImageOptions,
+    reading: options.Reading,
+    run: options.ImageOptions,
     spread: EngineOptions,
     *,
     settle: bool,
@@ -129,29 +103,29 @@ def _update_by_shards(
     """Update on an engine and write the model, or say how far a share of the work has come."""
     source = source_of(data, reading)
 
-    def job(engine: Engine) -> tuple[ModelChange, JobReport] | None:
+    def job(engine: Engine) -> tuple[models.ModelChange, JobReport] | None:
         if spread.shard:  # leaves the model alone: others may do their share at the same time
-            engine.partial_fit(load_model(model, run, quiet=quiet), source)
+            engine.partial_fit(models.load_model(model, run, quiet=quiet), source)
             return None
-        with changing_model(model, run, settle=settle, wait=wait, quiet=quiet) as change:
+        with models.changing_model(model, run, settle=settle, wait=wait, quiet=quiet) as change:
             report = engine.partial_fit(change.learner, source)
         return None if report is None else (change, report)
 
-    def answer(result: tuple[ModelChange, JobReport]) -> Answer:
-        change, report = result
-        values: dict[str, Any] = {"seconds": change.seconds, "settled": change.settled, "engine": report.to_values()}
-        return change.answer([_learned(change)], report.summary(), **values)
-
-    return spread.run(job, answer, model=model, quiet=quiet)
+    result = spread.run(job, model=model, quiet=quiet)
+    if isinstance(result, Answer):
+        return result
+    change, report = result
+    values: dict[str, Any] = {"seconds": change.seconds, "settled": change.settled, "engine": report.to_values()}
+    return change.answer([_learned(change)], report.summary(), **values)
 
 
 @command("forget", panel="Edit")
 def forget_command(
-    model: ModelFile,
-    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to forget.", show_default=False)],
-    settle: Settle = False,
-    wait: Wait = False,
-    as_json: Json = False,
+    model: options.ModelFile,
+    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to forget.")],
+    settle: options.Settle = False,
+    wait: options.Wait = False,
+    as_json: options.Json = False,
 ) -> Answer:
     """Forget whole classes: they are never predicted again. Needs no data and no backbone.
 
@@ -167,21 +141,21 @@ def forget_command(
     Exit codes: 0 forgotten, 2 a class is not known and nothing changed (the message has the nearest names), 3 another
     process is changing the model, 130 interrupted and nothing changed.
     """
-    with changing_model(model, settle=settle, wait=wait) as change:
+    with models.changing_model(model, settle=settle, wait=wait) as change:
         change.learner.forget_classes(classes)
-    said = f"forgot {plural(change.record.samples, 'sample')}{classes_note(change.record.classes, 'whole')}"
+    said = f"forgot {plural(change.record.samples, 'sample')}{models.classes_note(change.record.classes, 'whole')}"
     return change.answer([said], settled=change.settled)
 
 
 @command("unlearn", panel="Edit")
 def unlearn_command(
-    model: ModelFile,
-    data: Data,
-    reading: Reading = AS_FOUND,
-    settle: Settle = False,
-    run: RunOptions = RUN,
-    wait: Wait = False,
-    as_json: Json = False,
+    model: options.ModelFile,
+    data: options.Data,
+    reading: options.Reading = options.AS_FOUND,
+    settle: options.Settle = False,
+    run: options.RunOptions = options.RUN,
+    wait: options.Wait = False,
+    as_json: options.Json = False,
 ) -> Answer:
     """Take samples out again, with the labels they were learned with: the model then equals one that never saw them.
 
@@ -198,18 +172,18 @@ def unlearn_command(
     """
     from evergrow.data.intake import read_labelled
 
-    with changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
+    with models.changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
         change.learner.unlearn(read_labelled(data, "train", change.learner.kind_, reading.options()))
-    said = f"unlearned {plural(change.record.samples, 'sample')}{classes_note(change.record.classes, 'whole')}"
+    said = f"unlearned {plural(change.record.samples, 'sample')}{models.classes_note(change.record.classes, 'whole')}"
     return change.answer([said], settled=change.settled)
 
 
 @command("rollback", panel="Edit")
 def rollback_command(
-    model: ModelFile,
+    model: options.ModelFile,
     n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many changes to undo.")] = 1,
-    wait: Wait = False,
-    as_json: Json = False,
+    wait: options.Wait = False,
+    as_json: options.Json = False,
 ) -> Answer:
     """Undo the last changes: the file is again, byte for byte, what it was before them.
 
@@ -230,10 +204,10 @@ def rollback_command(
 
 @command("redo", panel="Edit")
 def redo_command(
-    model: ModelFile,
+    model: options.ModelFile,
     n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many rollbacks to take back.")] = 1,
-    wait: Wait = False,
-    as_json: Json = False,
+    wait: options.Wait = False,
+    as_json: options.Json = False,
 ) -> Answer:
     """Take the last rollback back: the file is again, byte for byte, what it was before it.
 
@@ -253,23 +227,21 @@ def redo_command(
 
 
 def _restored(model: Path, change: Change) -> Answer:
-    learner = load_model(model)
-    values = change_values(model, learner, change, note=change.note)
+    learner = models.load_model(model)
+    values = models.change_values(model, learner, change, note=change.note)
     done = f"{model} is revision {learner.revision_} again"
-    return Answer(values, [change.note or "undone", model_line(model, learner)], done=done)
+    return Answer(values, [change.note or "undone", models.model_line(model, learner)], done=done)
 
 
 @command("rename", panel="Edit")
 def rename_command(
-    model: ModelFile,
+    model: options.ModelFile,
     names: Annotated[
         list[str],
-        typer.Argument(
-            metavar="OLD NEW...", help="A class and its new name; more pairs may follow.", show_default=False
-        ),
+        typer.Argument(metavar="OLD NEW...", help="A class and its new name; more pairs may follow."),
     ],
-    wait: Wait = False,
-    as_json: Json = False,
+    wait: options.Wait = False,
+    as_json: options.Json = False,
 ) -> Answer:
     """Give classes other names: answers are the same under them. Needs no data and no backbone.
 
@@ -285,7 +257,7 @@ def rename_command(
     process is changing the model, 130 interrupted and nothing changed.
     """
     pairs = _pairs(names)
-    with changing_model(model, wait=wait) as change:
+    with models.changing_model(model, wait=wait) as change:
         change.learner.rename_classes(pairs)
     renamed = dict(change.record.names)
     said = listed([f"{old} -> {new}" for old, new in renamed.items()])
@@ -305,14 +277,14 @@ def _pairs(names: list[str]) -> dict[str, str]:
 
 @command("merge-classes", panel="Edit")
 def merge_classes_command(
-    model: ModelFile,
-    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to merge.", show_default=False)],
+    model: options.ModelFile,
+    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to merge.")],
     into: Annotated[
         str, typer.Option("--into", metavar="CLASS", help="Name of the one that they become; may be one of them.")
     ],
-    settle: Settle = False,
-    wait: Wait = False,
-    as_json: Json = False,
+    settle: options.Settle = False,
+    wait: options.Wait = False,
+    as_json: options.Json = False,
 ) -> Answer:
     """Make several classes one, exactly as if their samples had been learned under one name. Needs no data.
 
@@ -325,7 +297,7 @@ def merge_classes_command(
     Exit codes: 0 merged, 2 a class is not known or there is only one and nothing changed, 3 another process is changing
     the model, 130 interrupted and nothing changed.
     """
-    with changing_model(model, settle=settle, wait=wait) as change:
+    with models.changing_model(model, settle=settle, wait=wait) as change:
         learner = change.learner
         before = learner.samples_by_name_
         learner.merge_classes(classes, into)
@@ -338,15 +310,15 @@ def merge_classes_command(
 
 @command("relabel", panel="Edit")
 def relabel_command(
-    model: ModelFile,
-    data: Data,
+    model: options.ModelFile,
+    data: options.Data,
     source: Annotated[str, typer.Option("--from", metavar="CLASS", help="The class they were learned as.")],
     target: Annotated[str, typer.Option("--to", metavar="CLASS", help="The class they are of; it may be new.")],
-    reading: Reading = AS_FOUND,
-    settle: Settle = False,
-    run: RunOptions = RUN,
-    wait: Wait = False,
-    as_json: Json = False,
+    reading: options.Reading = options.AS_FOUND,
+    settle: options.Settle = False,
+    run: options.RunOptions = options.RUN,
+    wait: options.Wait = False,
+    as_json: options.Json = False,
 ) -> Answer:
     """Take samples out of one class and into another, exactly as if they had been learned as the second.
 
@@ -364,7 +336,7 @@ def relabel_command(
     """
     from evergrow.learner.edits import read_movable
 
-    with changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
+    with models.changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
         learner = change.learner
         learner.relabel(read_movable(data, learner.kind_, reading.options()), source, target)
     gone = "" if source in learner.samples_by_name_ else f"; {source} is gone, since none of its samples remained"

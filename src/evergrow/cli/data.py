@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from evergrow.cli.choices import registered_names
 from evergrow.cli.console import Answer, plural, table
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.models import check_target
-from evergrow.cli.options import AS_FOUND, Device, Json, Reading
+from evergrow.cli.options import AS_FOUND, LAYOUTS, Device, Json, Reading
 from evergrow.cli.registry import command
 from evergrow.core.errors import DataWarning, ParameterError
 
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
-    from evergrow.data.datacheck import DataCheck, Encode
+    from evergrow.data.datacheck import DataCheck, Encode, SamplePair
     from evergrow.data.items import Samples
 
 _NO_FEATURES = "none"
 _SHOWN = 5
-LAYOUTS = registered_names("evergrow.data:list_readers")
 
 
 @command("data")
@@ -104,9 +102,8 @@ def report_lines(report: dict[str, object]) -> list[str]:
         ("largest classes", sizes("largest")),
     ]
     lines = [f"{label:<17} {value}" for label, value in pairs if value not in ("", None)]
-    for label, key in (("note", "notes"), ("caution", "cautions")):
-        texts = report[key]
-        lines += [f"{label:<17} {text}" for text in (texts if isinstance(texts, list) else [])]
+    for label in ("note", "caution"):
+        lines += [f"{label:<17} {text}" for text in cast("list[str]", report[f"{label}s"])]
     return lines
 
 
@@ -167,16 +164,7 @@ def _check_lines(check: DataCheck) -> list[str]:
         ("the same under two labels", check.of_kind("two labels")),
         ("the same in training and test", check.of_kind("training and test")),
     ):
-        rows = [
-            [
-                pair.names[0],
-                pair.labels[0],
-                pair.names[1],
-                pair.labels[1],
-                "same" if pair.exact else f"{pair.similarity:.3f}",
-            ]
-            for pair in pairs[:_SHOWN]
-        ]
+        rows = [_pair(pair) for pair in pairs[:_SHOWN]]
         lines += _block(title, len(pairs), ["sample", "class", "and sample", "of class", "similarity"], rows)
     rows = [[entry.name, entry.label, entry.looks_like] for entry in check.misplaced[:_SHOWN]]
     lines += _block("perhaps of another class", len(check.misplaced), ["sample", "class", "looks like"], rows)
@@ -184,6 +172,11 @@ def _check_lines(check: DataCheck) -> list[str]:
     lines += _block("classes with another's samples", len(check.overlaps), ["class", "holds", "how many"], rows)
     rows = [[name] for name in check.unread[:_SHOWN]]
     return lines + _block("cannot be read", len(check.unread), ["sample"], rows)
+
+
+def _pair(pair: SamplePair) -> list[str]:
+    (name, other), (label, others) = pair.names, pair.labels
+    return [name, label, other, others, "same" if pair.exact else f"{pair.similarity:.3f}"]
 
 
 def _block(title: str, count: int, columns: list[str], rows: list[list[str]]) -> list[str]:

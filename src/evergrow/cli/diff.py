@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 
-_Model = typer.Argument(metavar="MODEL", help="A model file, or MODEL@3 for its revision 3.", show_default=False)
+_Model = typer.Argument(metavar="MODEL", help="A model file, or MODEL@3 for its revision 3.")
 
 
 @command("diff", panel="Ask")

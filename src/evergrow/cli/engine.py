@@ -72,20 +72,17 @@ class EngineOptions(OptionGroup):
     def run(
         self,
         job: Callable[[Engine], Result | None],
-        answer: Callable[[Result], Answer],
         *,
         model: Path | None = None,
         folder: Path | None = None,
         quiet: bool = False,
-    ) -> Answer:
-        """Run a job on the engine that was asked for, and return its answer, or how far a share of it has come.
+    ) -> Result | Answer:
+        """Run a job on the engine that was asked for, and return its result; of a share, how far the job has come.
 
         Parameters
         ----------
         job : callable
             Does the work; returns None where only a share of it was done.
-        answer : callable
-            Makes the answer of its result.
         model : Path, optional
             The model of the job: its folder lies beside it, and goes with the job unless the user named one.
         folder : Path, optional
@@ -94,18 +91,14 @@ class EngineOptions(OptionGroup):
             Whether to show no progress bar.
         """
         started = time.perf_counter()
-        used = folder or self.out_dir
-        temporary = used is None
-        if used is None:
-            assert model is not None
-            used = model.with_name(f"{model.name}.engine")
+        named = folder or self.out_dir
+        used = named or Path(f"{model}.engine")
         result = job(self._engine(used, quiet))
         if result is None:
             return _share_answer(used, started)
-        said = answer(result)
-        if temporary:
+        if named is None:
             shutil.rmtree(used, ignore_errors=True)
-        return said
+        return result
 
     def _engine(self, folder: Path, quiet: bool) -> Engine:
         from evergrow.engine.engines import LocalEngine, RayEngine
@@ -192,9 +185,7 @@ command_group("engine", "Look after work on several processes or machines.")
 def status_command(
     folder: Annotated[
         Path,
-        typer.Argument(
-            metavar="OUT", help="MODEL.engine, or the folder that --set out_dir=... named.", show_default=False
-        ),
+        typer.Argument(metavar="OUT", help="MODEL.engine, or the folder that --set out_dir=... named."),
     ],
     as_json: Json = False,
 ) -> Answer:

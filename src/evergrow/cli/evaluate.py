@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, listed, percent, plural, share, table
 from evergrow.cli.engine import HERE, EngineOptions, source_of
 from evergrow.cli.models import check_target, load_model, skipped_code
-from evergrow.cli.options import AS_FOUND, RUN_IMAGES, Data, FalseAlarm, ImageOptions, Json, ModelFile, Reading
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.engine.engines import Engine
-    from evergrow.engine.job_steps import JobReport
     from evergrow.learner.evaluation import Evaluation
 
 _WORST = 10
@@ -24,20 +22,20 @@ _WORST = 10
 
 @command("evaluate", panel="Ask")
 def evaluate_command(
-    model: ModelFile,
-    data: Data,
+    model: options.ModelFile,
+    data: options.Data,
     report: Annotated[Path | None, typer.Option("--report", help="HTML page to write, whole in one file.")] = None,
     unknown: Annotated[
         str | None, typer.Option("--unknown", metavar="DATA", help="Data of classes that were never learned.")
     ] = None,
-    false_alarm: FalseAlarm = 0.05,
+    false_alarm: options.FalseAlarm = 0.05,
     min_accuracy: Annotated[
         float | None, typer.Option("--min-accuracy", help="Accuracy, between 0 and 1, below which to leave with 1.")
     ] = None,
-    reading: Reading = AS_FOUND,
-    run: ImageOptions = RUN_IMAGES,
+    reading: options.Reading = options.AS_FOUND,
+    run: options.ImageOptions = options.RUN_IMAGES,
     spread: EngineOptions = HERE,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> Answer:
     """Compare a model's answers with labels: accuracy, every class, and which classes are confused.
 
@@ -67,17 +65,14 @@ def evaluate_command(
     if spread.engine is not None:
         spread.refuse(report=report, unknown=unknown)
         source = source_of(data, reading, part="test")
-
-        def answer(found: tuple[Evaluation, JobReport]) -> Answer:
-            result, report = found
-            values = {"model": str(model), "data": data, **result.to_dict(), "report": None}
-            cautions = [*_cautions(result, min_accuracy), *report.summary()]
-            return Answer({**values, "engine": report.to_values()}, evaluation_lines(result), cautions)
-
-        def job(engine: Engine) -> tuple[Evaluation, JobReport] | None:
-            return engine.evaluate(learner, source, false_alarm=false_alarm)
-
-        return spread.run(job, answer, model=model, quiet=as_json)
+        found = spread.run(
+            lambda engine: engine.evaluate(learner, source, false_alarm=false_alarm), model=model, quiet=as_json
+        )
+        if isinstance(found, Answer):
+            return found
+        result, job = found
+        values = {"model": str(model), "data": data, **result.to_dict(), "report": None, "engine": job.to_values()}
+        return Answer(values, evaluation_lines(result), [*_cautions(result, min_accuracy), *job.summary()])
     strange = None if unknown is None else read_unknown(unknown, learner.kind_, options=reading.options())
     samples = read_labelled(data, "test", learner.kind_, reading.options())
     kept = report is not None

@@ -10,29 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.choices import registered_names
+from evergrow.cli import options
 from evergrow.cli.console import Answer
 from evergrow.cli.engine import EngineOptions, source_of
 from evergrow.cli.models import check_target, skipped_code
-from evergrow.cli.options import (
-    AS_FOUND,
-    RECIPE_HELP,
-    RUN_IMAGES,
-    ImageOptions,
-    Json,
-    Rare,
-    Reading,
-    checked_recipe,
-)
 from evergrow.cli.registry import command
 from evergrow.core.errors import InputError, ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.engine.engines import Engine
-    from evergrow.engine.job_steps import JobReport
     from evergrow.features.base import Backbone
-
-PRESETS = registered_names("evergrow.features.preprocess:PRESETS")
 
 
 @dataclass(frozen=True)
@@ -54,17 +40,17 @@ def features_command(
         Path, typer.Option("--out", "-o", help="File to write: .npz or .safetensors; with --engine a folder.")
     ],
     backbone: Annotated[str, typer.Option("--backbone", "-b", help="Name, or 'auto' for the best at hand.")] = "auto",
-    preset: Annotated[str, typer.Option(help=f"Preprocessing of images: {PRESETS}.")] = "timm",
-    features: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "final",
-    run: ImageOptions = RUN_IMAGES,
-    batch_size: Annotated[int | None, Rare("items per batch")] = None,
+    preset: Annotated[str, typer.Option(help=f"Preprocessing of images: {options.PRESETS}.")] = "timm",
+    features: Annotated[str, typer.Option(help=f"What features are made of: {options.RECIPE_HELP}.")] = "final",
+    run: options.ImageOptions = options.RUN_IMAGES,
+    batch_size: Annotated[int | None, options.Rare("items per batch")] = None,
     test_size: Annotated[
         float | None, typer.Option(help="Draw a test part of this share where there is none, for bench.")
     ] = None,
-    reading: Reading = AS_FOUND,
+    reading: options.Reading = options.AS_FOUND,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     spread: FeatureEngine = HERE,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> Answer:
     """Run a backbone over a data set and write the features.
 
@@ -93,7 +79,7 @@ def features_command(
     def created(kind: Any) -> Backbone:
         from evergrow.features import best_backbone, create_backbone
 
-        recipe = checked_recipe("--features", features)
+        recipe = options.checked_recipe("--features", features)
         name = best_backbone(kind).name if backbone == "auto" else backbone
         return create_backbone(name, run.weights, preset, device=run.device, recipe=recipe)
 
@@ -137,8 +123,8 @@ def _by_shards(
     data: str,
     out: Path,
     created: Callable[[Any], Backbone],
-    reading: Reading,
-    run: ImageOptions,
+    reading: options.Reading,
+    run: options.ImageOptions,
     spread: EngineOptions,
     batch_size: int | None,
     *,
@@ -151,17 +137,14 @@ def _by_shards(
         raise InputError(f"{data} holds features already; name images or texts.")
     model = created(source.kind)
 
-    def job(engine: Engine) -> JobReport | None:
-        settings = {"on_error": run.on_error.value, "batch_size": batch_size, "decode": run.decode.value}
-        return engine.features(model, source, **settings)
-
-    def answer(report: JobReport) -> Answer:
-        found, seconds = report.to_values(), time.perf_counter() - started
-        values = {"folder": str(out / "features"), "backbone": model.spec.name, "seconds": seconds, "engine": found}
-        line = f"{out / 'features'}: {found['rows']:,} features of width {model.n_features} from {model.spec.name}"
-        return Answer(values, [f"{line} in {seconds:.1f} s"], report.summary(), done=f"{out} was written")
-
-    return spread.run(job, answer, folder=out, quiet=quiet)
+    settings = {"on_error": run.on_error.value, "batch_size": batch_size, "decode": run.decode.value}
+    report = spread.run(lambda engine: engine.features(model, source, **settings), folder=out, quiet=quiet)
+    if isinstance(report, Answer):
+        return report
+    found, seconds = report.to_values(), time.perf_counter() - started
+    values = {"folder": str(out / "features"), "backbone": model.spec.name, "seconds": seconds, "engine": found}
+    line = f"{out / 'features'}: {found['rows']:,} features of width {model.n_features} from {model.spec.name}"
+    return Answer(values, [f"{line} in {seconds:.1f} s"], report.summary(), done=f"{out} was written")
 
 
 def _blocks(widths: tuple[int, ...]) -> str:

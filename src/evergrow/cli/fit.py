@@ -11,34 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evergrow.cli.choices import registered_names
+from evergrow.cli import models, options
 from evergrow.cli.console import Answer, percent, plural, warn_line
 from evergrow.cli.engine import HERE, EngineOptions, source_of
-from evergrow.cli.models import (
-    REPLACING,
-    ModelChange,
-    adapted_note,
-    check_target,
-    classes_note,
-    recipe_note,
-    skipped_code,
-    trial_lines,
-)
-from evergrow.cli.options import (
-    AS_FOUND,
-    EACH_SECOND,
-    RECIPE_HELP,
-    RUN_IMAGES,
-    Data,
-    ImageOptions,
-    Json,
-    Label,
-    Rare,
-    Reading,
-    TestData,
-    VideoOptions,
-    checked_recipe,
-)
 from evergrow.cli.question import labelled_frames
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
@@ -46,17 +21,14 @@ from evergrow.core.errors import ParameterError
 if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
     from evergrow.data.items import Samples
+    from evergrow.engine.engines import Engine
     from evergrow.engine.job_steps import JobReport
     from evergrow.learner.learner import Learner
 
 
-PRESETS = registered_names("evergrow.features.preprocess:PRESETS")
-TUNERS = registered_names("evergrow.adapt.tuners:adapting_tuners")
-
-
 @command("fit", panel="Learn")
 def fit_command(
-    data: Data,
+    data: options.Data,
     model: Annotated[Path, typer.Option("--model", "-m", help="Model file to write, such as birds.evg.")],
     backbone: Annotated[
         str, typer.Option(help="auto takes the best one on this machine; or a name such as tf_efficientnet_lite0.")
@@ -64,25 +36,25 @@ def fit_command(
     method: Annotated[str, typer.Option(help="One of those that evergrow lab methods lists.")] = "evergrow",
     adapt: Annotated[
         str | None,
-        typer.Option(help=f"Train a tuner on the images first: {TUNERS}."),
+        typer.Option(help=f"Train a tuner on the images first: {options.TUNERS}."),
     ] = None,
-    epochs: Annotated[int | None, Rare("passes over the images for --adapt; 20")] = None,
+    epochs: Annotated[int | None, options.Rare("passes over the images for --adapt; 20")] = None,
     checkpoint: Annotated[
-        Path | None, Rare("file for --adapt, written after every pass: an interrupted command goes on from it")
+        Path | None, options.Rare("file for --adapt, written after every pass: an interrupted command goes on from it")
     ] = None,
-    features: Annotated[str, typer.Option(help=f"What features are made of: {RECIPE_HELP}.")] = "auto",
-    preset: Annotated[str, Rare(f"preprocessing of images: {PRESETS}")] = "timm",
+    features: Annotated[str, typer.Option(help=f"What features are made of: {options.RECIPE_HELP}.")] = "auto",
+    preset: Annotated[str, options.Rare(f"preprocessing of images: {options.PRESETS}")] = "timm",
     units: Annotated[int | None, typer.Option(min=0, help="Width of the random layer; 0 for none.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of layer, --adapt and --holdout.")] = 0,
     holdout: Annotated[float, typer.Option(help="Share of each class to keep out and test with, 0 to 1.")] = 0.0,
-    test: TestData = None,
-    reading: Reading = AS_FOUND,
-    label: Label = None,
-    video: VideoOptions = EACH_SECOND,
-    run: ImageOptions = RUN_IMAGES,
+    test: options.TestData = None,
+    reading: options.Reading = options.AS_FOUND,
+    label: options.Label = None,
+    video: options.VideoOptions = options.EACH_SECOND,
+    run: options.ImageOptions = options.RUN_IMAGES,
     spread: EngineOptions = HERE,
     force: Annotated[bool, typer.Option("--force", help="Replace a model, keeping what it was for rollback.")] = False,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> Answer:
     """Learn a first set of classes and write a model file.
 
@@ -107,7 +79,7 @@ def fit_command(
     Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), 2 bad input or the model exists, and
     nothing written, 3 another process is changing the model, 130 interrupted and nothing written but the checkpoint.
     """
-    check_target("--model", model, force=force, existing=REPLACING)
+    models.check_target("--model", model, force=force, existing=models.REPLACING)
     if not 0 <= holdout < 1:
         raise ParameterError(f"--holdout is a share from 0 to below 1, not {holdout:g}.")
     shots = labelled_frames(data, label, video)
@@ -129,7 +101,7 @@ def fit_command(
         backbone,
         method,
         config,
-        features=checked_recipe("--features", features),
+        features=options.checked_recipe("--features", features),
         options=None if units is None else {"n_units": units},
         weights=run.weights,
         preset=preset,
@@ -141,13 +113,18 @@ def fit_command(
     if spread.engine is not None:
         source = source_of(data, reading)
 
-        def answer_of(report: JobReport) -> Answer:
-            commit(model, learner)
-            answer = _answer(model, learner, None, None, time.perf_counter() - started)
-            values = {**answer.values, "engine": report.to_values()}
-            return replace(answer, values=values, cautions=[*answer.cautions, *report.summary()])
+        def job(engine: Engine) -> JobReport | None:
+            report = engine.fit(learner, source)
+            if report is not None:
+                commit(model, learner)
+            return report
 
-        return spread.run(lambda engine: engine.fit(learner, source), answer_of, model=model, quiet=as_json)
+        report = spread.run(job, model=model, quiet=as_json)
+        if isinstance(report, Answer):
+            return report
+        answer = _answer(model, learner, None, None, time.perf_counter() - started)
+        values = {**answer.values, "engine": report.to_values()}
+        return replace(answer, values=values, cautions=[*answer.cautions, *report.summary()])
     with _resumable(checkpoint):
         with measured_change(learner, test, reading.options()) as trial:
             learner.fit(shots if samples is None else samples, checkpoint=checkpoint)
@@ -155,7 +132,7 @@ def fit_command(
     left = _remove(checkpoint)
     answer = _answer(model, learner, samples, held, time.perf_counter() - started)
     tested = None if trial.tested is None else trial.tested.to_dict()
-    lines = [*answer.lines[:-1], *trial_lines(learner, trial), answer.lines[-1]]
+    lines = [*answer.lines[:-1], *models.trial_lines(learner, trial), answer.lines[-1]]
     return replace(answer, values={**answer.values, "test": tested}, lines=lines, cautions=[*answer.cautions, *left])
 
 
@@ -177,7 +154,7 @@ def _check_checkpoint(checkpoint: Path | None, model: Path, config: FsaConfig | 
         return
     if config is None:
         raise ParameterError("checkpoint is for --adapt, and nothing is to be trained; leave it out or add --adapt.")
-    check_target("checkpoint", checkpoint)
+    models.check_target("checkpoint", checkpoint)
     if checkpoint.resolve() == model.resolve():  # it is removed in the end, and the model is to stay
         raise ParameterError(f"{checkpoint} cannot be both checkpoint and --model; name two files.")
 
@@ -206,7 +183,7 @@ def _remove(checkpoint: Path | None) -> list[str]:
     return []
 
 
-def _read(data: str, holdout: float, seed: int, reading: Reading) -> tuple[Samples, Samples | None]:
+def _read(data: str, holdout: float, seed: int, reading: options.Reading) -> tuple[Samples, Samples | None]:
     """Return the samples to learn and, where some are held out, those to test with."""
     import numpy as np
 
@@ -226,20 +203,22 @@ def _answer(path: Path, learner: Learner, samples: Samples | None, held: Samples
     spec = info["backbone"] or {}
     tested = None if held is None else learner.evaluate(held)
     resumed = learner.backbone_().log.resumed_epochs if info["adaptation"] else None
-    lines = [f"learned {plural(change.samples, 'sample')}{classes_note(change.classes, 'new')} in {seconds:.1f} s"]
+    lines = [
+        f"learned {plural(change.samples, 'sample')}{models.classes_note(change.classes, 'new')} in {seconds:.1f} s"
+    ]
     if spec:
         lines.append(
             f"backbone: {spec['name']}" + (", the strongest whose weights are here" if spec.get("reason") else "")
         )
-        lines += [f"features: {note}"] if (note := recipe_note(spec)) else []
+        lines += [f"features: {note}"] if (note := models.recipe_note(spec)) else []
     if info["adaptation"]:
         earlier = f", {plural(resumed, 'epoch')} of them before an interruption" if resumed else ""
-        lines.append(f"adapted: {adapted_note(info['adaptation'])}{earlier}")
+        lines.append(f"adapted: {models.adapted_note(info['adaptation'])}{earlier}")
     if tested is not None:
         lines.append(f"accuracy on {plural(tested.n_known, 'sample')} held out: {percent(tested.accuracy)}")
-    return ModelChange(path, learner).answer(
+    return models.ModelChange(path, learner).answer(
         lines,
-        code=skipped_code(0 if samples is None else len(samples) - change.samples),
+        code=models.skipped_code(0 if samples is None else len(samples) - change.samples),
         seconds=seconds,
         kind=info["kind"],
         backbone=spec.get("name"),

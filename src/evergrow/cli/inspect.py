@@ -46,13 +46,8 @@ def inspect_command(
     changes = history(model)
     info = {**load_model(model).info(numerics=numerics), "history": [change.to_dict() for change in changes]}
     size = model.stat().st_size
-    lines = [
-        *facts(_about(info, size)),
-        "",
-        *_classes(info["classes"], full),
-        "",
-        *_history(changes, None if full else _CHANGES),
-    ]
+    lines = [*facts(_about(info, size)), "", *_classes(info["classes"], full), ""]
+    lines += _history(changes, None if full else _CHANGES)
     return Answer({"model": str(model), "bytes": size, **info}, lines)
 
 
@@ -83,17 +78,14 @@ def log_command(
 
 
 def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
+    options = "".join(f", {name} = {value}" for name, value in info["options"].items())
     return [
         ("classes", f"{info['n_classes']:,}"),
         ("samples learned", f"{info['n_samples']:,}"),
-        ("method", f"{info['method']}{_options(info['options'])}"),
-        ("layer", _layer(info)),
-        ("blocks", _blocks(info["blocks"])),
-        ("numerics", _numerics(info.get("numerics"))),
-        ("backbone", _backbone(info["backbone"])),
-        ("features", recipe_note(info["backbone"])),
+        ("method", f"{info['method']}{options}"),
+        *_layer(info, info.get("numerics") or {}),
+        *_backbone(info["backbone"]),
         ("adapted", adapted_note(info["adaptation"]) if info["adaptation"] else ""),
-        ("preprocessing", _preprocessing(info["backbone"])),
         ("unknown things", _novelty(info["novelty"])),
         ("answers", _answering(info["answering"])),
         ("tested with", _reference(info["reference"])),
@@ -102,50 +94,37 @@ def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
     ]
 
 
-def _options(options: dict[str, Any]) -> str:
-    return "".join(f", {name} = {value}" for name, value in options.items())
-
-
-def _layer(info: dict[str, Any]) -> str:
-    if info["n_units"] is None:
-        return ""
-    found = info.get("numerics") or {}
-    status = f", {found['status']}" if found.get("status") else ""
-    return f"{info['n_units']:,} units on {info['n_features']:,} features{status}"
-
-
-def _blocks(blocks: list[dict[str, Any]] | None) -> str:
-    if not blocks:
-        return ""
-    said = [f"{block['weight']:.2f} x {block['columns']:,} columns{_reduced(block)}" for block in blocks]
-    return "weight and width: " + ", ".join(said)
+def _layer(info: dict[str, Any], numerics: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = []
+    if info["n_units"] is not None:
+        status = f", {numerics['status']}" if numerics.get("status") else ""
+        lines.append(("layer", f"{info['n_units']:,} units on {info['n_features']:,} features{status}"))
+    if info["blocks"]:
+        said = [f"{block['weight']:.2f} x {block['columns']:,} columns{_reduced(block)}" for block in info["blocks"]]
+        lines.append(("blocks", "weight and width: " + ", ".join(said)))
+    if numerics:
+        shown = (
+            f"effective rank {numerics['effective_rank']:.0f}, condition number {numerics['condition_number']:.1e}, "
+            f"ridge {numerics['alpha']:.2g}, {numerics['solver']} statistics of {numerics['state_bytes'] / 1e6:.1f} MB"
+        )
+        lines.append(("numerics", shown))
+    return lines
 
 
 def _reduced(block: dict[str, Any]) -> str:
     return f" (reduced to {block['kept']:,})" if block["kept"] < block["columns"] else ""
 
 
-def _numerics(found: dict[str, Any] | None) -> str:
-    if not found:
-        return ""
-    return (
-        f"effective rank {found['effective_rank']:.0f}, condition number {found['condition_number']:.1e}, "
-        f"ridge {found['alpha']:.2g}, {found['solver']} statistics of {found['state_bytes'] / 1e6:.1f} MB"
-    )
-
-
-def _backbone(spec: dict[str, Any] | None) -> str:
+def _backbone(spec: dict[str, Any] | None) -> list[tuple[str, str]]:
     if spec is None:
-        return "none: samples are feature vectors"
+        return [("backbone", "none: samples are feature vectors")]
     origin = str(spec["weights"]).partition(":")[0]
-    return f"{spec['name']} for {spec['kind']}s, {origin} weights {str(spec['weights_hash'])[:12]}"
-
-
-def _preprocessing(spec: dict[str, Any] | None) -> str:
-    if spec is None or not spec["preprocessing"]:
-        return ""
     settings = ", ".join(f"{name} {_short(value)}" for name, value in spec["preprocessing"].items())
-    return f"{spec['preset']}: {settings}"
+    return [
+        ("backbone", f"{spec['name']} for {spec['kind']}s, {origin} weights {str(spec['weights_hash'])[:12]}"),
+        ("features", recipe_note(spec)),
+        ("preprocessing", f"{spec['preset']}: {settings}" if settings else ""),
+    ]
 
 
 def _short(value: Any) -> str:
@@ -169,9 +148,8 @@ def _reference(found: dict[str, Any] | None) -> str:
 def _novelty(found: dict[str, Any] | None) -> str:
     if found is None:
         return "not calibrated"
-    return f"above novelty {found['threshold']:.4g} at {100 * found['false_alarm']:g} % false alarms, from " + plural(
-        found["calibrated_on"], "held-out sample"
-    )
+    samples = plural(found["calibrated_on"], "held-out sample")
+    return f"above novelty {found['threshold']:.4g} at {100 * found['false_alarm']:g} % false alarms, from {samples}"
 
 
 def _classes(classes: list[dict[str, Any]], full: bool) -> list[str]:
@@ -184,17 +162,10 @@ def _classes(classes: list[dict[str, Any]], full: bool) -> list[str]:
 def _history(changes: Sequence[Change], most: int | None) -> list[str]:
     """Return the latest changes as a table, the last one first."""
     shown = changes if most is None else changes[-most:]
-    rows = [
-        [
-            str(change.revision),
-            change.when[:19].replace("T", " "),
-            change.who,
-            change.what,
-            f"{change.samples:,}",
-            _described(change),
-        ]
-        for change in reversed(shown)
-    ]
+    rows = []
+    for change in reversed(shown):
+        when = change.when[:19].replace("T", " ")
+        rows.append([str(change.revision), when, change.who, change.what, f"{change.samples:,}", _described(change)])
     lines = table(["revision", "when (UTC)", "who", "what", "samples", "details"], rows, right=["revision", "samples"])
     rest = len(changes) - len(shown)
     return [*lines, f"({plural(rest, 'earlier change')}: --full)"] if rest else lines

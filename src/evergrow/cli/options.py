@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.choices import registered_names
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
     from evergrow.data.video import VideoSource
 
-WEIGHT_SOURCES = registered_names("evergrow.features.sources:WEIGHT_SOURCES")
+WEIGHT_SOURCES = "{evergrow.features.sources:WEIGHT_SOURCES}"
+PRESETS = "{evergrow.features.preprocess:PRESETS}"
+TUNERS = "{evergrow.adapt.tuners:adapting_tuners}"
+LAYOUTS = "{evergrow.data:list_readers}"
+"""Registries, or functions that list names, as a help text marks them; the names are filled in when it is shown."""
 
 
 class OnError(str, Enum):
@@ -47,7 +50,7 @@ class Rare:
     help: str
 
 
-ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="The model file.", show_default=False)]
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="The model file.")]
 
 Data = Annotated[
     str,
@@ -55,7 +58,6 @@ Data = Annotated[
         metavar="DATA",
         help="Folder with a subfolder per class, a .zip or .tar of one, 'photos/*/*.jpg' in quotes, a table of "
         "text,label or path,label (.csv, .jsonl, .parquet), a .json of COCO or Label Studio, .npz of features.",
-        show_default=False,
     ),
 ]
 

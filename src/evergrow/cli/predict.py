@@ -11,29 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evergrow.cli import options
 from evergrow.cli.console import Answer, percent, plural, table
 from evergrow.cli.engine import HERE, EngineOptions, source_of
 from evergrow.cli.models import check_target, load_model, skipped_code
-from evergrow.cli.options import (
-    AS_FOUND,
-    EACH_SECOND,
-    RUN_IMAGES,
-    FalseAlarm,
-    ImageOptions,
-    Json,
-    ModelFile,
-    Rare,
-    Reading,
-    VideoOptions,
-)
 from evergrow.cli.question import Question, check_items, read_question, video_question
 from evergrow.cli.registry import command
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.escaping import csv_text
 
 if TYPE_CHECKING:
-    from evergrow.engine.engines import Engine
-    from evergrow.engine.job_steps import JobReport
     from evergrow.learner.answers import Answers
     from evergrow.learner.learner import Learner
 
@@ -52,14 +39,13 @@ class Format(str, Enum):
 
 @command("predict", panel="Ask")
 def predict_command(
-    model: ModelFile,
+    model: options.ModelFile,
     items: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="ITEMS",
             help="Images, folders or archives of images, .txt/.csv/.jsonl/.parquet files of texts, tables of images, "
             ".npy/.npz of features; - reads standard input: one image, or per line one file name or text.",
-            show_default=False,
         ),
     ] = None,
     text: Annotated[list[str] | None, typer.Option("--text", "-t", help="A text to ask about; repeatable.")] = None,
@@ -67,20 +53,20 @@ def predict_command(
     reject_unknown: Annotated[
         bool, typer.Option("--reject-unknown", help="Say so where something belongs to no learned class.")
     ] = False,
-    false_alarm: FalseAlarm = 0.05,
+    false_alarm: options.FalseAlarm = 0.05,
     format: Annotated[Format, typer.Option("--format", "-f", help="How to write the answers.")] = Format.TABLE,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write them to; with --engine a folder.")
     ] = None,
     root: Annotated[
         Path,
-        Rare("for --format label-studio: the folder that Label Studio serves images from"),
+        options.Rare("for --format label-studio: the folder that Label Studio serves images from"),
     ] = Path("."),
-    reading: Reading = AS_FOUND,
-    video: VideoOptions = EACH_SECOND,
-    run: ImageOptions = RUN_IMAGES,
+    reading: options.Reading = options.AS_FOUND,
+    video: options.VideoOptions = options.EACH_SECOND,
+    run: options.ImageOptions = options.RUN_IMAGES,
     spread: EngineOptions = HERE,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> Answer:
     """Say what images or texts show.
 
@@ -136,7 +122,7 @@ def _by_shards(
     model: Path,
     learner: Learner,
     items: list[str],
-    reading: Reading,
+    reading: options.Reading,
     spread: EngineOptions,
     folder: Path | None,
     top: int,
@@ -152,16 +138,15 @@ def _by_shards(
     source = source_of(items[0], reading, part="all", labelled=False)
     out = folder / "predict"
 
-    def answer(report: JobReport) -> Answer:
-        found = report.to_values()
-        values = {"model": str(model), "answered": found["rows"], "left_out": dict(found["left_out"]), "out": str(out)}
-        line = f"{plural(found['rows'], 'answer')} in {out}"
-        return Answer({**values, "engine": found}, [line], report.summary(), done=f"{out} was written")
-
-    def job(engine: Engine) -> JobReport | None:
-        return engine.predict(learner, source, top=top, false_alarm=false_alarm)
-
-    return spread.run(job, answer, folder=folder, quiet=quiet)
+    report = spread.run(
+        lambda engine: engine.predict(learner, source, top=top, false_alarm=false_alarm), folder=folder, quiet=quiet
+    )
+    if isinstance(report, Answer):
+        return report
+    found = report.to_values()
+    values = {"model": str(model), "answered": found["rows"], "left_out": dict(found["left_out"]), "out": str(out)}
+    line = f"{plural(found['rows'], 'answer')} in {out}"
+    return Answer({**values, "engine": found}, [line], report.summary(), done=f"{out} was written")
 
 
 def answer_rows(found: Answers, names: list[str], top: int) -> list[dict[str, Any]]:

@@ -1,4 +1,7 @@
-"""The one list of commands, filled by a decorator, and the application that is built from it."""
+"""The one list of commands, filled by a decorator, and the application that is built from it.
+
+What few people need is no option of its own: ``--set NAME=VALUE`` sets it, by the name that it has in Python.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,28 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from evergrow.cli import MODULES
-from evergrow.cli.choices import NamesListingCommand
 from evergrow.cli.console import Answer, answer_with
 from evergrow.cli.exits import CommandGroup
 from evergrow.cli.options import OptionGroup, Rare
-from evergrow.cli.settings import SET, RareOption, set_option, settings_of
-from evergrow.core.registry import load_plugins
+from evergrow.core.errors import ParameterError, UnknownNameError
+from evergrow.core.registry import load_plugins, nearest
 
 ABOUT = "Classifiers that keep learning new classes, without old data and without forgetting."
 
 OTHERS = "Data and tools"
 """Heading of the commands that name none; the help would else list them before all others."""
+
+_SET = "set_"  # the parameter that holds what --set was given
 
 Function = TypeVar("Function", bound=Callable[..., Answer])
 
@@ -127,7 +133,7 @@ def build_app() -> typer.Typer:
             parent = groups[first]
         about = reflowed(entry.function.__doc__ or "")
         panel = entry.panel if second else entry.panel or OTHERS
-        parent.command(second or first, cls=NamesListingCommand, help=about, rich_help_panel=panel)(_printing(entry))
+        parent.command(second or first, cls=LateCommand, help=about, rich_help_panel=panel)(_printing(entry))
     return app
 
 
@@ -139,53 +145,119 @@ def _root(
     """Take the options that stand before any command."""
 
 
+class LateCommand(TyperCommand):
+    """A command whose help lists what is registered when it is shown, and whose files are looked for first."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help, with the names in registries in place of their marks."""
+        for parameter in self.params:
+            if getattr(parameter, "help", None):
+                parameter.help = re.sub(r"\{([\w.]+):(\w+)\}", _names, parameter.help)  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, unless models or data are not there: that is said before anything heavy is imported."""
+        from evergrow.core.files import existing_model
+        from evergrow.data.load import check_source
+
+        for each in self.params:
+            if each.name in ("model", "models") and each.metavar in ("MODEL", "MODEL MODEL..."):
+                given = ctx.params[each.name]
+                for path in given if isinstance(given, (list, tuple)) else [given]:
+                    existing_model(path)
+                if ctx.params.get("data") is not None:
+                    check_source(ctx.params["data"])
+        return super().invoke(ctx)
+
+
+def _names(mark: re.Match[str]) -> str:
+    registry: Any = getattr(importlib.import_module(mark[1]), mark[2])
+    return ", ".join(registry() if callable(registry) else sorted(registry))
+
+
 def _printing(entry: Command) -> Callable[..., None]:
     """Return a command for typer: it prints the answer and leaves with its exit code."""
-    groups, rare, signature = _parameters(entry.function)
+    # In Python 3.10 typing.get_type_hints hides what an option is where None is its default.
+    hints = inspect.get_annotations(entry.function, eval_str=True)
+    groups: dict[str, Any] = {}
+    options: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(entry.function).parameters.items():
+        if not (isinstance(hints[name], type) and issubclass(hints[name], OptionGroup)):
+            options.append(_parameter(name, hints[name], parameter.default))
+            continue
+        groups[name] = hints[name]
+        inner = typing.get_type_hints(hints[name], include_extras=True)
+        options += [_parameter(field.name, inner[field.name], field.default) for field in _fields(hints[name])]
+    rare = {option.name: option for option in options if _rare_help(option)}
+    shown = [option for option in options if option.name not in rare]
+    if rare:
+        names = "; ".join(f"{name}: {_rare_help(option)}" for name, option in rare.items())
+        about = f"What is rarely needed; repeatable. {names}."
+        kind = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=about)]
+        shown.append(_parameter(_SET, kind, None))
 
     @functools.wraps(entry.function)
     def run(**given: Any) -> None:
-        given |= settings_of(given.pop(SET, None) or [], rare)
+        given |= settings_of(given.pop(_SET, None) or [], rare)
         for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+            given[name] = group(**{field.name: given.pop(field.name) for field in _fields(group)})
         work = functools.partial(entry.function, **given)
         code = answer_with(entry.name, work, as_json=bool(given.get("as_json")))
         if code:
             raise typer.Exit(int(code))
 
-    run.__signature__ = signature  # type: ignore[attr-defined]
-    run.__annotations__ = {name: entry.annotation for name, entry in signature.parameters.items()}
+    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in shown}
     return run
 
 
-def _parameters(function: Callable[..., Answer]) -> tuple[dict[str, Any], dict[str, RareOption], inspect.Signature]:
-    """Return the groups of options that a command takes, what ``--set`` sets, and its signature for typer."""
-    # In Python 3.10 typing.get_type_hints hides what an option is where None is its default.
-    hints = inspect.get_annotations(function, eval_str=True)
-    groups: dict[str, Any] = {}
-    found: list[tuple[str, Any, Any]] = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        kind = hints[name]
-        if isinstance(kind, type) and issubclass(kind, OptionGroup):
-            groups[name] = kind
-            inner = typing.get_type_hints(kind, include_extras=True)
-            found += [(field.name, inner[field.name], field.default) for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-        else:
-            found.append((name, kind, parameter.default))
-    rare = {
-        name: RareOption(typing.get_args(kind)[0], default, mark.help)
-        for name, kind, default in found
-        for mark in getattr(kind, "__metadata__", ())
-        if isinstance(mark, Rare)
-    }
-    shown = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, kind, default in found
-        if name not in rare
-    ]
-    if rare:
-        shown.append(inspect.Parameter(SET, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=set_option(rare)))
-    return groups, rare, inspect.Signature(shown)
+def _fields(group: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(group)
+
+
+def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _rare_help(option: inspect.Parameter) -> str:
+    """Return what an option is that only ``--set`` sets; empty for all others."""
+    marks = getattr(option.annotation, "__metadata__", ())
+    return next((mark.help for mark in marks if isinstance(mark, Rare)), "")
+
+
+def settings_of(given: Sequence[str], rare: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+    """Return the value of everything that ``--set`` can set.
+
+    Parameters
+    ----------
+    given : sequence of str
+        As typed, ``NAME=VALUE`` each.
+    rare : mapping
+        What there is to set: the parameters of the command that are marked as rare.
+    """
+    values = {name: option.default for name, option in rare.items()}
+    for text in given:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise ParameterError(f"--set takes NAME=VALUE, such as --set {next(iter(rare))}=..., not {text!r}.")
+        name = name.strip().replace("-", "_")
+        if name not in rare:
+            raise UnknownNameError(f"There is nothing called {name!r} to set. Did you mean {nearest(name, rare, 1)}?")
+        values[name] = _converted(name, value, typing.get_args(rare[name].annotation)[0])
+    return values
+
+
+def _converted(name: str, value: str, kind: Any) -> Any:
+    """Return a typed value as what a setting must be."""
+    kind = next((option for option in typing.get_args(kind) if option is not type(None)), kind)
+    try:
+        if kind is bool:
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
+        return kind(value)
+    except (KeyError, ValueError) as error:
+        words = {bool: "true or false", int: "a whole number", float: "a number"}
+        wanted = words[kind] if kind in words else ", ".join(str(member.value) for member in kind)
+        raise ParameterError(f"{name} is {wanted}, not {value!r}.") from error
 
 
 def reflowed(text: str) -> str:

@@ -24,9 +24,7 @@ ONE_WRITER = (
 
 @command("serve", panel="Share")
 def serve_command(
-    models: Annotated[
-        Path, typer.Argument(metavar="MODELS", help="Folder of model files; made if missing.", show_default=False)
-    ],
+    models: Annotated[Path, typer.Argument(metavar="MODELS", help="Folder of model files; made if missing.")],
     host: Annotated[
         str, typer.Option(help="Address to bind; any but this machine's own needs --token-file.")
     ] = "127.0.0.1",

@@ -40,9 +40,7 @@ def spawn_command(model: ModelFile, output: Output, as_json: Json = False) -> An
 
 @command("merge", panel="Share")
 def merge_command(
-    models: Annotated[
-        list[Path], typer.Argument(metavar="MODEL MODEL...", help="Models to add up.", show_default=False)
-    ],
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL MODEL...", help="Models to add up.")],
     output: Output,
     base: Annotated[
         Path | None, typer.Option("--base", help="The model that all began as copies of: it is counted once.")

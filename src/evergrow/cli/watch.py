@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evergrow.cli import options
 from evergrow.cli.console import Answer, listed, note_line, plural, warn_line
 from evergrow.cli.models import load_model, model_line
-from evergrow.cli.options import Device, FalseAlarm, ImageOptions, Json, ModelFile, OnError, Wait, Weights
 from evergrow.cli.registry import command
 from evergrow.core.errors import BusyError, ParameterError
 
@@ -21,21 +21,19 @@ if TYPE_CHECKING:
 
 @command("watch", panel="Learn")
 def watch_command(
-    model: ModelFile,
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder with a subfolder per class, and inbox.", show_default=False)
-    ],
+    model: options.ModelFile,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with a subfolder per class, and inbox.")],
     once: Annotated[bool, typer.Option("--once", help="Look once and end, as for cron, instead of going on.")] = False,
     interval: Annotated[float, typer.Option(help="Seconds between looks.")] = 2.0,
     quiet: Annotated[float, typer.Option(help="Seconds for which a file must not have changed to be taken.")] = 2.0,
     reject_unknown: Annotated[
         bool, typer.Option("--reject-unknown/--no-reject-unknown", help="Say in answers what is of no learned class.")
     ] = True,
-    false_alarm: FalseAlarm = 0.05,
-    device: Device = "auto",
-    weights: Weights = None,
-    wait: Wait = False,
-    as_json: Json = False,
+    false_alarm: options.FalseAlarm = 0.05,
+    device: options.Device = "auto",
+    weights: options.Weights = None,
+    wait: options.Wait = False,
+    as_json: options.Json = False,
 ) -> Answer:
     """Learn what appears in FOLDER/CLASS/ and answer what appears in FOLDER/inbox/, until interrupted.
 
@@ -61,7 +59,7 @@ def watch_command(
             raise ParameterError(f"{name} is a number of seconds from 0 on, not {value:g}.")
     if not 0 < false_alarm < 1:
         raise ParameterError(f"--false-alarm lies between 0 and 1, not at {false_alarm:g}.")
-    run = ImageOptions(device, False, weights, OnError.SKIP)
+    run = options.ImageOptions(device, False, weights, options.OnError.SKIP)
     load_model(model, run)  # refuses what is no model before anything is moved
     place = WatchedFolder(folder, quiet)
     settings = {"false_alarm": false_alarm if reject_unknown else None, "wait": wait, **run.loading(quiet=as_json)}

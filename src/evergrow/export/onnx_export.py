@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evergrow.core.errors import ParameterError
@@ -19,13 +22,18 @@ from evergrow.core.optional import require
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.export.folding import FOLD_TOLERANCE, FoldReport, fold
-from evergrow.export.head_maps import ExportError, HeadMap, read_head
-from evergrow.export.onnx_backbone import FEATURES, export_network
-from evergrow.export.onnx_check import CheckReport, check_graph, needs_double
-from evergrow.export.onnx_graph import PURPOSE, GraphBuilder, add_answers, add_scores
-from evergrow.export.onnx_inputs import GraphInput, graph_input, tokenizer_path
+from evergrow.export.onnx_backbone import (
+    FEATURES,
+    GraphInput,
+    export_network,
+    graph_input,
+    random_features,
+    tokenizer_path,
+)
+from evergrow.export.onnx_graph import PURPOSE, ExportError, GraphBuilder, add_answers, add_scores, read_head
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.maps import HeadMap
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
@@ -39,6 +47,9 @@ __all__ = [
     "export_onnx",
     "tokenizer_path",
 ]
+
+AGREEMENT = 1e-4
+"""Largest difference between onnxruntime's scores and ours, relative to the spread of the scores."""
 
 SIZE_LIMIT = 2**31 - 2**22
 """One ONNX file holds less than 2 GiB; a little is left for everything that is not weights."""
@@ -74,6 +85,28 @@ class ExportConfig:
         check_number("fold_tolerance", self.fold_tolerance, low=0, low_open=True)
         if self.fold_radius is not None:
             check_number("fold_radius", self.fold_radius, low=0, low_open=True)
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What running the graph showed.
+
+    Parameters
+    ----------
+    rows : int
+        Samples that went through it, in batches of one and of all.
+    difference : float
+        Largest difference of a score from what the graph stands for, relative to the spread of the scores.
+    from_folding : float
+        Largest difference that folding makes on these inputs, on the same scale.
+    samples : str
+        What the samples were, in words.
+    """
+
+    rows: int
+    difference: float
+    from_folding: float
+    samples: str = "random inputs"
 
 
 @dataclass(frozen=True)
@@ -204,7 +237,7 @@ def export_onnx(
     if config.fold:
         found, folded = fold(found, config.fold_tolerance, config.fold_radius)
     _check_size(source, found)
-    model, exporter = _assemble(onnx, source, head, found, temperature, config.opset)
+    model, exporter = _assemble(onnx, source, head, found, temperature, config.opset, "" if spec is None else spec.name)
     inputs = _inputs_of(source, model)
     _describe(onnx, model, head, spec, source, folded)
     data = _serialized(onnx, model)
@@ -307,6 +340,7 @@ def _assemble(
     found: HeadMap,
     temperature: float | None,
     opset: int,
+    name: str,
 ) -> tuple[Any, str]:
     """Return the whole graph as a model, and the exporter of its backbone."""
     helper, proto = onnx.helper, onnx.TensorProto
@@ -321,8 +355,8 @@ def _assemble(
         "label_index": (proto.INT64, ["n"]),
     }
     outputs = [helper.make_tensor_value_info(name, *kinds[name]) for name in names]
-    network = source.network()
-    if network is None:
+    exported = export_network(name, source, opset)
+    if exported is None:
         features = helper.make_tensor_value_info(FEATURES, proto.FLOAT, ["n", head.n_features_in_])
         whole = helper.make_graph(graph.nodes, "evergrow", [features], outputs, graph.constants)
         versions = [helper.make_opsetid("", opset)]
@@ -330,7 +364,7 @@ def _assemble(
         # The oldest form that has these operators, so that older runtimes read it too.
         model.ir_version = helper.find_min_ir_version_for(versions)
         return model, ""
-    model, exporter = export_network(network, opset)
+    model, exporter = exported
     batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for output in outputs:
         output.type.tensor_type.shape.dim[0].dim_param = batch
@@ -396,3 +430,64 @@ def _serialized(onnx: Any, model: Any) -> bytes:
 
 def _wants_check(config: ExportConfig) -> bool:
     return importlib.util.find_spec("onnxruntime") is not None if config.check is None else config.check
+
+
+# -- does the graph compute what the model computes? -----------------------------------------------------------
+
+
+def check_graph(
+    source: GraphInput, head: IncrementalClassifier, data: bytes, found: HeadMap, exact: HeadMap
+) -> CheckReport:
+    """Run a graph on samples, one by one and together, and compare its scores with ours.
+
+    Parameters
+    ----------
+    source : GraphInput
+        What the graph takes.
+    head : IncrementalClassifier
+        What answers.
+    data : bytes
+        The graph.
+    found, exact : LayerMap, VoteMap or ContrastMap
+        The head as it is in the graph, and before folding; the same object where nothing was folded.
+
+    Raises
+    ------
+    ExportError
+        If the graph does not run, or its scores differ by more than 1e-4 of their spread.
+    """
+    runtime = require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
+    try:
+        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no common parent but this
+        raise ExportError(f"the graph must be one that onnxruntime can run, but {error}") from error
+    features = source.features()
+    ours = np.asarray(head.class_scores(features))
+    wide = torch.from_numpy(features.astype(np.float64))
+    wanted = ours if found is exact else found.scores(wide).to(torch.float64).numpy()
+    spread = score_spread(wanted)
+    taken, worst = {value.name for value in session.get_inputs()}, 0.0
+    for inputs, rows in source.batches():
+        (scores,) = session.run(["scores"], {name: value for name, value in inputs.items() if name in taken})
+        worst = max(worst, float(np.abs(scores - wanted[rows]).max()) / spread)
+    if not worst <= AGREEMENT:
+        raise ExportError(
+            f"onnxruntime's scores must equal ours to {AGREEMENT:g} of their spread, got a difference of {worst:.2g}"
+        )
+    return CheckReport(len(ours), worst, float(np.abs(wanted - ours).max()) / spread, source.samples)
+
+
+def score_spread(scores: NDArray[np.float64]) -> float:
+    """Return the largest distance between two scores of a row: what differences of scores are compared with."""
+    spread = float((scores.max(axis=1) - scores.min(axis=1)).max())
+    return max(spread, 1e-6 * float(np.abs(scores).max()), 1e-12)
+
+
+def needs_double(found: HeadMap, width: int) -> bool:
+    """Return whether float32 would round scores by more than 1e-5 of their spread.
+
+    Log-likelihoods of a discriminant share a part that is the same for all classes and may be thousands of times larger
+    than what tells classes apart.
+    """
+    scores = found.scores(torch.from_numpy(random_features(width).astype(np.float64))).to(torch.float64).numpy()
+    return float(np.abs(scores).max()) * float(np.finfo(np.float32).eps) > 0.1 * AGREEMENT * score_spread(scores)

@@ -14,14 +14,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evergrow.core.errors import EvergrowError, UnsupportedError
 from evergrow.core.optional import require
-from evergrow.export.head_maps import ContrastMap, ExportError, HeadMap, LayerMap, ShapeMap, Units
-from evergrow.head.layers import ACTIVATIONS
+from evergrow.head.base import IncrementalClassifier
+from evergrow.head.layers import ACTIVATIONS, Units
+from evergrow.head.maps import ContrastMap, HeadMap, LayerMap, ShapeMap
 
 PURPOSE = "writing ONNX files"
 
 PREFIX = "evergrow"
 """What all names of the head begin with, so that they cannot meet a backbone's."""
+
+
+class ExportError(EvergrowError, RuntimeError):
+    """A model cannot be written in the wanted form; nothing was written."""
+
+
+def read_head(head: IncrementalClassifier) -> tuple[HeadMap, float | None]:
+    """Return what a fitted head computes, and the temperature of its probabilities where it has them.
+
+    Parameters
+    ----------
+    head : IncrementalClassifier
+        A fitted head; solved if it was not yet, otherwise left as it is.
+
+    Raises
+    ------
+    ExportError
+        If the head cannot say what it computes as plain matrices.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.lab.heads import SimpleCILClassifier
+    >>> from evergrow.export.onnx_graph import read_head
+    >>> found, temperature = read_head(SimpleCILClassifier().fit([[2.0, 0.0], [0.0, 3.0]], ["a", "b"]))
+    >>> found.scores(torch.tensor([[5.0, 0.0]], dtype=torch.float64)).tolist(), temperature
+    ([[1.0, 0.0]], None)
+    """
+    try:
+        return head.linear_map(), getattr(head, "temperature_", None)
+    except UnsupportedError as error:
+        raise ExportError(f"head must be of a kind that can be exported: {error}") from error
 
 
 @dataclass
