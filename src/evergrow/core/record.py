@@ -366,7 +366,7 @@ def from_archive(
     _check_version(found, archive.version, name)
     if hasattr(found, "from_archive"):
         return found.from_archive(archive, device=device, name=name)  # type: ignore[no-any-return]
-    return read_fields(found, archive, device=device, name=name)  # type: ignore[arg-type, return-value]
+    return read_fields(found, archive, device=device, name=name)  # type: ignore[no-any-return]
 
 
 def check_kind(cls: type, archive: Archive, name: str = "the archive") -> None:
