@@ -13,7 +13,7 @@ import torch
 from tests.commands import evergrow
 from tests.lab.bench.conftest import blobs
 
-from evergrow.core.errors import FileFormatError, ParameterError
+from evergrow.core.errors import ParameterError
 from evergrow.core.seeding import generator
 from evergrow.data import load_features
 from evergrow.lab.bench import SpecError, load_spec, plan_grid, run_grid
@@ -252,36 +252,6 @@ def test_records_are_of_their_own_kind(write: WriteSpec) -> None:
     assert str(outcome.folder.parent) not in path.read_text()
 
 
-def test_finished_analyses_are_skipped_and_only_then(write: WriteSpec) -> None:
-    path = write(("seeds = [1993]", "seeds = [1993, 1994]"))
-    first = run(path)
-    again = run(path)
-    assert [step.action for step in again.steps] == ["skip", "skip"]
-    assert again.records == first.records
-    damaged = first.folder / first.steps[1].run.file_name
-    damaged.write_text(damaged.read_text()[:50])
-    assert [step.action for step in run(path).steps] == ["skip", "run"]
-    other = plan_grid(load_spec(write(("n_samples = 20", "n_samples = 21"))), output=first.folder)
-    assert [step.action for step in other.steps] == ["run"]
-
-
-def test_newer_and_garbled_records(write: WriteSpec) -> None:
-    path = write()
-    outcome = run(path)
-    file = outcome.folder / outcome.steps[0].run.file_name
-    text = file.read_text()
-    file.write_text(text.replace('"schema_version": 1', '"schema_version": 99'))
-    again = run(path)
-    assert [step.status for step in again.steps] == ["newer"]
-    assert "99" in file.read_text()
-    for old, new in (('"status": "ok"', '"status": "fine"'), ('"analysis": "cond', '"analysys": "cond')):
-        assert old in text
-        file.write_text(text.replace(old, new))
-        with pytest.raises(FileFormatError):
-            read_record(file)
-    assert [step.status for step in run(path).steps] == ["ok"]
-
-
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
     """Make the analysis of conditioning raise what is put into this list."""
@@ -310,15 +280,6 @@ def test_failures_are_recorded_and_the_rest_goes_on(write: WriteSpec, broken: li
     assert record.results == {}
     assert [step.action for step in run(path).steps] == ["failed", "skip"]
     assert [step.status for step in run(path, retry_failed=True).steps] == ["ok", "ok"]
-
-
-def test_ctrl_c_is_safe(write: WriteSpec, broken: list[BaseException]) -> None:
-    path = write(("seeds = [1993]", "seeds = [1993, 1994]"))
-    broken.append(KeyboardInterrupt())
-    outcome = run(path)
-    assert outcome.exit_code == 130
-    assert [step.status for step in outcome.steps] == ["cancelled", "pending"]
-    assert [step.status for step in run(path).steps] == ["ok", "ok"]
 
 
 # -- specs ----------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.lab.report.toys import Write, analysis, run
 
@@ -22,13 +21,6 @@ def collected(runs: list[Any], analyses: list[Any] | None = None) -> RecordSet:
 def texts(table: Table) -> dict[str, list[str]]:
     wide = table.comparison.wide(lambda cell: cell.text)
     return dict(zip(wide.index, wide.to_numpy().tolist()))
-
-
-def test_mean_and_standard_error_over_seeds() -> None:
-    values = [0.70, 0.72, 0.77]
-    (table,) = accuracy_tables(collected([run(seed=s, a_last=v) for s, v in enumerate(values)]))
-    array = 100 * np.array(values)
-    assert texts(table)["RANPAC"][0] == f"{array.mean():.2f} ± {array.std(ddof=1) / np.sqrt(3):.2f}"
 
 
 def test_accuracy_within_tasks_has_a_table_of_the_runs_that_hold_it() -> None:
@@ -79,20 +71,6 @@ def test_other_backbones_have_tables_of_their_own() -> None:
     assert accuracy_tables(found) == []
     (table,) = accuracy_tables(found, "DINO-v2", "dinov2")
     assert texts(table)["KLDA, published"] == ["75.78 ± 0.17", "80.76 ± 1.15"]
-
-
-def test_different_settings_under_one_name_are_shown_apart_and_said() -> None:
-    runs = [run(seed=s) for s in (1, 2)] + [run(seed=s, a_last=0.3, options={"n_units": 99}) for s in (1, 2)]
-    (table,) = accuracy_tables(collected(runs))
-    assert list(texts(table)) == ["RANPAC (L=10)", "RANPAC (L=99)"]
-    assert any("RANPAC stands for 2 different settings" in note for note in table.comparison.notes)
-
-
-def test_a_metric_missing_from_some_runs_is_said() -> None:
-    runs = [run(seed=1), run(seed=2, results={"a_avg": None}), run(seed=3)]
-    (table,) = accuracy_tables(collected(runs))
-    assert [cell.n for cell in table.comparison.cells] == [3, 2]
-    assert any("A_avg is missing from seeds [2]" in note for note in table.comparison.notes)
 
 
 def test_forgetting_is_without_joint_training() -> None:

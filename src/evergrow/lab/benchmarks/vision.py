@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from evergrow.core.errors import DatasetNotFoundError, EvergrowError, InputError, UnknownNameError
+from evergrow.core.errors import DatasetNotFoundError, InputError, UnknownNameError
 from evergrow.core.optional import require
 from evergrow.core.registry import nearest
 from evergrow.data import DataOptions, Dataset, search_path
@@ -82,14 +82,14 @@ def read_torchvision(name: str, options: DataOptions) -> Dataset:
     if not hasattr(module, name):
         raise DatasetNotFoundError(f"torchvision must have {name}, but the installed version does not: upgrade it")
     root = options.root_path or next(iter(search_path()[:1] if os.environ.get("EVERGROW_DATA") else ()), Path("data"))
-    maker = Maker(getattr(module, name), root, options.download)
-    parameters = inspect.signature(maker.factory.__init__).parameters
+    factory = getattr(module, name)
+    parameters = inspect.signature(factory.__init__).parameters
+    kinds: list[dict[str, Any]] = [{}]
     if "train" in parameters:
-        parts = [maker.make(train=True), maker.make(train=False)]
+        kinds = [{"train": True}, {"train": False}]
     elif "split" in parameters:
-        parts = [maker.make(split=split) for split in _SPLITS[name]]
-    else:
-        parts = [maker.make()]
+        kinds = [{"split": split} for split in _SPLITS[name]]
+    parts = [_made(factory, root, kind, options.download) for kind in kinds]
     labels = [_labels(part) for part in parts]
     items = [_items(part, f"{name} {kind}", code) for part, kind, code in zip(parts, ("train", "test"), labels)]
     names = getattr(parts[0], "classes", None) or getattr(parts[0], "categories", None) or ()
@@ -98,53 +98,24 @@ def read_torchvision(name: str, options: DataOptions) -> Dataset:
     return Dataset.of(items[0], labels[0], *test, names=titles, layout="torchvision")
 
 
-@dataclass(frozen=True)
-class Maker:
-    """Makes a data set from what is on disk, and downloads it only if that fails.
-
-    Parameters
-    ----------
-    factory : type
-        The class of torchvision's.
-    root : Path
-        Folder that holds the data.
-    download : bool
-        Whether downloading is allowed.
-    """
-
-    factory: Any
-    root: Path
-    download: bool
-
-    def make(self, **settings: Any) -> Any:
-        """Return the data set."""
-        parameters = inspect.signature(self.factory.__init__).parameters
-        if "root" in parameters:
-            settings["root"] = str(self.root)
-        try:
-            return self._quiet(settings)
-        except (RuntimeError, OSError) as error:
-            can = "download" in parameters
-            if not can or not self.download:
-                raise self._missing(error) from error
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            return self._quiet({**settings, "download": True})
-        except (RuntimeError, OSError, ValueError) as error:  # no network, a full disk, a wrong checksum
-            raise self._missing(error) from error
-
-    def _quiet(self, settings: dict[str, Any]) -> Any:
-        with contextlib.redirect_stdout(sys.stderr):  # some of them print while they verify and unpack
-            return self.factory(**settings)
-
-    def _missing(self, error: Exception) -> EvergrowError:
-        address = getattr(self.factory, "url", None) or getattr(self.factory, "_URL", None)
+def _made(factory: Any, root: Path, settings: dict[str, Any], download: bool) -> Any:
+    """Return a data set from what is on disk, downloading it only if that fails."""
+    parameters = inspect.signature(factory.__init__).parameters
+    if "root" in parameters:
+        settings = {**settings, "root": str(root)}
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return factory(**settings)
+    except (RuntimeError, OSError, ValueError) as error:
+        if download and "download" in parameters and "download" not in settings:
+            root.mkdir(parents=True, exist_ok=True)
+            return _made(factory, root, {**settings, "download": True}, download)
+        address = getattr(factory, "url", None) or getattr(factory, "_URL", None)
         where = f" It comes from {address}." if isinstance(address, str) else ""
-        name = self.factory.__name__
-        return DatasetNotFoundError(
-            f"torchvision data set {name} must be in {self.root} or be downloaded, but: {error}.{where} Where there is "
-            "a network, let torchvision download it into a folder, bring that here and name it as root"
-        )
+        raise DatasetNotFoundError(
+            f"torchvision data set {factory.__name__} must be in {root} or be downloaded, but: {error}.{where} Where "
+            "there is a network, let torchvision download it into a folder, bring that here and name it as root"
+        ) from error
 
 
 def _labels(dataset: Any) -> list[Label]:
