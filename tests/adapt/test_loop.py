@@ -52,6 +52,10 @@ def run(net: nn.Module, config: TrainConfig, **options: Any) -> Any:
     return train(net, net.parameters(), items, y, config, preprocessing=SEEN, **{"seed": 0, **options})
 
 
+def batches(items: Any, y: Any, config: TrainConfig, seen: Preprocessing = SEEN, seed: int = 0) -> TrainingImages:
+    return TrainingImages(items, y, config, preprocessing=seen, seeds=TrainingSeed(seed), device=torch.device("cpu"))
+
+
 def weights(net: nn.Module) -> torch.Tensor:
     return torch.cat([value.flatten().double() for value in net.state_dict().values()])
 
@@ -121,7 +125,7 @@ def test_a_training_is_what_a_plain_loop_does() -> None:
     config = TrainConfig(epochs=3, batch_size=8, lr=0.1)
     ours, plain = Net(), Net()
     run(ours, config, seed=5)
-    source = TrainingImages(items, y, config, preprocessing=SEEN, seeds=TrainingSeed(5), device=torch.device("cpu"))
+    source = batches(items, y, config, seed=5)
     plain.train()
     plain.norm.eval()
     optimizer = torch.optim.SGD(
@@ -379,11 +383,10 @@ def test_crops_are_resized_as_evaluation_is(wanted: Any) -> None:
     items, y = images(6)
     seen = replace(SEEN, interpolation=wanted)
     config = TrainConfig(interpolation="evaluation", crop_scale=(1.0, 1.0))
-    source = TrainingSeed(0, ("test",))
-    made = TrainingImages(items, y, config, preprocessing=seen, seeds=source, device=torch.device("cpu"))
+    made = batches(items, y, config, seen)
     assert made._augment.interpolation == wanted
     assert len(next(iter(made.epoch(0)))[0]) == 6
-    other = TrainingImages(items, y, TrainConfig(), preprocessing=seen, seeds=source, device=torch.device("cpu"))
+    other = batches(items, y, TrainConfig(), seen)
     assert other._augment.interpolation == "bilinear"
     with pytest.raises(ParameterError, match="interpolation"):
         TrainConfig(interpolation="nearest")  # type: ignore[arg-type]
@@ -412,19 +415,12 @@ def test_files_give_the_same_batches_with_any_number_of_workers(tmp_path: Path) 
     for row, name in enumerate(names):
         Image.fromarray(items.raw(row)).save(tmp_path / name)
     files = Images(names, root=tmp_path)
-    batches = {}
+    found = {}
     for workers in (0, 2):
-        source = TrainingImages(
-            files,
-            y,
-            TrainConfig(batch_size=4, workers=workers),
-            preprocessing=SEEN,
-            seeds=TrainingSeed(0),
-            device=torch.device("cpu"),
-        )
-        batches[workers] = list(source.epoch(1))
-    assert [len(codes) for _, codes in batches[0]] == [4, 4, 2]
-    for (x, codes), (other, same) in zip(batches[0], batches[2]):
+        source = batches(files, y, TrainConfig(batch_size=4, workers=workers))
+        found[workers] = list(source.epoch(1))
+    assert [len(codes) for _, codes in found[0]] == [4, 4, 2]
+    for (x, codes), (other, same) in zip(found[0], found[2]):
         assert torch.equal(x, other)
         assert torch.equal(codes, same)
     (tmp_path / "3.png").write_bytes(b"no image")
@@ -434,14 +430,7 @@ def test_files_give_the_same_batches_with_any_number_of_workers(tmp_path: Path) 
 
 def test_without_augmentation_images_look_as_in_evaluation() -> None:
     items, y = images(5)
-    source = TrainingImages(
-        items,
-        y,
-        TrainConfig(batch_size=5, augment=False),
-        preprocessing=SEEN,
-        seeds=TrainingSeed(0),
-        device=torch.device("cpu"),
-    )
+    source = batches(items, y, TrainConfig(batch_size=5, augment=False))
     ((x, codes),) = source.epoch(0)
     order = torch.randperm(5, generator=TrainingSeed(0).generator("order", 0))
     for place, row in enumerate(order.tolist()):
@@ -451,14 +440,7 @@ def test_without_augmentation_images_look_as_in_evaluation() -> None:
 
 def test_grey_images_have_three_equal_channels() -> None:
     items = Images(np.random.default_rng(0).integers(0, 256, (4, 12, 12), dtype=np.uint8))
-    source = TrainingImages(
-        items,
-        np.zeros(4, dtype=np.int64),
-        TrainConfig(),
-        preprocessing=SEEN,
-        seeds=TrainingSeed(0),
-        device=torch.device("cpu"),
-    )
+    source = batches(items, np.zeros(4, dtype=np.int64), TrainConfig())
     ((x, _),) = source.epoch(0)
     assert x.shape == (4, 3, SIDE, SIDE)
     assert torch.equal(x[:, 0], x[:, 2])
