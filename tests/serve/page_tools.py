@@ -1,10 +1,8 @@
-"""A running service, a fake camera and a real browser, for tests of the page."""
+"""A fake camera and a real browser, for tests of the page."""
 
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,21 +26,6 @@ FLAGS = (
 WIDTH, HEIGHT, RATE = 320, 240, 10
 MARKS = {"none": (128, 128, 128), "first": (220, 40, 40), "second": (40, 40, 220)}
 """Colours of the corner of a frame, by which a test knows what is before the camera."""
-
-
-@contextmanager
-def serving(folder: Path, *options: str) -> Iterator[str]:
-    """Run the service as a user would, and yield its address."""
-    command = [sys.executable, "-m", "evergrow", "serve", str(folder), "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert " on http://" in line, line
-        yield line.split()[-1].rstrip("/")
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.serve.page_tools import Visit, chromium, serving, write_video
+from tests.serve.page_tools import Visit, chromium, write_video
+from tests.serve.running import Running
 
 from evergrow import Learner
 
@@ -57,8 +58,8 @@ def browser(video: Path) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(tmp_path_factory.mktemp("served") / "models") as address:
-        yield address
+    with Running(tmp_path_factory.mktemp("served") / "models") as running:
+        yield running.address
 
 
 @pytest.fixture
@@ -101,6 +102,20 @@ def make_taught(address: str, name: str, classes: int = 2) -> None:
     ask(address, "/models", {"name": name, "kind": "features", "options": {"n_units": 50}})
     for i in range(classes):
         ask(address, f"/models/{name}/teach", {"rows": rows(i), "label": "abcd"[i]})
+
+
+def open_taught(visit: Visit, name: str) -> Any:
+    """Make a model of features that knows two classes, and open it on the page."""
+    make_taught(visit.address, name)
+    visit.open(f"#/m/{name}")
+    return visit.page
+
+
+def teach_new(visit: Visit, name: str, centre: int, n: int = 4) -> None:
+    """Add a class on the page and type its samples."""
+    visit.add_class(name)
+    visit.teach(name, typed(centre, n))
+    visit.expect_samples(name, n)
 
 
 # -- the whole way, with the camera -----------------------------------------------------------------------------------
@@ -288,9 +303,7 @@ def test_markup_in_names_stays_text(visit: Visit, service: str) -> None:
 
 
 def test_a_change_by_someone_else_is_seen_and_a_stale_one_is_refused(visit: Visit, service: str) -> None:
-    make_taught(service, "shared")
-    page = visit.page
-    visit.open("#/m/shared")
+    page = open_taught(visit, "shared")
     visit.card("a").wait_for()
     visit.menu("a", "Rename")
     page.get_by_label("New name").fill("z")
@@ -307,9 +320,7 @@ def test_a_change_by_someone_else_is_seen_and_a_stale_one_is_refused(visit: Visi
 
 
 def test_busy_and_refused_requests_are_told_in_words_and_nothing_is_lost(visit: Visit, service: str) -> None:
-    make_taught(service, "busy")
-    page = visit.page
-    visit.open("#/m/busy")
+    page = open_taught(visit, "busy")
     busy = {"type": "about:blank", "title": "busy", "status": 503, "detail": "too many wait", "error": "QueueFull"}
     answers = [503]
     page.route(
@@ -334,9 +345,7 @@ def test_busy_and_refused_requests_are_told_in_words_and_nothing_is_lost(visit: 
 
 
 def test_what_was_sent_twice_counts_once(visit: Visit, service: str) -> None:
-    make_taught(service, "twice")
-    page = visit.page
-    visit.open("#/m/twice")
+    page = open_taught(visit, "twice")
     failed: list[int] = []
 
     def lose_the_answer(route: Any) -> None:
@@ -357,13 +366,9 @@ def test_what_was_sent_twice_counts_once(visit: Visit, service: str) -> None:
 
 
 def test_undo_to_any_revision_sets_samples_aside(visit: Visit, service: str) -> None:
-    make_taught(service, "times")
-    page = visit.page
-    visit.open("#/m/times")
+    page = open_taught(visit, "times")
     for i, name in ((2, "c"), (3, "d")):
-        visit.add_class(name)
-        visit.teach(name, typed(i, 4))
-        visit.expect_samples(name, 4)
+        teach_new(visit, name, i)
     visit.menu("d", "Merge into another class")
     page.get_by_label("Into").select_option("c")
     page.get_by_role("button", name="Merge", exact=True).click()
@@ -383,13 +388,9 @@ def test_undo_to_any_revision_sets_samples_aside(visit: Visit, service: str) -> 
 
 
 def test_redo_brings_back_what_undo_set_aside(visit: Visit, service: str) -> None:
-    make_taught(service, "forward")
-    page = visit.page
-    visit.open("#/m/forward")
+    page = open_taught(visit, "forward")
     assert not page.locator("#redo").is_visible()
-    visit.add_class("c")
-    visit.teach("c", typed(2, 4))
-    visit.expect_samples("c", 4)
+    teach_new(visit, "c", 2)
     page.click("#undo")
     page.locator(".tray", has_text="4 samples of c").wait_for()
     page.click("#redo")
@@ -401,12 +402,8 @@ def test_redo_brings_back_what_undo_set_aside(visit: Visit, service: str) -> Non
 
 
 def test_a_model_is_deleted_after_its_name_was_typed(visit: Visit, service: str) -> None:
-    make_taught(service, "short lived")
-    page = visit.page
-    visit.open("#/m/short lived")
-    visit.add_class("c")
-    visit.teach("c", typed(2, 4))
-    visit.expect_samples("c", 4)
+    page = open_taught(visit, "short lived")
+    teach_new(visit, "c", 2)
     visit.tab("Use it")
     page.get_by_role("button", name="Delete this model").click()
     act = page.get_by_role("button", name="Delete for good")
@@ -426,11 +423,8 @@ def test_a_model_is_deleted_after_its_name_was_typed(visit: Visit, service: str)
 
 
 def test_thumbnails_follow_a_class_that_someone_else_renamed(visit: Visit, service: str) -> None:
-    make_taught(service, "renamed")
-    visit.open("#/m/renamed")
-    visit.add_class("c")
-    visit.teach("c", typed(2, 3))
-    visit.expect_samples("c", 3)
+    open_taught(visit, "renamed")
+    teach_new(visit, "c", 2, 3)
     ask(service, "/models/renamed/rename", {"old": "c", "new": "z"})
     visit.expect_samples("z", 3)
     assert visit.card("z").locator(".thumb").count() == 3
@@ -448,8 +442,8 @@ def test_a_token_is_asked_for_and_taken(browser: Any, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.txt"
     tokens.write_text("teach a-long-secret-of-anna anna\n")
     tokens.chmod(0o600)
-    with serving(tmp_path / "models", "--token-file", str(tokens)) as address:
-        visit = Visit(browser, address)
+    with Running(tmp_path / "models", "--token-file", str(tokens)) as running:
+        visit = Visit(browser, running.address)
         page = visit.page
         visit.open()
         page.locator(".notice", has_text="token").wait_for()
@@ -511,8 +505,7 @@ FAINT = """() => {
 
 
 def test_text_is_pasted_onto_a_card(visit: Visit, service: str) -> None:
-    make_taught(service, "pasted")
-    visit.open("#/m/pasted")
+    open_taught(visit, "pasted")
     visit.card("b").get_by_role("button", name="More about b").focus()
     visit.page.evaluate(
         """text => {
@@ -527,9 +520,7 @@ def test_text_is_pasted_onto_a_card(visit: Visit, service: str) -> None:
 
 
 def test_everything_is_reached_by_keyboard(visit: Visit, service: str) -> None:
-    make_taught(service, "keys")
-    page = visit.page
-    visit.open("#/m/keys")
+    page = open_taught(visit, "keys")
     visit.card("a").wait_for()
     page.locator("#tab-teach").focus()
     page.keyboard.press("ArrowRight")

@@ -197,9 +197,8 @@ def test_questions_to_one_model_are_answered_at_once() -> None:
     first = batcher.submit(["z"])
     assert backbone.begun.wait(20)
     one, two = Model("one"), Model("two")
-    waiting = []
-    for model, texts in ((one, ["a"]), (two, ["b", "ab"]), (one, ["c", "ac"])):
-        waiting.append(batcher.submit(texts, model=model))
+    asked = ((one, ["a"]), (two, ["b", "ab"]), (one, ["c", "ac"]))
+    waiting = [batcher.submit(texts, model=model) for model, texts in asked]
     backbone.go_on.set()
     first.result(20)
     told = [entry.result(20) for entry in waiting]

@@ -7,10 +7,8 @@ with the same idempotency key has it learned once, whether or not the first try 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import secrets
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -30,7 +28,6 @@ from evergrow.data.storage import Tree
 from evergrow.features.base import Backbone
 from evergrow.serve.backbones import Prepared, cores
 from evergrow.serve.config import Limits
-from evergrow.serve.models import UPLOAD
 from evergrow.serve.monitoring import log
 from evergrow.serve.requests import (
     ChangeRequest,
@@ -40,6 +37,7 @@ from evergrow.serve.requests import (
     media_type,
     problem_of,
     problems,
+    receive_file,
     validated,
 )
 from evergrow.serve.schemas import ClassNames, JobList, JobRecord, SkippedImage
@@ -255,7 +253,7 @@ async def start_job(
     if model.version.kind != "images":
         raise InputError(f"the model takes {model.version.kind}: a zip of images cannot be taught to it")
     jobs.check_room()
-    path, digest = await _received(request, service.store.folder)
+    path, digest = await receive_file(request, service.store.folder, ".zip")
     job = await jobs.start(model, path, conditions.asking(b"job", digest))
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     return job
@@ -285,21 +283,6 @@ async def follow_job(j: str, request: Request, jobs: JobsDep, service: ServiceDe
 async def cancel_job(j: str, jobs: JobsDep) -> JobRecord:
     """Cancel a job; the model stays as it was."""
     return jobs.cancel(j)
-
-
-async def _received(request: Request, folder: Path) -> tuple[Path, bytes]:
-    """Write the body to a file beside the models, and return its path and its hash."""
-    digest = hashlib.blake2b(digest_size=16)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=UPLOAD, suffix=".zip", delete=False) as file:
-        path = Path(file.name)
-        try:
-            async for chunk in request.stream():
-                digest.update(chunk)
-                file.write(chunk)
-        except BaseException:
-            path.unlink()
-            raise
-    return path, digest.digest()
 
 
 async def _events(job_id: str, jobs: Jobs, closing: asyncio.Event) -> AsyncIterator[str]:

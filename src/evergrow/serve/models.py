@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import BusyError, FileFormatError, InputError, NotFittedError, ParameterError, PathError
-from evergrow.core.files import PARTIAL, locked
+from evergrow.core.files import locked
 from evergrow.features import Features
 from evergrow.learner.answers import Answers
 from evergrow.learner.evaluation import Evaluation
@@ -44,7 +43,7 @@ from evergrow.learner.snapshot import Change
 from evergrow.serve.backbones import FEW_SAMPLES, cores, torch_threads
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.monitoring import thread_warnings
-from evergrow.serve.requests import ChangeRequest, Problem, requests_of
+from evergrow.serve.requests import UPLOAD, ChangeRequest, Problem, requests_of
 from evergrow.serve.schemas import (
     MODEL_SUFFIX,
     SAMPLE_KINDS,
@@ -57,8 +56,6 @@ from evergrow.serve.schemas import (
 
 _PAUSE, _TRIES = 0.05, 40  # seconds between two tries at a file that another process is changing
 _DELETED = ".deleted."
-UPLOAD = ".upload."
-"""Beginning of the names of files that are being received."""
 _ABANDONED = 3600.0  # seconds after which such a file belongs to nobody: its process was killed
 
 Edit = Callable[[Learner], object]
@@ -511,15 +508,15 @@ class ModelStore:
             commit(path, learner)
         return self._of_file(path)
 
-    def adopt(self, name: str, data: bytes, check: Callable[[Learner], None]) -> ServedModel:
-        """Return a new model out of a file from a stranger.
+    def adopt(self, name: str, file: Path, check: Callable[[Learner], None]) -> ServedModel:
+        """Return a new model out of a file from a stranger; the file is removed.
 
         Parameters
         ----------
         name : str
             Its name.
-        data : bytes
-            The file.
+        file : Path
+            The file, in the folder of the models.
         check : callable
             Raises :class:`FileFormatError` if the model must not be served.
 
@@ -528,25 +525,19 @@ class ModelStore:
         Problem
             422 if it is no whole model or was refused; nothing is left behind.
         """
-        handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=UPLOAD, suffix=PARTIAL)
         try:
-            with open(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            try:
-                check(open_model(temporary, device="cpu", cache=False))
-            except FileFormatError as error:
-                raise Problem(422, str(error).replace(temporary, "file"), type(error).__name__) from error
+            check(open_model(file, device="cpu", cache=False))
             with self._guard, locked(self.folder, wait=True):
                 path = self._free(name)
-                os.link(temporary, path)  # fails if there is one, unlike a rename
+                os.link(file, path)  # fails if there is one, unlike a rename
+        except FileFormatError as error:
+            raise Problem(422, str(error).replace(str(file), "file"), type(error).__name__) from error
         except FileExistsError as error:
             raise _taken(name) from error
         except OSError as error:
             raise ModelWriteError(f"{name}{MODEL_SUFFIX} cannot be written: {error.strerror}") from error
         finally:
-            os.unlink(temporary)
+            file.unlink()
         return self._of_file(path)
 
     def _free(self, name: str) -> Path:

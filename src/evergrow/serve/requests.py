@@ -7,9 +7,11 @@ import dataclasses
 import hashlib
 import io
 import os
+import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
@@ -33,6 +35,8 @@ from evergrow.serve.config import Limits
 from evergrow.serve.schemas import JsonSamples, LabelFields, ProblemDocument, SampleForm, reference
 
 JSON, FORM, PROBLEM = "application/json", "multipart/form-data", "application/problem+json"
+UPLOAD = ".upload."
+"""Beginning of the names of files that are being received."""
 _ALWAYS = (401, 403, 413, 421, 422, 429, 503)
 """Statuses that any route can answer with: those of the access middleware, and 422 for parameters."""
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
@@ -263,6 +267,26 @@ class BoundedRoute(APIRoute):
         return handle_bounded
 
 
+async def receive_file(request: Request, folder: Path, suffix: str) -> tuple[Path, bytes]:
+    """Write the body to a hidden file in a folder, and return its path and its hash."""
+    digest = hashlib.blake2b(digest_size=16)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=UPLOAD, suffix=suffix, delete=False) as file:
+        path = Path(file.name)
+        try:
+            async for chunk in request.stream():
+                digest.update(chunk)
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError as error:
+            path.unlink()
+            raise ModelWriteError(f"what was sent cannot be written: {error.strerror}") from error
+        except BaseException:
+            path.unlink()
+            raise
+    return path, digest.digest()
+
+
 # -- samples ----------------------------------------------------------------------------------------------------
 
 
@@ -448,8 +472,9 @@ class ChangeRequest:
         False
         """
         digest = hashlib.blake2b(digest_size=12)
-        for part in content:
-            digest.update(len(part).to_bytes(8, "little") + part)
+        for part in content if self.key else ():
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
         return dataclasses.replace(self, content=digest.hexdigest() if self.key else "", note=note)
 
     def extra(self, earlier: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:

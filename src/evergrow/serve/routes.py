@@ -29,6 +29,7 @@ from evergrow.serve.requests import (
     media_type,
     problem_of,
     problems,
+    receive_file,
     sample_body,
     sample_content,
 )
@@ -89,7 +90,8 @@ async def upload_model(
     """Make a model of a file; it is a stranger's, and all of it is checked first."""
     if media_type(request) != FILE:
         raise Problem(415, f"send a model file as {FILE}", "MediaType")
-    made = await service.run(service.store.adopt, name, await request.body(), service.pool.check_offered)
+    file, _ = await receive_file(request, service.store.folder, ".part")
+    made = await service.run(service.store.adopt, name, file, service.pool.check_offered)
     return await _made(name, made, service, response)
 
 
