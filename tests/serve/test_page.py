@@ -406,7 +406,7 @@ def test_a_model_is_deleted_after_its_name_was_typed(visit: Visit, service: str)
     teach_new(visit, "c", 2)
     visit.tab("Use it")
     page.get_by_role("button", name="Delete this model").click()
-    act = page.get_by_role("button", name="Delete for good")
+    act = page.get_by_role("button", name="Delete permanently")
     for written in ("", "short", "Short lived"):
         page.get_by_label("Type the name of the model").fill(written)
         assert act.is_disabled()

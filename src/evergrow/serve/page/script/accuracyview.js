@@ -31,8 +31,8 @@ export class AccuracyView {
     } } }, SHARES.map(([value, words]) => make("option", {
       value, selected: Number(value) === this.model.settings.share,
     }, words)));
-    return make("div.field.inline", {}, make("label", { htmlFor: "share" }, "Of new samples hold out"), select,
-      make("p.hint", {}, "They stay in this browser, test the model and are never taught."));
+    return make("div.field.inline", {}, make("label", { htmlFor: "share" }, "Share of new samples to hold out"), select,
+      make("p.hint", {}, "Held-out samples stay in this browser, test the model and are never taught."));
   }
 
   follow() {
@@ -43,8 +43,8 @@ export class AccuracyView {
     if (!this.model.isReady || !held.length) {
       this.tested = "";
       fill(this.result, make("p.empty.soft", {}, this.model.isReady
-        ? "Nothing is held out yet. From the fifth sample of a class on, every fifth is kept for this test."
-        : "It answers as soon as it knows a class."));
+        ? "Nothing is held out yet. Every fifth sample of a class is kept for this test."
+        : "The model answers as soon as it knows a class."));
       return;
     }
     this.timer = setTimeout(() => void attempt(this.problems, async () => {
@@ -67,10 +67,10 @@ export class AccuracyView {
       make("p", {}, `${hits} of ${plural(counted.length, "held-out sample")} answered right.`),
       make("p.soft", {}, "None of them was ever taught."),
       copies.size > 0 && make("p.soft", {}, own.length
-        ? `Left out: ${copies.size} more that look just like one that was taught.`
-        : "All of them look just like ones that were taught, so this says little: hold out images of another moment."),
+        ? `Left out: ${copies.size} more that look just like a taught one.`
+        : "All of them look just like taught ones, so this says little. Hold out images from another moment."),
       counted.length < 30 && make("p.soft", {},
-        `With so few, the true figure may well be ${spread(share, counted.length)}.`))),
+        `With so few samples the true figure may be ${spread(share, counted.length)}.`))),
     this.table(held, told, classes));
   }
 
@@ -86,7 +86,7 @@ export class AccuracyView {
     };
     const head = (name, scope) => make("th", { scope, title: name }, make("span", {}, name));
     const row = (label) => make("tr", {}, head(label, "row"), classes.map((predicted) => cell(label, predicted)));
-    const hint = "Rows: what it is. Columns: what it says. A number opens the samples in it.";
+    const hint = "Rows: the true class. Columns: the answer. Click a number to see its samples.";
     return make("div.scroll", { tabIndex: 0, role: "region", aria: { label: "Confusion table" } },
       make("p.hint", { id: "confusion-hint" }, hint),
       make("table.confusion", { aria: { describedby: "confusion-hint" } },
@@ -102,9 +102,9 @@ export class AccuracyView {
       `Teach ${samples.length === 1 ? "it" : "them"} as ${label}`);
     teach.classList.add("primary");
     const dialog = openWindow(right ? `${label}, answered right` : `${label}, answered as ${predicted}`, [
-      make("p.soft", {}, right ? "These were held out and answered right."
-        : "Look whether the label is right. Teaching them takes them out of the test."),
-      make("ul.thumbs.large", {}, samples.map((sample) => thumb(sample, `held out of ${label}`, [
+      make("p.soft", {}, right ? "These held-out samples were answered right."
+        : "Check the label. Teaching a sample removes it from the test."),
+      make("ul.thumbs.large", {}, samples.map((sample) => thumb(sample, `held out from ${label}`, [
         { icon: "close", words: "Remove", work: () => act(() => this.model.remove([sample])) },
       ]))), problems, make("div.actions", {}, teach),
     ], { wide: true });

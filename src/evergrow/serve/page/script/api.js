@@ -16,9 +16,9 @@ export class Problem extends Error {
 }
 
 const words = {
-  offline: "The service cannot be reached. What you did is kept in this browser.",
-  401: "The service asks for a token.",
-  412: "Someone else changed this model meanwhile.",
+  offline: "The service cannot be reached. Your work is kept in this browser.",
+  401: "The service needs a token.",
+  412: "Someone else changed this model.",
 };
 
 /** The token of this tab; it is gone when the tab is closed. */

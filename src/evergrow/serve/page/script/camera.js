@@ -17,7 +17,7 @@ video.setAttribute("aria-label", "Camera");
 export async function turnOn() {
   if (stream) return;
   if (!navigator.mediaDevices?.getUserMedia) {
-    throw new Error("Browsers give the camera only to pages of this machine or with https.");
+    throw new Error("Browsers allow the camera only on localhost or with https.");
   }
   try {
     const wanted = { width: { ideal: 640 }, height: { ideal: 480 }, facingMode: { ideal: "environment" } };
@@ -41,8 +41,8 @@ export function turnOff() {
 }
 
 function whyNot(error) {
-  if (error.name === "NotAllowedError") return "The camera is not allowed for this page: allow it beside the address.";
-  if (error.name === "NotFoundError") return "There is no camera here. Drop images instead.";
+  if (error.name === "NotAllowedError") return "The camera is blocked for this page. Allow it next to the address bar.";
+  if (error.name === "NotFoundError") return "No camera found. Drop images instead.";
   if (error.name === "NotReadableError") return "Another program is using the camera.";
   return `The camera could not be turned on: ${error.message}`;
 }

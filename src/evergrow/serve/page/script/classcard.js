@@ -133,11 +133,11 @@ export class ClassCard {
       const { images, lines, text } = await coming;
       if (this.model.kind !== "images") {
         const typed = lines || text;
-        if (!typed?.trim()) throw new Error("There is no text in what you brought.");
+        if (!typed?.trim()) throw new Error("No text found.");
         await this.takeText(typed);
         return;
       }
-      if (!images.length) throw new Error("There is no image in what you brought.");
+      if (!images.length) throw new Error("No image found.");
       await readImages(images, (ready) => this.teach(ready.map(({ content }) => content)),
         (read, total) => { this.status.hidden = false; this.status.textContent = `Reading ${read} of ${total}…`; });
     });
@@ -192,7 +192,7 @@ export class ClassCard {
     const into = make("select", {}, others.map((one) => make("option", {}, one.name)));
     askFor({
       title: `Merge ${this.name}`, fields: [field("Into", into)], verb: "Merge",
-      text: "The two become one class, exactly as if all had been taught under one name.",
+      text: "The two become one class, as if all samples had been taught under one name.",
       work: () => this.model.merge([this.name, into.value], into.value),
       reload: () => this.model.refresh(),
     });

@@ -20,7 +20,7 @@ export class ClassesView {
     this.adding = this.addForm();
     this.hint = make("p.hint", {}, model.kind === "images"
       ? "Drop a folder with one folder per class, or a zip of it, anywhere here. Images without a folder go to Review."
-      : "Every line is a sample. Ctrl and Enter teaches it.");
+      : "Every line is a sample. Ctrl+Enter teaches it.");
     this.element = make("div.board", {}, this.problems, this.list, this.hint, this.tray);
     model.addEventListener("change", () => this.update());
     this.listen();
@@ -48,7 +48,7 @@ export class ClassesView {
 
   addForm() {
     const name = make("input", {
-      required: true, maxLength: 200, autocomplete: "off", placeholder: "Name of a class",
+      required: true, maxLength: 200, autocomplete: "off", placeholder: "Class name",
       aria: { label: "Name of a new class" },
     });
     const problems = make("div.problems");
@@ -116,7 +116,7 @@ export class ClassesView {
     const { images, zips } = await coming;
     const large = zips.filter((zip) => zip.size > UNPACKED_HERE);
     const here = images.filter((image) => !large.some((zip) => zip.file === image.zip));
-    if (!here.length && !large.length) throw new Error("There is no image in what you brought.");
+    if (!here.length && !large.length) throw new Error("No image found.");
     for (const zip of large) await teachZip(this.model, zip.file, this.problems);
     const named = here.filter((image) => image.folder);
     const loose = here.filter((image) => !image.folder);

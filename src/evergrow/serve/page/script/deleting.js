@@ -15,10 +15,10 @@ export function deleteModel(name, { etag = null, done = () => {}, reload = null 
   const typed = make("input", { required: true, autocomplete: "off", spellcheck: false });
   const dialog = askFor({
     title: `Delete ${name}?`,
-    text: "The model, all its revisions and the thumbnails in this browser are deleted. This cannot be undone: "
-      + "take the model file with you first if you may want it back.",
+    text: "The model, all its revisions and the thumbnails in this browser are deleted. This cannot be undone. "
+      + "Download the model file first if you may want it back.",
     fields: [field("Type the name of the model", typed)],
-    verb: "Delete for good",
+    verb: "Delete permanently",
     danger: true,
     reload,
     work: async () => {

@@ -36,7 +36,7 @@ export async function fromFile(file) {
   try {
     bitmap = await createImageBitmap(file, { imageOrientation: "from-image" });
   } catch {
-    throw new Error(`“${file.name || "What was pasted"}” is no image that this browser can read`);
+    throw new Error(`“${file.name || "What was pasted"}” is not an image that this browser can read`);
   }
   try {
     const canvas = drawn(bitmap, bitmap.width, bitmap.height);

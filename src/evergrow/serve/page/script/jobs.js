@@ -23,7 +23,7 @@ export async function teachZip(model, zip, place) {
     });
     await model.refresh();
     if (last.state === "failed") throw new Problem(last.error ?? "The zip could not be learned.", "refused");
-    confirmDone(last.state === "cancelled" ? "Stopped: the model is as it was."
+    confirmDone(last.state === "cancelled" ? "Stopped. The model is unchanged."
       : `Learned ${plural(last.done - last.skipped, "image")}.`);
     if (last.skipped) place.append(skippedNote(last));
   } finally {

@@ -127,13 +127,13 @@ export class LiveView {
   look(coming) {
     return attempt(this.problems, async () => {
       const { images } = await coming;
-      if (!images.length) throw new Error("There is no image in what you brought.");
+      if (!images.length) throw new Error("No image found.");
       const content = await fromFile(new File([await images[0].read()], images[0].name));
       this.shown = content;
       camera.turnOff();
       const address = URL.createObjectURL(content.blob);
       const free = () => URL.revokeObjectURL(address);
-      fill(this.stage, make("img", { src: address, alt: "The image that is asked about", on: { load: free } }));
+      fill(this.stage, make("img", { src: address, alt: "The image to classify", on: { load: free } }));
       this.stage.classList.add("on");
       await this.askAgain();
     });
@@ -160,7 +160,7 @@ export class LiveView {
   follow() {
     fill(this.naming.querySelector("datalist"), this.model.classes.map((one) => make("option", { value: one.name })));
     if (!this.model.isReady) {
-      fill(this.answer, make("p.soft", {}, "It answers as soon as it knows a class."));
+      fill(this.answer, make("p.soft", {}, "The model answers as soon as it knows a class."));
       this.naming.hidden = true;
       this.revision = null;
     } else if (this.revision !== this.model.record.revision) {
@@ -172,7 +172,7 @@ export class LiveView {
 
   clear() {
     this.naming.hidden = true;
-    if (this.model.isReady) fill(this.answer, make("p.soft", {}, "It is ready to answer."));
+    if (this.model.isReady) fill(this.answer, make("p.soft", {}, "Ready to answer."));
   }
 
   // -- what it says ------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ export class LiveView {
     this.naming.hidden = this.model.readOnly;
     this.naming.classList.toggle("wanted", unknown);
     const label = this.naming.querySelector("label");
-    label.textContent = unknown ? "Nothing it knows. What is it?" : "Not right? Say what it is";
+    label.textContent = unknown ? "Unknown. What is it?" : "Not right? Say what it is";
     const said = unknown ? "Unknown" : answer.label;
     if (said === this.said) return;
     this.said = said;
@@ -227,7 +227,7 @@ export class LiveView {
       frames.push(await fromVideo(camera.video));
       await new Promise((resolve) => setTimeout(resolve, 120));
     }
-    if (!frames.length) throw new Error("There is nothing before the camera yet.");
+    if (!frames.length) throw new Error("The camera shows nothing yet.");
     return frames;
   }
 }
@@ -244,7 +244,7 @@ function bar(one, place, measure, unknown) {
 /** Return how strange something is beside the threshold above which it is unknown. */
 function novelty(value, threshold) {
   if (value === null || threshold === null) {
-    return make("p.hint", {}, "What is unknown can be told once a class was shown with two samples at once.");
+    return make("p.hint", {}, "The model detects unknown things once a class was taught with two samples at a time.");
   }
   const place = (v) => Math.max(0, Math.min(100, 100 * ((v - threshold) / 9 + 2 / 3)));
   const mark = make("span.mark");

@@ -63,10 +63,10 @@ function showBanner() {
   if (tokenWanted) fill(banner, tokenForm());
   else if (!isReachable()) {
     const kept = waiting
-      ? ` ${plural(waiting, "sample waits", "samples wait")} in this browser and will be taught when it is back.` : "";
-    fill(banner, make("p", {}, `The service cannot be reached. It is tried again every few seconds.${kept}`));
+      ? ` ${plural(waiting, "sample waits", "samples wait")} in this browser until the service is back.` : "";
+    fill(banner, make("p", {}, `The service cannot be reached. Trying again every few seconds.${kept}`));
   } else if (model?.stalled?.kind === "busy") {
-    fill(banner, make("p", {}, `${model.stalled.message} It is tried again by itself.`));
+    fill(banner, make("p", {}, `${model.stalled.message} Trying again.`));
   } else fill(banner);
 }
 
@@ -82,7 +82,7 @@ function tokenForm() {
         showBanner();
       },
     },
-  }, make("label", { htmlFor: "token" }, "This service asks for a token"), input,
+  }, make("label", { htmlFor: "token" }, "This service needs a token"), input,
   make("button.primary", { type: "submit" }, "Continue"));
   setTimeout(() => input.focus(), 0);
   return form;

@@ -22,7 +22,7 @@ export async function showModels(main) {
     iconButton("plus", "New model", createModel, { kind: ".primary" }));
   fill(main, make("section.page", { aria: { labelledby: "models-title" } },
     make("div.heading", {}, make("div", {}, make("h1", { id: "models-title" }, "Models"),
-      make("p.soft", {}, "Show a few examples and it knows. Teach more at any time, take anything back.")), actions),
+      make("p.soft", {}, "Show a few examples to teach a class. Teach more, or undo, at any time.")), actions),
     problems, list));
 }
 
@@ -44,7 +44,7 @@ function entry(model, main, readOnly) {
 
 function nothingYet() {
   return make("div.models.empty", {}, make("p", {}, "No model yet."),
-    make("p.soft", {}, "Make one, name two classes, and hold a button while you show them to the camera."));
+    make("p.soft", {}, "Make a model, name two classes, and hold a button while you show them to the camera."));
 }
 
 function uploadButton(problems) {
@@ -69,11 +69,11 @@ async function createModel() {
     icon(kind.icon), make("span", {}, make("strong", {}, kind.title), make("span.soft", {}, kind.about))));
   const backbone = make("select");
   const backboneField = field("Backbone", backbone,
-    "What turns samples into numbers. It is never changed by teaching.");
+    "The network that turns samples into numbers. Teaching never changes it.");
   let offered = [];
   function offer(kind) {
     const fitting = offered.filter((one) => one.kind === kind);
-    fill(backbone, make("option", { value: "auto" }, "Automatic: the strongest here"),
+    fill(backbone, make("option", { value: "auto" }, "Automatic: the strongest installed"),
       fitting.map((one) => make("option", { value: one.name }, `${one.name} (${one.about})`)));
     backboneField.hidden = kind === "features";
   }

@@ -28,7 +28,7 @@ export async function attempt(place, work, { reload = null } = {}) {
 export function showProblem(place, problem, again = null) {
   const stale = problem.kind === "stale";
   const text = stale
-    ? "Someone else changed this model meanwhile, and it was loaded again. Look at it, then try once more."
+    ? "Someone else changed this model, and it was loaded again. Check it, then try again."
     : sentence(problem.message);
   const retry = again && ["stale", "busy", "offline", "token"].includes(problem.kind);
   fill(place, make("div.notice", { role: "alert" }, icon("warning"), make("p", {}, text),

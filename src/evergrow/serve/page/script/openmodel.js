@@ -232,7 +232,7 @@ export class OpenModel extends EventTarget {
   /** Take samples out of the model, exactly: the same bytes go to the service again. */
   async remove(samples) {
     if (samples.some(({ waiting }) => waiting?.sent && !waiting.error)) {
-      throw new Error("This sample is on its way to the service. Delete it once it is there.");
+      throw new Error("This sample is being sent. Delete it when that is done.");
     }
     const labelOf = labelling(this.record);
     const taught = samples.filter((sample) => !sample.held && !sample.waiting && labelOf(sample) !== null);

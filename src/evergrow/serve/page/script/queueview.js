@@ -43,7 +43,7 @@ export class QueueView {
       void this.take(fromChosen(input.files));
       input.value = "";
     });
-    const words = "Drop images without labels here. You see first what it is least sure about.";
+    const words = "Drop images without labels here. The least certain come first.";
     const zone = make("div.dropzone", {}, make("p", {}, icon("folder"), make("span", {}, words)),
       iconButton("image", "Choose images", () => input.click()), input);
     zone.addEventListener("dragover", () => zone.classList.add("over"));
@@ -58,7 +58,7 @@ export class QueueView {
   take(coming) {
     return attempt(this.problems, async () => {
       const { images } = await coming;
-      if (!images.length) throw new Error("There is no image in what you brought.");
+      if (!images.length) throw new Error("No image found.");
       await readImages(images, (ready) => this.model.enqueue(ready.map(({ content }) => content)));
     });
   }
@@ -144,10 +144,10 @@ export class QueueView {
 
   verdict() {
     const answer = this.answers.get(this.current?.id);
-    if (!answer) return this.model.isReady ? "Asking…" : "It does not answer yet.";
-    if (answer.unknown) return "It has never seen anything like this.";
+    if (!answer) return this.model.isReady ? "Asking…" : "The model does not answer yet.";
+    if (answer.unknown) return "Unknown: unlike anything taught.";
     const [first, second] = answer.top;
-    if (second && first.value - second.value < 0.5) return `It wavers between ${first.class} and ${second.class}.`;
+    if (second && first.value - second.value < 0.5) return `Either ${first.class} or ${second.class}.`;
     return `It says ${first.class}, ${Math.round(100 * first.value)} % sure.`;
   }
 

@@ -84,7 +84,7 @@ export function typedSamples(kind, typed) {
   if (kind === "texts") return lines.map((text) => ({ text }));
   return lines.map((line, i) => {
     const row = line.split(/[\s,;]+/).filter(Boolean).map(Number);
-    if (!row.every(Number.isFinite)) throw new Error(`Line ${i + 1} must be numbers with commas or blanks between.`);
+    if (!row.every(Number.isFinite)) throw new Error(`Line ${i + 1} must be numbers separated by commas or spaces.`);
     return { row };
   });
 }
@@ -100,9 +100,9 @@ export function worries(one, all, told) {
   const others = all.filter((other) => other !== one && other.count).map((other) => other.count).sort((a, b) => a - b);
   const middle = others[Math.floor(others.length / 2)] ?? 0;
   if (!told.length && one.count > 0 && middle >= FEW && one.count * 3 < middle) {
-    found.push(`Only ${one.count} here, others have about ${middle}: show it more of these.`);
+    found.push(`Only ${one.count} samples, others have about ${middle}. Show more of these.`);
   }
-  if (areAlike(one.taught)) found.push("These images look nearly the same: turn it, move it, change the light.");
+  if (areAlike(one.taught)) found.push("These images look nearly the same. Turn or move it, or change the light.");
   return found;
 }
 

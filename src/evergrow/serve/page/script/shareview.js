@@ -21,11 +21,11 @@ export class ShareView {
     this.onnx = iconButton("download", "ONNX graph", saving(graph, ".onnx"));
     this.about = make("p.soft");
     this.deleting = make("section", {}, make("h2", {}, "Delete it"),
-      make("p.soft", {}, "For good, with all its revisions."),
+      make("p.soft", {}, "Permanently, with all its revisions."),
       make("div.row", {}, iconButton("bin", "Delete this model", () => this.deleteIt(), { kind: ".danger-text" })));
-    this.element = make("div.stack.share", {}, make("section", {}, make("h2", {}, "Take it with you"), this.about,
+    this.element = make("div.stack.share", {}, make("section", {}, make("h2", {}, "Download"), this.about,
       make("div.row", {}, this.evg, this.onnx), this.files),
-    make("section", {}, make("h2", {}, "The same without this page"),
+    make("section", {}, make("h2", {}, "Use it without this page"),
       make("div.field.inline", {}, make("label", { htmlFor: "task" }, "What to do"), this.task), this.codes),
     this.deleting);
     model.addEventListener("change", () => this.update());
@@ -36,10 +36,10 @@ export class ShareView {
     const { isReady, record, kind } = this.model;
     this.deleting.hidden = Boolean(this.model.readOnly);
     this.evg.disabled = this.onnx.disabled = !isReady;
-    const backbone = record.backbone?.name ?? "none, it takes features";
+    const backbone = record.backbone?.name ?? "none (features)";
     const graph = kind === "texts" ? " The ONNX graph begins at the features." : "";
-    this.about.textContent = !isReady ? "There is a file to take as soon as it knows a class."
-      : `All it knows, without any of the samples. Backbone: ${backbone}.${graph}`;
+    this.about.textContent = !isReady ? "You can download the model as soon as it knows a class."
+      : `The whole model, without any sample. Backbone: ${backbone}.${graph}`;
     const texts = SNIPPETS[this.task.value].of(forSnippets(this.model));
     const key = JSON.stringify(texts);
     if (this.codes.dataset.key === key) return;
@@ -63,7 +63,7 @@ export class ShareView {
       try {
         await navigator.clipboard.writeText(text);
       } catch {
-        throw new Error("The browser does not let this page copy: mark the lines and copy them yourself.");
+        throw new Error("The browser does not allow copying. Select the lines and copy them yourself.");
       }
       confirmDone("Copied.");
     });

@@ -20,7 +20,7 @@ export class TimelineView {
     this.list.dataset.key = key;
     const changes = [...record.history].reverse();
     if (!changes.length) {
-      fill(this.list, make("li.soft.empty", {}, "Nothing happened yet."));
+      fill(this.list, make("li.soft.empty", {}, "No changes yet."));
       return;
     }
     fill(this.list, changes.map((change, i) => {
@@ -50,7 +50,7 @@ export function told({ what, samples, classes, names = {} }) {
   const renamed = Object.entries(names).map(([old, name]) => `${old} to ${name}`).join(", ");
   const n = plural(samples, "sample");
   const words = {
-    begin: "Made: it knows nothing yet",
+    begin: "Created, empty",
     fit: `Began with ${listed}: ${n}`,
     update: listed ? `Learned ${n}, new: ${listed}` : `Learned ${n}`,
     unlearn: listed ? `Unlearned ${n}, and with them ${listed}` : `Unlearned ${n}`,

@@ -10,11 +10,11 @@ export async function entriesOf(zip) {
   const tail = new DataView(await zip.slice(Math.max(0, zip.size - 65_557)).arrayBuffer());
   let end = tail.byteLength - 22;
   while (end >= 0 && tail.getUint32(end, true) !== END) end -= 1;
-  if (end < 0) throw new Error(`${zip.name} is no zip that can be read`);
+  if (end < 0) throw new Error(`${zip.name} is not a readable zip file`);
   const count = tail.getUint16(end + 10, true);
   const size = tail.getUint32(end + 12, true);
   const start = tail.getUint32(end + 16, true);
-  if (count === 0xffff || start === 0xffffffff) throw new Error(`${zip.name} is larger than a browser should unpack`);
+  if (count === 0xffff || start === 0xffffffff) throw new Error(`${zip.name} is too large to unpack in the browser`);
   const directory = new DataView(await zip.slice(start, start + size).arrayBuffer());
   const found = [];
   let at = 0;
@@ -46,13 +46,13 @@ function entryAt(view, at) {
 }
 
 async function unpacked(zip, entry) {
-  if (entry.size > MOST_BYTES) throw new Error(`${entry.name} is larger than an image should be`);
+  if (entry.size > MOST_BYTES) throw new Error(`${entry.name} is too large for an image`);
   const head = new DataView(await zip.slice(entry.start, entry.start + 30).arrayBuffer());
   if (head.byteLength < 30 || head.getUint32(0, true) !== LOCAL) throw new Error(`${entry.name} is damaged`);
   const begin = entry.start + 30 + head.getUint16(26, true) + head.getUint16(28, true);
   const content = zip.slice(begin, begin + entry.packed);
   if (entry.method === 0) return content;
-  if (entry.method !== 8) throw new Error(`${entry.name} is packed in a way that browsers do not know`);
+  if (entry.method !== 8) throw new Error(`${entry.name} uses a compression that browsers do not support`);
   return bounded(content.stream().pipeThrough(new DecompressionStream("deflate-raw")), entry.name);
 }
 
@@ -66,7 +66,7 @@ async function bounded(stream, name) {
     size += value.length;
     if (size > MOST_BYTES) {
       await reader.cancel();
-      throw new Error(`${name} is larger than an image should be`);
+      throw new Error(`${name} is too large for an image`);
     }
     pieces.push(value);
   }
