@@ -11,7 +11,7 @@ import pytest
 
 from evergrow.core.archive import Archive
 from evergrow.core.errors import FileFormatError, LabelError, ParameterError, UnsupportedError
-from evergrow.learner.answering import Answering
+from evergrow.learner.answers import LIKELIEST, Answering
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, history, open_model, rollback
 
@@ -139,7 +139,7 @@ def test_settings_follow_their_classes() -> None:
     assert model.answering_.costs == {}
     model.partial_fit(birds(3, {"crow": 9}))
     assert model.predict_proba(ASKED).shape[1] == 3
-    assert not model.answering_.is_plain
+    assert model.answering_ != LIKELIEST
 
 
 @pytest.mark.parametrize(

@@ -136,15 +136,15 @@ def test_the_card_names_the_backbone_and_its_licence() -> None:
 
 
 def test_the_card_of_a_model_of_texts(tmp_path: Path) -> None:
-    from evergrow.learner.model_card import CardFacts, card_metadata, card_text
+    from evergrow.learner.hub import model_card
 
     learner = Learner(Letters(), options={"n_units": 20}).fit(
         ["aaa", "aab", "zzz", "zzy"] * 5, ["a", "a", "z", "z"] * 5
     )
-    text = card_text(learner, "me/letters", CardFacts())
-    assert "A classifier of texts, 2 classes" in text
-    assert "Licence of its weights: not known" in text
-    assert card_metadata(learner, "me/letters", CardFacts())["pipeline_tag"] == "text-classification"
+    card = model_card(learner, "me/letters")
+    assert "A classifier of texts, 2 classes" in card.text
+    assert "Licence of its weights: not known" in card.text
+    assert card.data.to_dict()["pipeline_tag"] == "text-classification"
 
 
 def test_nobody_and_no_folder_is_named_in_what_is_published(data: Any, tmp_path: Path) -> None:

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from evergrow.core.errors import FileFormatError, ParameterError
-from evergrow.learner.history import History
 from evergrow.learner.learner import Learner
-from evergrow.learner.modelfile import commit, history, locked_model, open_revision, redo, rollback
+from evergrow.learner.modelfile import History, commit, history, locked_model, open_revision, redo, rollback
 
 
 def rows(seed: int, n: int = 30) -> tuple[np.ndarray, np.ndarray]:

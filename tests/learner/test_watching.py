@@ -19,8 +19,7 @@ from tests.learner.toys import Colours, image
 from evergrow import Learner
 from evergrow.core.errors import BusyError, DatasetNotFoundError
 from evergrow.learner.modelfile import commit, locked_model, open_model, rollback
-from evergrow.learner.watched_folder import WatchedFolder
-from evergrow.learner.watching import Watched, watch_once
+from evergrow.learner.watching import Watched, WatchedFolder, watch_once
 
 pytestmark = pytest.mark.filterwarnings("ignore::evergrow.core.errors.FewSamplesWarning")
 WIDTH = 6

@@ -246,10 +246,6 @@ def adaptation_of(backbone: Backbone) -> Adaptation | None:
 
     Its ``config`` is None: a model that is given such a backbone does not adapt it, nor will it when it is fitted anew.
     """
-    if "tuner" not in backbone.spec.options:  # asked first: what trains tuners takes time to import
-        return None
-    from evergrow.adapt.fsa import AdaptedBackbone
-
     return replace(backbone.adaptation(), config=None) if isinstance(backbone, AdaptedBackbone) else None
 
 
@@ -517,6 +513,8 @@ def adapt(
     head = training_head(config, backbone.with_recipe("final").n_features, len(classes), seed).to(where)
     network = Network(module, head, [tuner])
     groups = config.train.groups(tuner.parameters(), head.parameters())
+    # The settings of training are compared by the loop itself.
+    decisive = {name: value for name, value in config.to_dict().items() if name != "train"}
     log = train(
         network,
         groups,
@@ -527,7 +525,7 @@ def adapt(
         seed=seed,
         purpose=("fsa",),
         checkpoint=checkpoint,
-        identity={"backbone": backbone.spec.weights_hash, "adaptation": _untrained(config)},
+        identity={"backbone": backbone.spec.weights_hash, "adaptation": decisive},
         progress=progress,
     )
     return AdaptedBackbone(backbone, tuner, module, log, config)
@@ -555,11 +553,6 @@ def check_adaptable(backbone: ImageBackbone, config: FsaConfig) -> None:
         raise UnsupportedModelError(
             f"adapt must be a tuner that can serve {backbone.spec.name}, got {config.tuner!r}: {error}{hint}"
         ) from error
-
-
-def _untrained(config: FsaConfig) -> dict[str, Any]:
-    """Return the settings that decide an adaptation, without those of training, which the loop compares by itself."""
-    return {name: value for name, value in config.to_dict().items() if name != "train"}
 
 
 def training_head(config: FsaConfig, n_features: int, n_classes: int, seed: int) -> nn.Module:

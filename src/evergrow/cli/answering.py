@@ -61,7 +61,7 @@ def answering_command(
     if prior is None and costs is None and not threshold and not reset:
         learner = load_model(model)
         return Answer({"model": str(model), "answering": learner.answering_.to_dict()}, _lines(learner.answering_))
-    from evergrow.learner.answering import LEARNED, PRIORS
+    from evergrow.learner.answers import LEARNED, PRIORS
 
     given: dict[str, Any] = {}
     if prior is not None:

@@ -67,7 +67,18 @@ def update_command(
 
     if spread.engine is not None:
         spread.refuse(test=test, label=label)
-        return _update_by_shards(model, data, reading, run, spread, settle=settle, wait=wait, quiet=as_json)
+        source = source_of(data, reading)
+
+        def job(engine: Engine) -> tuple[models.ModelChange, JobReport] | None:
+            if spread.shard:  # leaves the model alone: others may do their share at the same time
+                engine.partial_fit(models.load_model(model, run, quiet=as_json), source)
+                return None
+            with models.changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
+                report = engine.partial_fit(change.learner, source)
+            return None if report is None else (change, report)
+
+        result = spread.run(job, model=model, quiet=as_json)
+        return result if isinstance(result, Answer) else _shards_answer(*result)
     with models.changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
         learner = change.learner
         shots = labelled_frames(data, label, video)
@@ -89,32 +100,8 @@ def _learned(change: models.ModelChange) -> str:
     return f"learned {plural(change.record.samples, 'sample')}{news} in {change.seconds:.1f} s"
 
 
-def _update_by_shards(
-    model: Path,
-    data: str,
-    reading: options.Reading,
-    run: options.ImageOptions,
-    spread: EngineOptions,
-    *,
-    settle: bool,
-    wait: bool,
-    quiet: bool,
-) -> Answer:
-    """Update on an engine and write the model, or say how far a share of the work has come."""
-    source = source_of(data, reading)
-
-    def job(engine: Engine) -> tuple[models.ModelChange, JobReport] | None:
-        if spread.shard:  # leaves the model alone: others may do their share at the same time
-            engine.partial_fit(models.load_model(model, run, quiet=quiet), source)
-            return None
-        with models.changing_model(model, run, settle=settle, wait=wait, quiet=quiet) as change:
-            report = engine.partial_fit(change.learner, source)
-        return None if report is None else (change, report)
-
-    result = spread.run(job, model=model, quiet=quiet)
-    if isinstance(result, Answer):
-        return result
-    change, report = result
+def _shards_answer(change: models.ModelChange, report: JobReport) -> Answer:
+    """Return what was learned on an engine."""
     values: dict[str, Any] = {"seconds": change.seconds, "settled": change.settled, "engine": report.to_values()}
     return change.answer([_learned(change)], report.summary(), **values)
 

@@ -61,6 +61,7 @@ def export_command(
     Exit codes: 0 written, 2 it cannot be exported or folded, or the file exists, and nothing was written.
     """
     from evergrow.export.onnx_export import ExportConfig, export_learner, tokenizer_path
+    from evergrow.learner.answers import LIKELIEST
 
     check_target("--onnx", onnx, force=force)
     config = ExportConfig(fold=fold, fold_radius=fold_radius, opset=opset, check=check)
@@ -71,7 +72,7 @@ def export_command(
         check_target("the tokenizer beside --onnx", tokenizer_path(onnx), force=force)
     report = export_learner(learner, onnx, config=config, head_only=head_only)
     lines = _lines(report)
-    if not learner.answering_.is_plain:
+    if learner.answering_ != LIKELIEST:
         lines.append(f"not in the graph, which gives scores: {learner.answering_.summary()}")
     return Answer({"model": str(model), **report.to_dict()}, lines, done=f"{onnx} was written")
 

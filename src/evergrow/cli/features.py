@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +17,7 @@ from evergrow.cli.registry import command
 from evergrow.core.errors import InputError, ParameterError
 
 if TYPE_CHECKING:
+    from evergrow.engine.job_steps import JobReport
     from evergrow.features.base import Backbone
 
 
@@ -83,9 +83,17 @@ def features_command(
         name = best_backbone(kind).name if backbone == "auto" else backbone
         return create_backbone(name, run.weights, preset, device=run.device, recipe=recipe)
 
+    started = time.perf_counter()
     if spread.engine is not None:
         spread.refuse(test_size=test_size, out_dir=spread.out_dir)
-        return _by_shards(data, out, created, reading, run, spread, batch_size, quiet=as_json)
+        source = source_of(data, reading, part="all")
+        if source.kind == "features":
+            raise InputError(f"{data} holds features already; name images or texts.")
+        encoder = created(source.kind)
+        settings = {"on_error": run.on_error.value, "batch_size": batch_size, "decode": run.decode.value}
+        report = spread.run(lambda engine: engine.features(encoder, source, **settings), folder=out, quiet=as_json)
+        seconds = time.perf_counter() - started
+        return report if isinstance(report, Answer) else _shards_answer(out / "features", encoder, report, seconds)
     if out.suffix not in SUFFIXES:
         raise ParameterError(f"{out.name!r} does not end in {' or '.join(SUFFIXES)}; choose one of them for --out.")
     check_target("--out", out, force=force)
@@ -105,7 +113,6 @@ def features_command(
         cache=None if run.cache else False,
         progress=not as_json,
     )
-    started = time.perf_counter()
     result = featurize(loaded, model, config=config)
     save_features(out, result)
     seconds = time.perf_counter() - started
@@ -119,32 +126,12 @@ def features_command(
     return Answer(values, [line], code=skipped_code(left_out), done=f"{out} was written")
 
 
-def _by_shards(
-    data: str,
-    out: Path,
-    created: Callable[[Any], Backbone],
-    reading: options.Reading,
-    run: options.ImageOptions,
-    spread: EngineOptions,
-    batch_size: int | None,
-    *,
-    quiet: bool,
-) -> Answer:
-    """Encode on an engine: features as Parquet, or how far a share of the work has come."""
-    started = time.perf_counter()
-    source = source_of(data, reading, part="all")
-    if source.kind == "features":
-        raise InputError(f"{data} holds features already; name images or texts.")
-    model = created(source.kind)
-
-    settings = {"on_error": run.on_error.value, "batch_size": batch_size, "decode": run.decode.value}
-    report = spread.run(lambda engine: engine.features(model, source, **settings), folder=out, quiet=quiet)
-    if isinstance(report, Answer):
-        return report
-    found, seconds = report.to_values(), time.perf_counter() - started
-    values = {"folder": str(out / "features"), "backbone": model.spec.name, "seconds": seconds, "engine": found}
-    line = f"{out / 'features'}: {found['rows']:,} features of width {model.n_features} from {model.spec.name}"
-    return Answer(values, [f"{line} in {seconds:.1f} s"], report.summary(), done=f"{out} was written")
+def _shards_answer(out: Path, encoder: Backbone, report: JobReport, seconds: float) -> Answer:
+    """Return where an engine has written the features."""
+    found, name = report.to_values(), encoder.spec.name
+    values = {"folder": str(out), "backbone": name, "seconds": seconds, "engine": found}
+    line = f"{out}: {found['rows']:,} features of width {encoder.n_features} from {name} in {seconds:.1f} s"
+    return Answer(values, [line], report.summary(), done=f"{out.parent} was written")
 
 
 def _blocks(widths: tuple[int, ...]) -> str:

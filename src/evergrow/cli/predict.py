@@ -21,6 +21,8 @@ from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.escaping import csv_text
 
 if TYPE_CHECKING:
+    from evergrow.data import Source
+    from evergrow.engine.job_steps import JobReport
     from evergrow.learner.answers import Answers
     from evergrow.learner.learner import Learner
 
@@ -96,14 +98,18 @@ def predict_command(
         check_target("--out", out)
     check_items(list(items or ()))
     learner = load_model(model, run, quiet=as_json)
+    alarm = false_alarm if reject_unknown else None
     if spread.engine is not None:
         spread.refuse(text=text)
-        alarm = false_alarm if reject_unknown else None
-        return _by_shards(model, learner, list(items or ()), reading, spread, out, top, alarm, quiet=as_json)
+        source = _one_source(list(items or ()), out, reading)
+        report = spread.run(
+            lambda engine: engine.predict(learner, source, top=top, false_alarm=alarm), folder=out, quiet=as_json
+        )
+        return report if isinstance(report, Answer) else _shards_answer(model, f"{out}/predict", report)
     question = video_question(learner, list(items or ()), video)
     if question is None:
         question = read_question(learner.kind_, list(items or ()), list(text or ()), reading)
-    found = learner.ask(question.items, false_alarm=false_alarm if reject_unknown else None)
+    found = learner.ask(question.items, false_alarm=alarm)
     rows = answer_rows(found, question.names, top)
     code = skipped_code(len(found.failures))
     values: dict[str, Any] = {"model": str(model), "answered": len(rows), "left_out": dict(found.failures)}
@@ -118,33 +124,19 @@ def predict_command(
     return Answer({**values, "predictions": rows}, lines, code=code)
 
 
-def _by_shards(
-    model: Path,
-    learner: Learner,
-    items: list[str],
-    reading: options.Reading,
-    spread: EngineOptions,
-    folder: Path | None,
-    top: int,
-    false_alarm: float | None,
-    *,
-    quiet: bool,
-) -> Answer:
-    """Ask on an engine: answers as Parquet, or how far a share of the work has come."""
+def _one_source(items: list[str], out: Path | None, reading: options.Reading) -> Source:
+    """Return the one thing that an engine asks about; its answers need a folder."""
     if len(items) != 1 or items[0] == "-":
         raise ParameterError("With --engine name one folder, file or address to ask about.")
-    if folder is None:
+    if out is None:
         raise ParameterError("With --engine name a folder by --out: the answers are written there.")
-    source = source_of(items[0], reading, part="all", labelled=False)
-    out = folder / "predict"
+    return source_of(items[0], reading, part="all", labelled=False)
 
-    report = spread.run(
-        lambda engine: engine.predict(learner, source, top=top, false_alarm=false_alarm), folder=folder, quiet=quiet
-    )
-    if isinstance(report, Answer):
-        return report
+
+def _shards_answer(model: Path, out: str, report: JobReport) -> Answer:
+    """Return where an engine has written its answers."""
     found = report.to_values()
-    values = {"model": str(model), "answered": found["rows"], "left_out": dict(found["left_out"]), "out": str(out)}
+    values = {"model": str(model), "answered": found["rows"], "left_out": dict(found["left_out"]), "out": out}
     line = f"{plural(found['rows'], 'answer')} in {out}"
     return Answer({**values, "engine": found}, [line], report.summary(), done=f"{out} was written")
 

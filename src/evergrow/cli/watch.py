@@ -15,8 +15,7 @@ from evergrow.cli.registry import command
 from evergrow.core.errors import BusyError, ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.learner.watched_folder import WatchedFolder
-    from evergrow.learner.watching import Watched
+    from evergrow.learner.watching import Watched, WatchedFolder
 
 
 @command("watch", panel="Learn")
@@ -52,7 +51,7 @@ def watch_command(
     Exit codes: 0 done, or ended by Ctrl-C, 1 done but files were refused, 2 bad input, 3 another process is changing
     the model (with --once) or watches the folder.
     """
-    from evergrow.learner.watched_folder import WatchedFolder
+    from evergrow.learner.watching import WatchedFolder
 
     for name, value in (("--interval", interval), ("--quiet", quiet)):
         if not 0 <= value < float("inf"):

@@ -158,15 +158,8 @@ class ExportReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
-        values = {name: value for name, value in vars(self).items() if name not in ("fold", "check")}
-        return values | {
-            "input": self.input,
-            "inputs": list(self.inputs),
-            "outputs": list(self.outputs),
-            "beside": list(self.beside),
-            "fold": None if self.fold is None else self.fold.to_dict(),
-            "check": None if self.check is None else asdict(self.check),
-        }
+        fold = None if self.fold is None else self.fold.to_dict()
+        return {**asdict(self), "input": self.input, "fold": fold}
 
 
 def export_onnx(

@@ -328,8 +328,8 @@ class _Meta:
     created: str = ""
 
 
-@dataclass(frozen=True)
-class CacheInfo:
+@dataclass(frozen=True, kw_only=True)
+class CacheInfo(_Meta):
     """Description of an entry, for people.
 
     Parameters
@@ -344,27 +344,23 @@ class CacheInfo:
         Name of the first item, to tell data sets apart; empty for texts.
     n_items, done : int
         How many items it is about, and how many of them are done.
+    chunk : int
+        Items in a file.
     failures : int
         How many could not be read.
     bytes : int
         Its size on disk.
     created : str
         When it was begun, as an ISO date.
-    backbone, preset : str
-        What made the features.
+    backbone, preset, policy : str
+        What made the features: network, preprocessing, and precision and decoder asked for.
     """
 
     key: str
     state: str
-    kind: str = ""
-    first: str = ""
-    n_items: int = 0
     done: int = 0
     failures: int = 0
     bytes: int = 0
-    created: str = ""
-    backbone: str = ""
-    preset: str = ""
 
     @property
     def age_seconds(self) -> float:
@@ -435,22 +431,17 @@ class FeatureCache:
             size = sum(item.stat(follow_symlinks=False).st_size for item in os.scandir(entry.folder))
         except FileNotFoundError:
             return None
-        plain = CacheInfo(key, "damaged", bytes=size, created=changed)
+        plain = CacheInfo(key=key, state="damaged", bytes=size, created=changed)
         try:
             meta = entry.meta() or _Meta()
             heads = [_head(path) for path in entry.chunks()]
             done = sum(min(meta.chunk, meta.n_items - int(path.stem)) for path in entry.chunks())
             return replace(
                 plain,
+                **{**vars(meta), "created": _moment(meta.created, changed)},
                 state="finished" if 0 < meta.n_items == done else "unfinished",
-                kind=meta.kind,
-                first=meta.first,
-                n_items=meta.n_items,
                 done=done,
                 failures=sum(len(head.failures) for head in heads),
-                created=_moment(meta.created, changed),
-                backbone=meta.backbone,
-                preset=meta.preset,
             )
         except NewerSchemaError:
             return replace(plain, state="newer")

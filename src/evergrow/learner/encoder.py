@@ -172,12 +172,13 @@ class Encoder:
             )
         if samples.features is not None:
             return Features(samples.features, np.arange(len(samples)))
+        assert samples.items is not None  # what is no feature vector is an item
         config = self.config
         if config.cache is None and not samples.lasting:  # what lies in memory is kept only where a cache is named
             config = config.changed(cache=False)
         if on_error not in (None, config.on_error):
             config = config.changed(on_error=on_error)
-        return encode(self._lazy(), samples.raw_items(), config=config)
+        return encode(self._lazy(), samples.items, config=config)
 
     def _check_origin(self, samples: Samples) -> None:
         """Refuse features that say of themselves that another backbone, or another recipe, computed them."""

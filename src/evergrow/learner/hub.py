@@ -24,15 +24,26 @@ from huggingface_hub.errors import (
 
 from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import EvergrowError, ModelNotFoundError, ParameterError
-from evergrow.core.escaping import one_line
+from evergrow.core.escaping import markdown_text, one_line
 from evergrow.core.files import existing_model
-from evergrow.learner.model_card import TASKS, CardFacts, card_metadata, card_text, measured_accuracy
+from evergrow.learner.summaries import last_tested
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
 
 MODEL_FILE = "model.evg"
 """Name of the model in its repository."""
+
+SHOWN_CLASSES = 1000
+"""Classes that a card lists; of more the rest is counted."""
+
+_TASKS = {"image": "image-classification", "text": "text-classification", "features": "tabular-classification"}
+_TAKES = {"image": "images", "text": "texts", "features": "feature vectors"}
+_QUESTIONS = {
+    "image": 'learner.predict(["photo.jpg"])',
+    "text": 'learner.predict(["where is my parcel"])',
+    "features": "learner.predict(X)  # an array or a data frame of {n_features} columns",
+}
 
 
 class HubError(EvergrowError, ConnectionError):
@@ -46,41 +57,23 @@ class HubModel(huggingface_hub.ModelHubMixin, library_name="evergrow", tags=["ev
     ----------
     learner : Learner
         What is published.
-    repo : str
-        Where, ``"OWNER/NAME"``.
-    facts : CardFacts
-        What the card says beyond what the model knows.
+    card : ModelCard
+        Its page.
     """
 
-    def __init__(self, learner: Learner, repo: str, facts: CardFacts) -> None:
-        self.learner, self.repo, self.facts = learner, repo, facts
+    def __init__(self, learner: Learner, card: huggingface_hub.ModelCard) -> None:
+        self.learner, self.card = learner, card
         self._hub_mixin_config = None  # the model file says all there is; a config.json would say it again
 
     def _save_pretrained(self, save_directory: Path) -> None:
         write_archive(save_directory / MODEL_FILE, published_archive(self.learner))
 
     def generate_model_card(self, *_: Any, **__: Any) -> huggingface_hub.ModelCard:
-        """Return the card; names of classes never go through a template."""
-        data = huggingface_hub.ModelCardData(**card_metadata(self.learner, self.repo, self.facts), **self._results())
-        text = card_text(self.learner, self.repo, self.facts)
-        return huggingface_hub.ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}", ignore_metadata_errors=False)
-
-    def _results(self) -> dict[str, Any]:
-        """Return the measured accuracy in the form that the Hub's pages show, where it says on what."""
-        found = measured_accuracy(self.learner)
-        if found is None or self.facts.dataset is None:
-            return {}
-        result = huggingface_hub.EvalResult(
-            task_type=TASKS[self.learner.kind_],
-            dataset_type=self.facts.dataset,
-            dataset_name=self.facts.dataset,
-            metric_type="accuracy",
-            metric_value=found.accuracy,
-        )
-        return {"model_name": self.repo.rpartition("/")[2], "eval_results": [result]}
+        """Return the card."""
+        return self.card
 
 
-def push(learner: Learner, repo: str, facts: CardFacts, **settings: Any) -> str:
+def push(learner: Learner, repo: str, card: huggingface_hub.ModelCard, **settings: Any) -> str:
     """Publish a learner; see :meth:`evergrow.Learner.push_to_hub`.
 
     Returns
@@ -90,8 +83,86 @@ def push(learner: Learner, repo: str, facts: CardFacts, **settings: Any) -> str:
     """
     learner.to_archive()  # raises before anything is created on the Hub
     with _asking(repo):
-        pushed: Any = HubModel(learner, repo, facts).push_to_hub(repo, **settings)
+        pushed: Any = HubModel(learner, card).push_to_hub(repo, **settings)
     return str(pushed.commit_url)  # as a text it is the address of the folder in older clients
+
+
+def model_card(
+    learner: Learner, repo: str, licence: str | None = None, dataset: str | None = None, summary: str | None = None
+) -> huggingface_hub.ModelCard:
+    """Return the page that goes with a published model: what it knows, what it was made of and how good it is.
+
+    Names of classes are strangers' text and are escaped; nothing of the machine that the model was made on is shown.
+
+    Parameters
+    ----------
+    learner : Learner
+        The model.
+    repo : str
+        Where it is published, ``"OWNER/NAME"``.
+    licence, dataset, summary : str, optional
+        As for :meth:`evergrow.Learner.push_to_hub`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow import Learner
+    >>> from evergrow.learner.hub import model_card
+    >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 2
+    >>> learner = Learner(None, options={"n_units": 20}).fit(X, np.array(["a|b", "c"])[y])
+    >>> print(model_card(learner, "me/letters").text)  # doctest: +ELLIPSIS
+    <BLANKLINE>
+    # letters
+    <BLANKLINE>
+    A classifier of feature vectors, 2 classes, learned from 40 samples ...
+    """
+    from evergrow.features.sources import hub_name, licence_of
+
+    info, spec, name = learner.info(), learner.spec_, repo.rpartition("/")[2]
+    measured = learner._measured or last_tested(info)
+    results: dict[str, Any] = {}
+    if measured is not None and dataset is not None:
+        found = huggingface_hub.EvalResult(
+            task_type=_TASKS[info["kind"]],
+            dataset_type=dataset,
+            dataset_name=dataset,
+            metric_type="accuracy",
+            metric_value=measured.accuracy,
+        )
+        results = {"model_name": name, "eval_results": [found]}
+    data = huggingface_hub.ModelCardData(
+        library_name="evergrow",
+        pipeline_tag=_TASKS[info["kind"]],
+        tags=["evergrow", "continual-learning", "class-incremental-learning"],
+        license=licence,
+        base_model=None if spec is None else hub_name(spec),
+        datasets=[dataset] if dataset is not None and dataset.count("/") == 1 else None,
+        **results,
+    )
+    classes, n_features = info["classes"], info["n_features"]
+    card: huggingface_hub.ModelCard = huggingface_hub.ModelCard.from_template(
+        data,
+        template_path=str(Path(__file__).with_name("model_card.md")),
+        info=info,
+        repo=repo,
+        title=markdown_text(name),
+        summary=(summary or "").strip(),
+        takes=_TAKES[info["kind"]],
+        classes=f"{len(classes):,} class{'es' * (len(classes) != 1)}",
+        samples=f"{info['n_samples']:,} sample{'s' * (info['n_samples'] != 1)}",
+        question=_QUESTIONS[info["kind"]].format(n_features=n_features),
+        shown=[(markdown_text(entry["name"]), f"{entry['samples']:,}") for entry in classes[:SHOWN_CLASSES]],
+        n_more=f"{len(classes) - SHOWN_CLASSES:,}" if len(classes) > SHOWN_CLASSES else "",
+        spec=spec,
+        backbone="" if spec is None else markdown_text(spec.name),
+        hub_name=None if spec is None else hub_name(spec),
+        backbone_licence=None if spec is None else licence_of(spec),
+        n_features="" if n_features is None else f"{n_features:,}",
+        measured=measured,
+        accuracy="" if measured is None else f"{measured.accuracy:.1%}",
+        measured_on="" if measured is None else f"{measured.n:,}",
+    )
+    return card
 
 
 def fetched_model(repo: str | os.PathLike[str], **settings: Any) -> Path:

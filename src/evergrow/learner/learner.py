@@ -26,8 +26,7 @@ from evergrow.features.encoding import OnError
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.estimator import Estimator
 from evergrow.learner import edits
-from evergrow.learner.answering import LIKELIEST, Answering
-from evergrow.learner.answers import Answers
+from evergrow.learner.answers import LIKELIEST, Answering, Answers
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.encoder import Encoder, check_images, checkpoint_file, encode_config
 from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_samples
@@ -1103,12 +1102,10 @@ class Learner(Estimator):
         HubError
             If the Hub cannot be reached, or refuses.
         """
-        from evergrow.learner.hub import push
-        from evergrow.learner.model_card import CardFacts
+        from evergrow.learner.hub import model_card, push
 
-        facts = CardFacts(licence, dataset, summary)
         settings = {"private": private, "token": token, "branch": branch, "create_pr": create_pr}
-        return push(self, repo, facts, commit_message=message, **settings)
+        return push(self, repo, model_card(self, repo, licence, dataset, summary), commit_message=message, **settings)
 
     @classmethod
     def from_pretrained(

@@ -27,7 +27,7 @@ from evergrow.data import DataOptions
 from evergrow.features.base import BackboneSpec
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.saving import plain_value
-from evergrow.learner.answering import Answering
+from evergrow.learner.answers import LIKELIEST, Answering
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.labels import can_read
 
@@ -502,7 +502,7 @@ class Snapshot:
             learned = getattr(self.head, "class_counts_", None)
             own = [self.counts[name] for name in names]
             require(learned is None or own == learned.tolist(), "it counts other samples than its head learned")
-            plain = self.answering.is_plain or hasattr(self.head, "predict_proba")
+            plain = self.answering == LIKELIEST or hasattr(self.head, "predict_proba")
             require(plain, "it says how answers follow from probabilities, and its method has none")
         if self.spec is not None:
             fits = width in (None, self.spec.n_features)

@@ -3,15 +3,26 @@
 The change that a batch of files makes is written to the model's file together with hashes of these files, in one step.
 After a crash a file that was taken up is learned if the model does not name it, and only put away if it does. Undoing
 that change undoes the list with it.
+
+    FOLDER/<class>/cat.jpg              arrives, to be learned
+    FOLDER/inbox/what.jpg               arrives, to be answered
+    FOLDER/done/working/<class>/...     taken up, not learned yet, or learned and not put away yet
+    FOLDER/done/learned/<class>/...     learned
+    FOLDER/done/answered/what.jpg       answered, with what.jpg.json beside it
+    FOLDER/done/refused/...             set aside, with the reason in <name>.reason.txt
+
+A file moves by one rename each time. Whether one in ``working`` was learned the model's own file tells.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
 import json
 import os
-import warnings
-from collections.abc import Iterable, Sequence
+import stat
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +30,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import DataWarning, EvergrowError, InputError
+from evergrow.core.errors import BusyError, DatasetNotFoundError, EvergrowError, InputError, PathError
+from evergrow.core.files import PARTIAL, atomic_path, locked
 from evergrow.data.intake import read_items
 from evergrow.features import Features
 from evergrow.learner.calibration import FALSE_ALARM
@@ -27,7 +39,6 @@ from evergrow.learner.labels import as_labels, can_read
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, locked_model, open_model
 from evergrow.learner.snapshot import Change
-from evergrow.learner.watched_folder import Arrival, WatchedFolder, odd_file
 
 BATCH = 500
 """Files that become one change at most."""
@@ -36,6 +47,217 @@ JOURNAL = "watched"
 """Field of a change that has the hashes of the files it learned, by class."""
 
 _LONGEST_TEXT = 1_000_000
+
+
+INBOX, DONE = "inbox", "done"
+"""Folders that are no classes."""
+
+LARGEST = 256 * 2**20
+"""Bytes of a file that is still looked at."""
+
+_UNFINISHED = (PARTIAL, ".tmp", ".crdownload", ".partial", ".download", ".filepart")
+_REASON, _ANSWER = ".reason.txt", ".json"
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A file in a watched folder.
+
+    Parameters
+    ----------
+    label : str or None
+        Its class; None for one to be answered.
+    path : Path
+        Where it lies.
+    """
+
+    label: str | None
+    path: Path
+
+    def digest(self) -> str:
+        """Return a hash of the content, by which a file is known again whatever it is called."""
+        found = hashlib.blake2b(digest_size=12)
+        with open(self.path, "rb") as file:
+            while block := file.read(1 << 20):
+                found.update(block)
+        return found.hexdigest()
+
+
+@dataclass
+class WatchedFolder:
+    """The folder, while one process watches it.
+
+    Parameters
+    ----------
+    root : Path
+        The folder.
+    quiet : float
+        Seconds for which a file must not have changed to count as whole.
+    """
+
+    root: Path
+    quiet: float = 2.0
+    _seen: dict[Path, tuple[int, int, float]] = field(default_factory=dict)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other watchers out of the folder.
+
+        Raises
+        ------
+        DatasetNotFoundError
+            If there is no such folder.
+        BusyError
+            If another process watches it.
+        """
+        if not self.root.is_dir():
+            raise DatasetNotFoundError(f"folder to watch must exist, got {str(self.root)!r}")
+        for part in (DONE, f"{DONE}/working"):
+            place = self.root / part
+            if place.is_symlink() or (place.exists() and not place.is_dir()):
+                raise InputError(f"{place} must be a folder of its own, got a link or a file")
+            place.mkdir(exist_ok=True)
+        try:
+            with locked(self.root / DONE):
+                for path in [
+                    *self.root.glob(f"{DONE}/answered/.*{PARTIAL}"),
+                    *self.root.glob(f"{DONE}/refused/**/.*{PARTIAL}"),
+                ]:
+                    path.unlink()  # of a process that was killed, since nobody else writes there
+                yield
+        except BusyError as error:
+            raise BusyError(f"{self.root} must be watched by one process, but another one does already") from error
+
+    # -- what has arrived -------------------------------------------------------------------------------------------
+
+    def labels(self) -> list[str]:
+        """Return the names of the folders that stand for classes, sorted."""
+        with os.scandir(self.root) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return sorted(name for name in names if name not in (INBOX, DONE) and not name.startswith("."))
+
+    def odd_folders(self) -> dict[str, str]:
+        """Return folders that cannot be classes, with the reason."""
+        found = {name: reason for name in self.labels() if (reason := odd_name(name))}
+        with os.scandir(self.root) as entries:
+            found |= {entry.name: "it is a link" for entry in entries if entry.is_symlink() and entry.is_dir()}
+        return found
+
+    def working(self) -> list[Arrival]:
+        """Return files that were taken up before and not put away."""
+        place = self.root / DONE / "working"
+        return [Arrival(folder.name, path) for folder in _sorted(place) if folder.is_dir() for path in _sorted(folder)]
+
+    def arrivals(self, label: str | None) -> Iterator[Arrival]:
+        """Yield the files of a class, or of the inbox, that have arrived whole or can never be taken."""
+        folder = self.root / (INBOX if label is None else label)
+        if not folder.is_dir() or folder.is_symlink():
+            return
+        for path in _sorted(folder):
+            if path.name.startswith(".") or path.name.lower().endswith(_UNFINISHED):
+                continue
+            with suppress(FileNotFoundError):  # whoever put it there took it away again
+                if odd_file(path) or self._is_whole(path):
+                    yield Arrival(label, path)
+
+    def is_waiting(self) -> bool:
+        """Return whether files were seen that may still be written to."""
+        self._seen = {path: seen for path, seen in self._seen.items() if os.path.lexists(path)}
+        return bool(self._seen)
+
+    def _is_whole(self, path: Path) -> bool:
+        """Return whether a file has kept size and time of change for long enough, by the clock of this process.
+
+        What has not changed for ten times as long by its own time is taken at the first look.
+        """
+        status, now = os.lstat(path), time.monotonic()
+        size, changed, first = self._seen.get(path, (-1, -1, now))
+        if (size, changed) != (status.st_size, status.st_mtime_ns):
+            first = now
+        if now - first >= self.quiet or time.time() - status.st_mtime >= 10 * self.quiet:
+            self._seen.pop(path, None)
+            return True
+        self._seen[path] = (status.st_size, status.st_mtime_ns, first)
+        return False
+
+    # -- where it goes ----------------------------------------------------------------------------------------------
+
+    def take(self, arrival: Arrival) -> Arrival:
+        """Move a file to where nobody but this process works on it."""
+        return Arrival(arrival.label, self._move(arrival.path, f"working/{arrival.label}"))
+
+    def put_away(self, arrival: Arrival) -> Path:
+        """Move a file that was learned."""
+        return self._move(arrival.path, f"learned/{arrival.label}")
+
+    def refuse(self, arrival: Arrival, reason: str) -> Path:
+        """Set a file aside; the reason is written beside it first."""
+        target = self._target("refused" if arrival.label is None else f"refused/{arrival.label}", arrival.path.name)
+        with atomic_path(target.with_name(target.name + _REASON)) as temporary:
+            temporary.write_text(reason + "\n", encoding="utf-8", errors="backslashreplace")
+        _rename(arrival.path, target)
+        return target
+
+    def answered(self, arrival: Arrival, answer: str) -> Path:
+        """Write the answer about a file, then move the file beside it: one gone from the inbox has its answer."""
+        target = self._target("answered", arrival.path.name)
+        with atomic_path(target.with_name(target.name + _ANSWER)) as temporary:
+            temporary.write_text(answer + "\n", encoding="utf-8")
+        _rename(arrival.path, target)
+        return target
+
+    def _move(self, path: Path, folder: str) -> Path:
+        target = self._target(folder, path.name)
+        _rename(path, target)
+        return target
+
+    def _target(self, folder: str, name: str) -> Path:
+        """Return a free place; one process alone moves files there."""
+        place = self.root / DONE / folder
+        place.mkdir(parents=True, exist_ok=True)
+        stem, suffix = os.path.splitext(name)
+        target, number = place / name, 1
+        while os.path.lexists(target):
+            number += 1
+            target = place / f"{stem}-{number}{suffix}"
+        return target
+
+
+def _rename(path: Path, target: Path) -> None:
+    try:
+        os.rename(path, target)
+    except OSError as error:
+        raise PathError(f"{path} must be a file that may be moved to {target.parent}, but {error}") from error
+
+
+def odd_file(path: Path) -> str:
+    """Return why a file can never be looked at; nothing where it can."""
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        return "it is a link: links are not followed"
+    if not stat.S_ISREG(status.st_mode):
+        return "it is no ordinary file"
+    if status.st_size > LARGEST:
+        return f"it has {status.st_size:,} bytes, more than {LARGEST:,}"
+    return odd_name(path.name)
+
+
+def odd_name(name: str) -> str:
+    r"""Return why a name of a file or class is refused; nothing where it is an ordinary one.
+
+    Examples
+    --------
+    >>> from evergrow.learner.watching import odd_name
+    >>> odd_name("cat.jpg"), odd_name("cat\x1b[2J")
+    ('', 'its name has characters that cannot be shown')
+    """
+    if not name.isprintable():
+        return "its name has characters that cannot be shown"
+    return "" if name.strip() == name else "its name begins or ends with a blank"
+
+
+def _sorted(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
 
 
 @dataclass
@@ -110,7 +332,7 @@ def watch_once(
     >>> from pathlib import Path
     >>> import numpy as np
     >>> from evergrow import Learner
-    >>> from evergrow.learner.watched_folder import WatchedFolder
+    >>> from evergrow.learner.watching import WatchedFolder
     >>> from evergrow.learner.watching import watch_once
     >>> X, y = np.random.default_rng(0).normal(size=(40, 5)) + 5 * np.eye(5)[np.arange(40) % 2], np.arange(40) % 2
     >>> with tempfile.TemporaryDirectory() as place:
@@ -124,7 +346,7 @@ def watch_once(
     1 0
     """
     done = Watched()
-    settings = {**settings, "cache": False, "extract": {**(settings.get("extract") or {}), "on_error": "skip"}}
+    settings = {**settings, "cache": False, "extract": {**(settings.get("extract") or {}), "on_error": "raise"}}
     _learn_arrivals(model, folder, done, wait, settings)
     _answer_arrivals(model, folder, done, false_alarm, settings)
     done.waiting = folder.is_waiting()
@@ -184,30 +406,23 @@ def _learn_batch(
     model: Any, learner: Learner, folder: WatchedFolder, batch: Sequence[tuple[Arrival, str]], done: Watched
 ) -> None:
     """Learn files as one change, and put them away; the commit decides whether they were."""
-    X, owners, refused = _vectors(learner, [arrival for arrival, _ in batch])
-    if len(owners):
-        labels = [str(batch[owner][0].label) for owner in owners.tolist()]
-        learner.partial_fit(_as_features(X), as_labels(labels, learner._state().label_kind))
+    found = _vectors(learner, [arrival.path for arrival, _ in batch])
+    read = [(arrival, digest, X) for (arrival, digest), X in zip(batch, found, strict=True) if not isinstance(X, str)]
+    if read:
+        labels = [str(arrival.label) for arrival, _, X in read for _ in X]
+        X = np.concatenate([X for _, _, X in read])
+        learner.partial_fit(Features(X, np.arange(len(X))), as_labels(labels, learner._state().label_kind))
         files: dict[str, list[str]] = {}
-        for owner in sorted(set(owners.tolist())):
-            files.setdefault(str(batch[owner][0].label), []).append(batch[owner][1])
-        _note(learner, files)
-        number = sum(map(len, files.values()))
-        done.revision = commit(model, learner, f"watched {number} file{'s' * (number != 1)}")
-        done.learned += number
-    for place, (arrival, _) in enumerate(batch):
-        if place in refused:
-            _refuse(folder, arrival, refused[place], done)
+        for arrival, digest, _ in read:
+            files.setdefault(str(arrival.label), []).append(digest)
+        note = f"watched {len(read)} file{'s' * (len(read) != 1)}"
+        done.revision = commit(model, learner, Change("update", "", 0, note=note, extra={JOURNAL: files}))
+        done.learned += len(read)
+    for (arrival, _), vectors in zip(batch, found, strict=True):
+        if isinstance(vectors, str):
+            _refuse(folder, arrival, vectors, done)
         else:
             folder.put_away(arrival)
-
-
-def _note(learner: Learner, files: dict[str, list[str]]) -> None:
-    """Write into the latest change which files it learned."""
-    now = learner._state()
-    last = now.history[-1]
-    last = dataclasses.replace(last, extra={**last.extra, JOURNAL: files})
-    learner._snapshot = dataclasses.replace(now, history=(*now.history[:-1], last))
 
 
 def learned_files(history: Iterable[Change]) -> dict[str, set[str]]:
@@ -251,36 +466,17 @@ def _refuse(folder: WatchedFolder, arrival: Arrival, reason: str, done: Watched)
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def _vectors(learner: Learner, files: Sequence[Arrival]) -> tuple[NDArray[Any], NDArray[np.int64], dict[int, str]]:
-    """Return feature vectors, the file that each belongs to, and why others could not be read."""
-    items: list[Any] = []
-    owners: list[int] = []
-    refused: dict[int, str] = {}
-    for place, arrival in enumerate(files):
-        read = _items_or_reason(arrival.path, learner.kind_)
-        if isinstance(read, str):
-            refused[place] = read
-            continue
-        items += read
-        owners += [place] * len(read)
-    found: list[NDArray[Any]] = []
-    kept: list[int] = []
-    for start in range(0, len(items), 256):
-        X, rows, failed = _encoded(learner, items[start : start + 256])
-        if len(rows):
-            found.append(X)
-        kept += [owners[start + row] for row in rows]
-        refused |= {owners[start + row]: reason for row, reason in failed.items()}
-    whole = np.concatenate(found) if found else np.empty((0, 0))
-    return whole, np.asarray(kept, dtype=np.int64), refused
-
-
-def _items_or_reason(path: Path, kind: str) -> list[Any] | str:
-    """Return what a file holds, or why it cannot be read."""
+def _vectors(learner: Learner, paths: Sequence[Path]) -> list[NDArray[Any] | str]:
+    """Return the feature vectors of each file, or why it cannot be read."""
     try:
-        return _items(path, kind)
+        items = [_items(path, learner.kind_) for path in paths]
+        X = learner.features([item for part in items for item in part]).X
+        return list(np.split(X, np.cumsum([len(part) for part in items])[:-1]))
     except (EvergrowError, OSError) as error:
-        return str(error)
+        if len(paths) == 1:
+            return [str(error)]
+    middle = len(paths) // 2  # one that is refused must not take others along
+    return _vectors(learner, paths[:middle]) + _vectors(learner, paths[middle:])
 
 
 def _items(path: Path, kind: str) -> list[Any]:
@@ -302,29 +498,6 @@ def _items(path: Path, kind: str) -> list[Any]:
     return list(np.asarray(read_items(path, "features").features))
 
 
-def _as_features(X: NDArray[Any]) -> Features:
-    """Return what the model's own backbone made as what needs not be made again."""
-    return Features(X, np.arange(len(X)))
-
-
-def _encoded(learner: Learner, items: list[Any]) -> tuple[NDArray[Any], list[int], dict[int, str]]:
-    """Return features of what can be read, its rows, and why the rest cannot."""
-    try:
-        with warnings.catch_warnings():  # what is left out is told file by file
-            warnings.simplefilter("ignore", DataWarning)
-            found = learner.features(items)
-        rows = found.rows.tolist()
-        missing = [row for row in range(len(items)) if row not in set(rows)]
-        return found.X, rows, {row: why for row, (_, why) in zip(missing, found.failures, strict=True)}
-    except EvergrowError as error:
-        if len(items) == 1:
-            return np.empty((0, 0)), [], {0: str(error)}
-    parts = [_encoded(learner, [item]) for item in items]  # one that is refused as a whole must not take others along
-    kept = [row for row, (_, rows, _) in enumerate(parts) if rows]
-    X = np.concatenate([parts[row][0] for row in kept]) if kept else np.empty((0, 0))
-    return X, kept, {row: failed[0] for row, (_, _, failed) in enumerate(parts) if failed}
-
-
 # -- answering ------------------------------------------------------------------------------------------------------
 
 
@@ -334,26 +507,20 @@ def _answer_arrivals(
     asked = list(folder.arrivals(None))
     learner = open_model(model, **settings) if asked else None
     for arrival in asked:
-        if learner is None:
-            return
-        reason = odd_file(arrival.path)
-        answer = None
-        if not reason:
-            X, owners, refused = _vectors(learner, [arrival])
-            reason = refused.get(0, "")
-            if len(owners):
-                answer = json.dumps(_answer(learner, arrival.path.name, X, false_alarm))
-        if answer is None:
-            _refuse(folder, arrival, reason, done)
+        found: NDArray[Any] | str = odd_file(arrival.path)
+        if learner is not None and not len(found):
+            found = _vectors(learner, [arrival.path])[0]
+        if learner is None or isinstance(found, str):
+            _refuse(folder, arrival, str(found), done)
         else:
-            folder.answered(arrival, answer)
+            folder.answered(arrival, json.dumps(_answer(learner, arrival.path.name, found, false_alarm)))
             done.answered += 1
 
 
 def _answer(learner: Learner, name: str, X: NDArray[Any], false_alarm: float | None) -> dict[str, Any]:
     """Return the answer about one file: of its only vector, or one for each."""
-    usable = false_alarm if hasattr(learner.head_, "novelty_score") and learner._state().calibration.n else None
-    found = learner.ask(_as_features(X), false_alarm=usable)
+    usable = false_alarm if learner.info()["novelty"] else None
+    found = learner.ask(Features(X, np.arange(len(X))), false_alarm=usable)
     rows = []
     for row, values in enumerate(found.values):
         order = np.argsort(-values, kind="stable")[:5]

@@ -27,9 +27,10 @@ from evergrow.core.files import locked
 from evergrow.features import Features
 from evergrow.learner.answers import Answers
 from evergrow.learner.evaluation import Evaluation
-from evergrow.learner.history import Header, History
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import (
+    Header,
+    History,
     ModelNotFoundError,
     ModelWriteError,
     commit,
