@@ -32,9 +32,10 @@ def tree(tmp_path: Path) -> Tree:
 
     def make(counts: Mapping[str, int]) -> Path:
         root = tmp_path / "pets"
+        root.mkdir(exist_ok=True)
         for folder, count in counts.items():
             place = root / folder
-            place.mkdir(parents=True)
+            place.mkdir(parents=True, exist_ok=True)
             for number in range(count):
                 (place / f"{number:03d}.png").write_bytes(PNG)
         return root

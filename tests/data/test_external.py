@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.data.conftest import PNG
 
-from evergrow.core.errors import (
-    DatasetNotFoundError,
-    InputError,
-)
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError
 from evergrow.data import load_data
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -29,10 +27,31 @@ def _images(count: int, names: list[str]) -> Any:
     )
 
 
-def test_folders_of_save_to_disk_are_refused_with_the_cure(tmp_path: Path) -> None:
-    _images(12, ["b", "a"]).save_to_disk(tmp_path / "saved")
-    with pytest.raises(InputError, match=r"written by save_to_disk; write it by to_parquet"):
-        load_data(tmp_path / "saved")
+def test_saved_images(tmp_path: Path) -> None:
+    import datasets
+
+    content = datasets.DatasetDict({"train": _images(12, ["b", "a"]), "test": _images(4, ["b", "a"])})
+    content.save_to_disk(tmp_path / "saved")
+    data = load_data(tmp_path / "saved")
+    assert (data.layout, data.class_names, data.y_train.tolist()) == ("arrow", ("b", "a"), [0, 1] * 6)
+    assert data.train.items.raw(3) == PNG
+    assert data.fingerprint == load_data(f"hf:{tmp_path / 'saved'}").fingerprint
+    assert pickle.loads(pickle.dumps(data.test.items)).raw(0) == PNG
+    assert data.test.items.stamp() != data.train.items.stamp()
+
+
+def test_saved_texts_in_a_single_split(tmp_path: Path) -> None:
+    import datasets
+
+    rows = {"text": [f"t{row}" for row in range(20)], "label": ["ham", "spam"] * 10}
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "mail")
+    data = load_data(tmp_path / "mail")
+    assert (data.kind, data.class_names, data.test_counts.tolist()) == ("text", ("ham", "spam"), [2, 2])
+    (tmp_path / "mail" / "cache-1.arrow").write_bytes(b"of the library")
+    assert load_data(tmp_path / "mail").fingerprint == data.fingerprint
+    (tmp_path / "mail" / "indices.arrow").write_bytes(b"")
+    with pytest.raises(FileFormatError, match="flatten_indices"):
+        load_data(tmp_path / "mail")
 
 
 def test_local_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,9 @@ def test_real_sentences(shared: Path, tmp_path: Path) -> None:
     frame = frame[frame["split"] != "unknown"]
     source = tmp_path / "clinc150.csv"
     frame.to_csv(source, index=False)
-    frame.to_parquet(tmp_path / "clinc150.parquet")
-    one, two = load_data(source), load_data(tmp_path / "clinc150.parquet")
+    (tmp_path / "parts").mkdir()
+    for part in ("train", "test"):
+        frame[frame["split"] == part].drop(columns="split").to_parquet(tmp_path / "parts" / f"{part}.parquet")
+    one, two = load_data(source), load_data(tmp_path / "parts")
     assert (one.class_names, one.train.items.texts) == (two.class_names, two.train.items.texts)
     assert one.y_test.tolist() == two.y_test.tolist()

@@ -65,7 +65,7 @@ def test_a_layout_is_recognised_named_and_listed(haiku: Path) -> None:
     for options in ({}, {"layout": "haiku"}):
         data = load_data(haiku, **options)
         assert (data.layout, data.class_names) == ("haiku", ("new", "old"))
-    assert "haiku, webdataset" in help_of("data")
+    assert "haiku, arrow" in help_of("data")
     result = CliRunner().invoke(build_app(), ["data", str(haiku), "--layout", "haiku", "--json"])
     assert json.loads(result.stdout)["layout"] == "haiku"
 

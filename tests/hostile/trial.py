@@ -155,7 +155,7 @@ class Bench:
         self.path.write_bytes(data)
         early: tuple[type[Exception], ...] = (errors.FileFormatError,)
         late = (errors.FileFormatError, errors.NotFittedError, errors.NumericalError)
-        if subject.kind in ("pictures", "trained", "tuner"):  # a file for another backbone is no damaged one
+        if subject.kind in ("pictures", "tuner"):  # a file for another backbone is no damaged one
             early, late = (*early, errors.WeightsError), (*late, errors.WeightsError)
         stage = "reading"
         try:
@@ -208,18 +208,13 @@ class Bench:
 
         if subject.kind == "head":
             return HEADS[subject.method].load(path)
-        if subject.kind == "trained":
-            return type(evergrow.lab.create_method(subject.method)).load(path, backbone=self.backbone)
         backbone = self.backbone if subject.kind == "pictures" else None
         return evergrow.Learner.load(path, backbone=backbone, device="cpu", cache=False)
 
     def _ask(self, subject: Subject, thing: Any) -> bool:
         """Fail unless all answers are finite and consistent; return whether there was nothing to ask."""
         classes = np.asarray(thing.classes_)
-        if subject.kind == "pictures" or subject.kind == "trained":
-            items: Any = self.pictures["query"]
-        else:
-            items = self.rows["query"]
+        items: Any = (self.pictures if subject.kind == "pictures" else self.rows)["query"]
         if classes.ndim != 1 or len(np.unique(classes)) != len(classes) or (np.sort(classes) != classes).any():
             raise FaultError("classes that are no sorted set")
         if not len(classes):
@@ -255,7 +250,7 @@ class Bench:
 
     def _change(self, subject: Subject, thing: Any) -> None:
         """Let it learn more: an old class and a new one, in labels of the kind that it has."""
-        source = self.pictures if subject.kind in ("pictures", "trained") else self.rows
+        source = self.pictures if subject.kind == "pictures" else self.rows
         X, codes = source["later"], source["y_later"]
         if subject.kind in ("learner", "pictures"):
             thing.partial_fit((X, self.names[codes]))

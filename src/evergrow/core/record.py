@@ -163,7 +163,7 @@ def record(kind: str, version: int = 1) -> Callable[[type[T]], type[T]]:
 
     Notes
     -----
-    A class that is no dataclass writes and reads itself: by ``to_archive(self)``, which may use :func:`make_archive`,
+    A class may write and read itself: by ``to_archive(self)``, which may use :func:`make_archive`,
     and the class method ``from_archive(cls, archive, *, device, name)``.
 
     Examples
@@ -216,7 +216,7 @@ def to_archive(item: Any) -> Archive:
     item : object
         Of a class that was registered by :func:`record`.
     """
-    if not is_dataclass(item):
+    if hasattr(item, "from_archive"):
         archive = item.to_archive()
         if not isinstance(archive, Archive):
             raise TypeError(f"to_archive of {type(item).__name__} must return an Archive, got {type(archive).__name__}")
@@ -364,9 +364,9 @@ def from_archive(
     """
     found = _class_of(cls, archive.kind, name)
     _check_version(found, archive.version, name)
-    if not is_dataclass(found):
+    if hasattr(found, "from_archive"):
         return found.from_archive(archive, device=device, name=name)  # type: ignore[no-any-return]
-    return read_fields(found, archive, device=device, name=name)  # type: ignore[arg-type, return-value]
+    return read_fields(found, archive, device=device, name=name)  # type: ignore[no-any-return]
 
 
 def check_kind(cls: type, archive: Archive, name: str = "the archive") -> None:

@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple
 from evergrow.core.errors import EvergrowError, FileFormatError
 from evergrow.core.escaping import one_line, printable
 from evergrow.data.dataset import shown
-from evergrow.data.storage import LARGEST_IMAGE, RATIO, ROOM, Tree
+from evergrow.data.storage import RATIO, ROOM, Tree
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 
@@ -245,12 +245,3 @@ class Archive:
 def _remove(path: str, owner: int) -> None:
     if os.getpid() == owner:
         Path(path).unlink(missing_ok=True)
-
-
-def check_size(title: str, member: Member) -> None:
-    """Refuse a file that is too large for an image in a shard."""
-    if member.size > LARGEST_IMAGE:
-        raise FileFormatError(
-            f"{title} must hold files of at most {LARGEST_IMAGE // 2**20} MiB, got {printable(member.name)} of "
-            f"{member.size // 2**20} MiB"
-        )

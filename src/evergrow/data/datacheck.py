@@ -164,6 +164,12 @@ class _Checked:
     def part(self, row: int) -> str:
         return "training" if row < self.n_train else "test"
 
+    def wrong(self, first: int, second: int) -> PairKind | None:
+        """Return what is wrong about two samples that are the same: the labels before the parts."""
+        if self.labels[first] != self.labels[second]:
+            return "two labels"
+        return None if self.part(first) == self.part(second) else "training and test"
+
     def pair(self, kind: PairKind, rows: tuple[int, int], similarity: float, exact: bool) -> SamplePair:
         first, second = sorted(rows)
         return SamplePair(
@@ -255,20 +261,11 @@ def _by_content(checked: _Checked) -> tuple[list[SamplePair], int, set[int]]:
             row += 1
     pairs: list[SamplePair] = []
     repeated = 0
-    for rows in groups.values():
-        if len(rows) > 1:
-            found = [pair for other in rows[1:] for pair in _same(checked, rows[0], other)]
-            repeated += len(rows) - 1 - len(found)
-            pairs += found
+    for first, *others in groups.values():
+        found = [(kind, other) for other in others if (kind := checked.wrong(first, other)) is not None]
+        repeated += len(others) - len(found)
+        pairs += [checked.pair(kind, (first, other), 1.0, exact=True) for kind, other in found]
     return pairs, repeated, unread
-
-
-def _same(checked: _Checked, first: int, second: int) -> Iterator[SamplePair]:
-    """Yield what is wrong about two samples of one content: at most one thing, the labels before the parts."""
-    if checked.labels[first] != checked.labels[second]:
-        yield checked.pair("two labels", (first, second), 1.0, exact=True)
-    elif checked.part(first) != checked.part(second):
-        yield checked.pair("training and test", (first, second), 1.0, exact=True)
 
 
 def _content(samples: Samples, row: int) -> str:
@@ -339,9 +336,9 @@ def _by_features(
     for row, near, closeness in _neighbours(vectors.X, n_train):
         mine, number = str(labels[row]), int(vectors.rows[row])
         for other, value in zip(near.tolist(), closeness.tolist(), strict=True):
-            kind = _wrong(mine, str(labels[other]), row >= n_train)
-            if value >= similar and kind is not None:
-                pair = checked.pair(kind, (number, int(vectors.rows[other])), value, exact=False)
+            theirs = int(vectors.rows[other])
+            if value >= similar and (kind := checked.wrong(number, theirs)) is not None:
+                pair = checked.pair(kind, (number, theirs), value, exact=False)
                 pairs.setdefault((pair.first, pair.second), pair)
         if sizes[mine] < _JUDGED:
             continue
@@ -364,12 +361,6 @@ def _by_features(
             )
     misplaced.sort(key=lambda entry: (-entry.similarity, entry.row))
     return list(pairs.values()), misplaced, votes
-
-
-def _wrong(mine: str, theirs: str, tested: bool) -> PairKind | None:
-    if mine != theirs:
-        return "two labels"
-    return "training and test" if tested else None
 
 
 def _neighbours(X: NDArray[np.float32], n_train: int) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float32]]]:

@@ -64,7 +64,7 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
     ----------
     source : str or path-like
         - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid, validation), one folder per class,
-          training and test lists or tables, WebDataset tars, Parquet or feature files;
+          training and test lists or tables, WebDataset tars, Parquet or feature files, a saved Hugging Face set;
         - a file: ``.npz`` or ``.safetensors`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` table of
           ``text,label`` or ``path,label``, a ``.txt`` list of images, a ``.json`` export of COCO or Label
           Studio, a ``.zip`` or ``.tar`` of a folder, which is not unpacked;
@@ -221,10 +221,6 @@ def _reader(tree: Tree, pattern: str) -> str:
     if not pattern:
         if tree.remote and not tree.listing(deep=False):
             tree.sizes  # noqa: B018  says where there is nothing at all
-        if tree.is_file("dataset_dict.json") or tree.is_file("state.json"):
-            raise InputError(
-                f"{tree.place()} was written by save_to_disk; write it by to_parquet, which evergrow reads"
-            )
         return reader_of_folder(unwrapped(tree))
     known = reader_of_file(pattern)
     if known is None:

@@ -1,7 +1,8 @@
-"""Parquet files: images, texts or feature vectors in columns, read by row groups."""
+"""Parquet files, and Arrow files of Hugging Face: images, texts or vectors in columns, read by groups of rows."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import posixpath
 from collections.abc import Iterator, Mapping
@@ -175,11 +176,32 @@ class _Groups:
     row: int
 
 
+class _ArrowFile:
+    """An Arrow stream whose record batches are its row groups; files on disk are mapped, not read."""
+
+    def __init__(self, tree: Tree, name: str) -> None:
+        self._tree, self._name = tree, name
+        self.schema_arrow: pa.Schema = self.stream().schema
+
+    def stream(self) -> pa.RecordBatchStreamReader:
+        """Return the batches from the first on."""
+        import pyarrow as pa
+
+        if self._tree.on_disk and self._tree.size(self._name):  # an empty file cannot be mapped
+            return pa.ipc.open_stream(pa.memory_map(str(self._tree.root / self._name)))
+        return pa.ipc.open_stream(pa.PythonFile(self._tree.open(self._name, 2**20), mode="r"))
+
+    def iter_batches(self, _: int, *, row_groups: range, columns: list[str], **__: Any) -> Iterator[pa.RecordBatch]:
+        """Yield some batches, as :class:`pyarrow.parquet.ParquetFile` does."""
+        batches = itertools.islice(self.stream(), row_groups.start, row_groups.stop)
+        return (batch.select(columns) for batch in batches)
+
+
 @dataclass(frozen=True)
-class _ParquetFile:
+class _OpenFile:
     """A file of which the footer is read: its columns, and rows and bytes of every row group."""
 
-    file: pq.ParquetFile
+    file: pq.ParquetFile | _ArrowFile
     columns: TableColumns
     groups: list[tuple[int, int]]
 
@@ -194,14 +216,14 @@ class ParquetSource(Source):
     format = "parquet"
     suffixes = (".parquet",)
 
-    def _open_file(self, name: str) -> _ParquetFile:
+    def _open_file(self, name: str) -> _OpenFile:
         import pyarrow.parquet as pq
 
         title = self.tree.place(name)
         with sound(title, "Parquet file"):
             file = pq.ParquetFile(self.tree.open(name), pre_buffer=False)
             columns = choose_columns(file.schema_arrow, self.options, title)
-            return _ParquetFile(file, columns, _row_groups(file, columns.wanted(), title))
+            return _OpenFile(file, columns, _row_groups(file, columns.wanted(), title))
 
     @property
     def _first(self) -> str:
@@ -289,7 +311,7 @@ class ParquetSource(Source):
             raise FileFormatError(f"{title} must hold {last} row groups, as when shards were made")
         left = RATIO * self.tree.size(name) + ROOM
         kept, count = [], 0
-        with sound(title, "Parquet file"):
+        with sound(title, f"{self.format.capitalize()} file"):
             for batch in opened.file.iter_batches(
                 _BATCH[opened.columns.kind], row_groups=range(first, last), columns=wanted, use_threads=False
             ):
@@ -405,3 +427,34 @@ def _has_parquet(tree: Tree) -> bool:
 
 
 register_reader("parquet", suffixes=(".parquet",), fits=_has_parquet, marks=(".parquet",), rank=20)(ParquetSource)
+
+
+class ArrowSource(ParquetSource):
+    """Rows of a data set that ``save_to_disk`` of the Hugging Face library wrote, one split or a dictionary of them."""
+
+    format = "arrow"
+    suffixes = (".arrow",)
+
+    @cached_property
+    def _every_file(self) -> dict[str, int]:
+        every = super()._every_file
+        found = {name: size for name, size in every.items() if not posixpath.basename(name).startswith("cache-")}
+        if any(name.endswith("indices.arrow") for name in found):
+            raise FileFormatError(
+                f"{self.tree.place()} must be saved without indices: run flatten_indices() before save_to_disk()"
+            )
+        return found
+
+    def _open_file(self, name: str) -> _OpenFile:
+        title = self.tree.place(name)
+        with sound(title, "Arrow file"):
+            file = _ArrowFile(self.tree, name)
+            columns = choose_columns(file.schema_arrow, self.options, title)
+            return _OpenFile(file, columns, [(batch.num_rows, batch.nbytes) for batch in file.stream()])
+
+
+def _is_saved(tree: Tree) -> bool:
+    return tree.is_file("dataset_dict.json") or tree.is_file("state.json")
+
+
+register_reader("arrow", suffixes=(".arrow",), fits=_is_saved, marks=(".json",), rank=10)(ArrowSource)

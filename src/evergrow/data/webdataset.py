@@ -17,13 +17,13 @@ from typing import Any
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError
 from evergrow.core.escaping import printable
-from evergrow.data.archives import Member, check_size, tar_members
+from evergrow.data.archives import Member, tar_members
 from evergrow.data.dataset import listed
 from evergrow.data.folders import is_hidden
 from evergrow.data.items import Images, Samples, is_image
 from evergrow.data.readers import register_reader
 from evergrow.data.sources import Shard, Source, class_labels, spans, where_of
-from evergrow.data.storage import Tree
+from evergrow.data.storage import LARGEST_IMAGE, Tree
 
 LABEL_SUFFIXES = ("cls", "json", "txt")
 """Endings of files that hold labels, in the order in which they are looked for."""
@@ -75,7 +75,11 @@ def grouped(members: Iterable[Member], title: str) -> Iterator[TarSample]:
         stem, _, suffix = name.partition(".")
         if not suffix or is_hidden(name):  # of no kind that could be told, as WebDataset has it
             continue
-        check_size(title, member)
+        if member.size > LARGEST_IMAGE:
+            raise FileFormatError(
+                f"{title} must hold files of at most {LARGEST_IMAGE // 2**20} MiB, got {printable(member.name)} of "
+                f"{member.size // 2**20} MiB"
+            )
         key = posixpath.join(folder, stem)
         if key != sample.key and sample.files:
             yield sample

@@ -111,7 +111,7 @@ def test_shards_that_say_nothing_are_refused(vectors: Path) -> None:
     for where in ({}, {**shard.where, "start": -1}, {**shard.where, "file": 5}, {**shard.where, "stop": 10**9}):
         with pytest.raises(FileFormatError):
             source.read(replace(shard, where=where))
-    for name in ("arrays", "parquet", "webdataset", "table"):
+    for name in ("arrays", "parquet", "arrow", "webdataset", "table"):
         with pytest.raises(EvergrowError):
             make_source(name, source.tree, "a.npz", source.options).read(Shard(0, 1, 0, {}))
 

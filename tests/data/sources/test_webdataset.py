@@ -15,7 +15,7 @@ from tests.data.sources.samples import bodies, jpeg
 from tests.engine.object_storage import upload
 
 from evergrow.core.errors import DatasetNotFoundError, EvergrowError, FileFormatError, InputError
-from evergrow.data import archives, read, source_from
+from evergrow.data import read, source_from
 
 LARGE = 1 << 30
 Members = Sequence[tuple[str, bytes]]
@@ -153,7 +153,7 @@ def test_links_and_devices_are_refused(tmp_path: Path, kind: bytes) -> None:
 
 
 def test_a_member_of_impossible_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "LARGEST_IMAGE", 100)
+    monkeypatch.setattr("evergrow.data.webdataset.LARGEST_IMAGE", 100)
     path = write_tar(tmp_path / "bad.tar", [("1.jpg", b"x" * 101)])
     with pytest.raises(FileFormatError, match="must hold files of at most"):
         list(read(path, layout="webdataset").shards(9, LARGE))
