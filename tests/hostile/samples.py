@@ -114,7 +114,7 @@ def _heads(folder: Path) -> list[Subject]:
 
 def _learners(folder: Path) -> list[Subject]:
     from evergrow import Learner
-    from evergrow.learner.reference import measured_change
+    from evergrow.learner.comparison import measured_change
 
     data = rows()
     first, later = ((data[part], CLASSES[data[f"y_{part}"]]) for part in ("first", "later"))
@@ -130,8 +130,8 @@ def _learners(folder: Path) -> list[Subject]:
         edited.partial_fit(first)
     edited.rename_class("ant", "wasp")
     edited.set_answering(prior={"wasp": 2.0}, costs={"wasp": {"bee": 3.0}}, thresholds={"bee": 0.4})
-    # Features that are blocks with weights, reduced to a budget of width; what answers need is worked out.
-    blocks = learner(blocks=(width - 2, 2), max_features=width - 1).fit(first)
+    # Features that are blocks with weights; what answers need is worked out.
+    blocks = learner(blocks=(width - 2, 2)).fit(first)
     blocks.predict(first[0][:1])
     made = {
         "features": learner().fit(first),

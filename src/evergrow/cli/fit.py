@@ -93,9 +93,9 @@ def fit_command(
     # Before anything heavy is imported: most mistakes show here.
     away = shots is not None or spread.engine is not None
     samples, held = (None, None) if away else _read(data, holdout, seed, reading)
+    from evergrow.learner.comparison import measured_change
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
-    from evergrow.learner.reference import measured_change
 
     learner = Learner(
         backbone,
