@@ -15,7 +15,6 @@ from benchmarks.timing import Row, seconds
 from evergrow import Classifier
 
 BLOCKS = 6
-BUDGETS = (384, 768, 1536)
 
 
 def deep_rows(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -39,7 +38,6 @@ def width(quick: bool) -> Iterator[Row]:
     sizes = (FEATURES,) * BLOCKS
     cases: list[tuple[str, int, dict[str, Any]]] = [("one block of 384", FEATURES, {"normalize": "none"})]
     cases.append(("six blocks, 2,304 features", X.shape[1], {"blocks": sizes}))
-    cases += [(f"the same reduced to {n:,}", n, {"blocks": sizes, "max_features": n}) for n in BUDGETS]
     for name, kept, settings in cases:
         columns = slice(0, FEATURES) if "blocks" not in settings else slice(None)
         yield _case(name, units + kept, X[:, columns], y, more[:, columns], labels, {"n_units": units, **settings})

@@ -13,7 +13,8 @@ import torch
 from benchmarks.data import VitLike
 from benchmarks.paper_equations import PaperConstruction
 from benchmarks.timing import Row, seconds
-from evergrow.head.layers import FeatureMap, GuidedLayer, UnitSampler
+from evergrow.head.layers import FeatureMap, GuidedLayer
+from evergrow.head.layers.base import UnitSampler
 
 SEED, BLOCK, CANDIDATES = 0, 50, 10
 
@@ -62,7 +63,7 @@ def growth(quick: bool) -> Iterator[Row]:
 
 
 def _growth_cell(n: int, width: int) -> Row:
-    from evergrow.head.linalg import create_state
+    from evergrow.head.linalg.recursive import create_state
 
     Z, Y = VitLike(10, seed=SEED).sample(list(range(10)), n)
     layers: list[FeatureMap] = []

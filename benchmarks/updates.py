@@ -12,7 +12,8 @@ from torch import Tensor
 from benchmarks.data import VitLike
 from benchmarks.timing import Row, seconds
 from evergrow.head.layers import FeatureMap, GuidedLayer
-from evergrow.head.linalg import RecursiveState, RidgeState, RidgeStatistics, create_state
+from evergrow.head.linalg.recursive import RecursiveState, create_state
+from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
 
 ALPHA = 0.01
 

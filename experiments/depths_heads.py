@@ -1,6 +1,6 @@
 """Features from several depths: every head with the final vector and with all blocks, and what each block is worth.
 
-Command:   python experiments/depths_heads.py NAME=BLOCKS.npz ... [--parts heads few widths blocks] [--device cuda]
+Command:   python experiments/depths_heads.py NAME=BLOCKS.npz ... [--parts heads few blocks] [--device cuda]
            results go to standard output, one JSON object a line
 Results:   depths_heads.jsonl beside this file, its tables by ``python experiments/depths_heads.py --show``
 
@@ -10,7 +10,7 @@ uint8 whose squares are meant, since a block is brought to unit length anyway.
 
 ``heads``: ten new classes at a time; A_last, A_avg, seconds of learning and of all answers, bytes of the file.
 ``final`` is the first block, ``rich`` all blocks joined; all heads get the same rows, each block of unit length.
-``few``: half of the classes have k rows. ``widths``: the recommended head with a budget of width. ``blocks``: the link
+``few``: half of the classes have k rows. ``blocks``: the link
 alone (no units) on every block by itself and on growing sets of them.
 """
 
@@ -35,7 +35,6 @@ from evergrow import Classifier
 from evergrow.lab import create_method
 
 KEPT = Path(__file__).with_suffix(".jsonl")
-WIDTHS = (384, 768, 1536, 3072)
 FEW = (2, 5, 10)
 
 Array = NDArray[Any]
@@ -190,23 +189,6 @@ def of_few(data: Blocks, seed: int, given: argparse.Namespace) -> Iterator[dict[
                 yield {"head": name, "units": given.units[0], "recipe": recipe, "k": k} | figures | described(model)
 
 
-def of_widths(data: Blocks, seed: int, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the recommended head on all blocks with a budget of width."""
-    order, everything = class_order(data.y, seed), list(range(len(data.names)))
-    X, Xt = data.joined(everything)
-    for units in given.units:
-        for budget in sorted({min(width, X.shape[1]) for width in WIDTHS}):
-            model = Classifier(
-                n_units=units,
-                random_state=seed,
-                device=given.device,
-                blocks=data.sizes(everything),
-                max_features=budget,
-            )
-            result = learn(model, (X, data.y, Xt, data.yt), order, each=False)
-            yield {"units": units, "width": budget} | result | {"bytes": file_bytes(model)} | described(model)
-
-
 def of_blocks(data: Blocks, seed: int, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the link alone on every block, and on the first one, two, three, ... blocks."""
     order, everything = class_order(data.y, seed), list(range(len(data.names)))
@@ -219,7 +201,7 @@ def of_blocks(data: Blocks, seed: int, given: argparse.Namespace) -> Iterator[di
         yield {"blocks": [data.names[place] for place in places], "a_last": result["a_last"]} | described(model)
 
 
-PARTS = {"heads": of_heads, "few": of_few, "widths": of_widths, "blocks": of_blocks}
+PARTS = {"heads": of_heads, "few": of_few, "blocks": of_blocks}
 
 
 def show(path: Path) -> None:

@@ -105,7 +105,6 @@ def test_asked_before_fit(blobs):
         lambda: model.novelty_score(X),
         lambda: model.unlearn(X, y),
         lambda: model.forget_classes([1]),
-        lambda: model.regularize(1.0),
         lambda: model.spawn(),
         lambda: model.merge(model),
         lambda: model.save("nowhere"),
@@ -159,12 +158,6 @@ def test_bad_parameters(setting, message, blobs):
 def test_bad_parameters_of_the_classifier(setting, message, blobs):
     with pytest.raises(ParameterError, match=message):
         Classifier(**setting).fit(*blobs)
-
-
-def test_bad_ridge_later(model):
-    for alpha in (0, -1.0, float("inf"), "big", None):
-        with pytest.raises(ParameterError, match="alpha must be"):
-            model.regularize(alpha)
 
 
 def test_a_gpu_where_none_is(blobs):

@@ -11,7 +11,7 @@ import torch
 
 from evergrow import Classifier
 from evergrow.core.errors import MergeError
-from evergrow.head.layers import normalize
+from evergrow.head.layers.feature_map import normalize
 
 
 def make(**settings: Any) -> Classifier:

@@ -14,9 +14,8 @@ from evergrow import Classifier
 from evergrow.core.archive import Archive
 from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
 from evergrow.export.onnx_graph import read_head
-from evergrow.head.feature_blocks import FeatureBlocks, reduction
+from evergrow.head.linalg.class_shapes import ClassShapes
 from evergrow.head.readout import column_scale
-from evergrow.head.shapes import ShapeModel
 
 SIZES = (8, 12, 5)
 
@@ -64,7 +63,7 @@ def test_scores_are_those_of_a_diagonal_ridge_by_hand(data):
     mixed = scores - scores[0]
     F = np.linalg.lstsq(plain, mixed, rcond=None)[0]
     assert np.allclose(plain @ F, mixed, atol=1e-8 * np.abs(mixed).max())
-    from evergrow.head.linalg import MeanEstimates
+    from evergrow.head.linalg.scatter import MeanEstimates
 
     solved = torch.from_numpy(B @ M.T)
     estimates = MeanEstimates.of(torch.from_numpy(M.T.copy()), solved, torch.from_numpy(v), float(f))
@@ -83,7 +82,7 @@ def test_noise_counts_less_and_accuracy_gains(data):
     assert [block["columns"] for block in model.blocks_] == list(SIZES)
 
 
-@pytest.mark.parametrize("settings", [{}, {"n_units": 0}, {"max_features": 12}, {"solver": "dense"}])
+@pytest.mark.parametrize("settings", [{}, {"n_units": 0}, {"solver": "dense"}])
 def test_parts_are_the_whole(data, settings):
     X, y = data
     first = np.isin(y, [0, 1, 2])
@@ -126,12 +125,12 @@ def test_merged_is_learned_together(data):
 def test_layers_of_other_blocks_do_not_merge(data):
     X, y = data
     model = make().fit(X, y)
-    for other in (make(blocks=(8, 17)), make(blocks=None, normalize="none"), make(max_features=12)):
+    for other in (make(blocks=(8, 17)), make(blocks=None, normalize="none")):
         with pytest.raises(MergeError, match="one frozen layer"):
             model.merge(other.fit(X[1:], y[1:]))
 
 
-@pytest.mark.parametrize("settings", [{}, {"n_units": 0}, {"max_features": 9}, {"n_units": 0, "max_features": 9}])
+@pytest.mark.parametrize("settings", [{}, {"n_units": 0}])
 def test_files_and_maps_give_the_same(data, settings, tmp_path: Path):
     X, y = data
     model = make(**settings).fit(X[:200], y[:200])
@@ -167,37 +166,6 @@ def test_fold_outs_are_those_of_a_model_without_the_rows(data):
     assert np.allclose(model.fold_outs(X[:5], y[:5]).terms, terms, rtol=1e-6, atol=1e-6)
 
 
-def test_reduction_keeps_what_separates(data):
-    X, y = data
-    bases = reduction(torch.from_numpy(X), torch.from_numpy(y), SIZES, 14, 0)
-    assert sum(basis.shape[1] for basis in bases) == 14
-    for basis in bases:
-        assert torch.allclose(basis.T @ basis, torch.eye(basis.shape[1], dtype=basis.dtype), atol=1e-10)
-    model = make(max_features=14, n_units=0).fit(X, y)
-    assert sum(model.model_.blocks.kept) == 14
-    assert model.model_.blocks.kept[0] >= 5  # what separates six classes
-    assert model.score(X, y) > 0.9 * make(n_units=0).fit(X, y).score(X, y)
-
-
-def test_reduction_beyond_the_first_task_is_filled_up():
-    Z = torch.randn(4, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    bases = reduction(Z, torch.tensor([0, 0, 1, 1]), (20, 10), 15, 3)
-    again = reduction(Z, torch.tensor([0, 0, 1, 1]), (20, 10), 15, 3)
-    assert sum(basis.shape[1] for basis in bases) == 15
-    assert all(torch.equal(one, two) for one, two in zip(bases, again, strict=True))
-    centred = Z[:, :20] - Z[:, :20].mean(dim=0)
-    assert torch.allclose(centred @ bases[0] @ bases[0].T, centred, atol=1e-9)  # what there was is kept
-
-
-def test_lift_and_lower_are_inverse():
-    bases = reduction(torch.randn(40, 25, dtype=torch.float64), torch.arange(40) % 4, SIZES, 10, 0)
-    blocks = FeatureBlocks(SIZES, (1.0, 0.5, 2.0), bases)
-    weights = torch.randn(10, 3, dtype=torch.float64)
-    Z = torch.randn(7, 25, dtype=torch.float64)
-    assert torch.allclose(blocks.apply(Z) @ weights, Z @ blocks.lift(weights))
-    assert torch.allclose(blocks.lower(blocks.lift(weights)), weights)
-
-
 def test_wrong_blocks_are_refused(data):
     X, y = data
     with pytest.raises(InputError, match=r"X must have 26 columns.*got 25"):
@@ -207,8 +175,6 @@ def test_wrong_blocks_are_refused(data):
             make(blocks=blocks, normalize="none").fit(X, y)
     with pytest.raises(ParameterError, match="normalize must be 'auto' or 'none'"):
         make(normalize="l2").fit(X, y)
-    with pytest.raises(ParameterError, match="max_features must be"):
-        make(max_features=2).fit(X, y)
 
 
 def test_the_ridge_readout_takes_blocks_too(data):
@@ -219,7 +185,6 @@ def test_the_ridge_readout_takes_blocks_too(data):
 def _damaged(archive: Archive, change: dict[str, Any]) -> Archive:
     part = archive.parts["model"].parts["blocks"]
     part.meta.update(change.get("meta", {}))
-    part.tensors.update(change.get("tensors", {}))
     return archive
 
 
@@ -236,14 +201,11 @@ def _damaged(archive: Archive, change: dict[str, Any]) -> Archive:
         {"meta": {"sizes": [-8, 28, 5]}},
         {"meta": {"sizes": []}},
         {"meta": {"sizes": [2**62, 1, 1]}},
-        {"tensors": {"bases.0": torch.ones(8, 4, dtype=torch.float64)}},
-        {"tensors": {"bases.0": torch.zeros(8, 9, dtype=torch.float64)}},
-        {"tensors": {"bases.1": torch.full((12, 2), float("inf"), dtype=torch.float64)}},
     ],
 )
 def test_nonsense_in_a_file_is_refused(data, change):
     X, y = data
-    archive = make(max_features=12).fit(X, y).to_archive()
+    archive = make().fit(X, y).to_archive()
     with pytest.raises(FileFormatError):
         Classifier.from_archive(_damaged(archive, change))
 
@@ -269,15 +231,15 @@ def test_no_scale_without_blocks(data):
 def test_directions_of_many_features_are_the_principal_ones(monkeypatch):
     rows = torch.randn(300, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows = rows * torch.logspace(0, -2, 200, dtype=torch.float64)
-    exact = ShapeModel.first(rows, 6).basis
-    monkeypatch.setattr("evergrow.head.shapes._WIDE", 100)
-    assert torch.allclose(ShapeModel.first(rows, 6).basis, exact, atol=1e-6)
+    exact = ClassShapes.first(rows, 6).basis
+    monkeypatch.setattr("evergrow.head.linalg.class_shapes._WIDE", 100)
+    assert torch.allclose(ClassShapes.first(rows, 6).basis, exact, atol=1e-6)
 
 
 def test_directions_of_few_rows_are_those_of_the_whole_decomposition():
     rows = torch.randn(9, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     rows = torch.cat([rows, rows[:3]])  # of rank 8 once they are centred, whatever their number
-    found = ShapeModel.first(rows, 128).basis
+    found = ClassShapes.first(rows, 128).basis
     centred = rows - rows.mean(dim=0)
     values, vectors = torch.linalg.eigh(centred.T @ centred)
     assert found.shape == (40, int((values > 1e-10 * values.max()).sum()))

@@ -193,17 +193,6 @@ def test_forgotten_classes_are_never_predicted(blobs):
         model.forget_classes([])
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_regularize_equals_training_with_it(blobs, solver):
-    X, y = blobs
-    model = SCLClassifier(alpha=0.05, solver=solver, **SMALL).fit(X, y)
-    model.regularize(7.0)
-    assert model.alpha_ == 7.0
-    assert relative(model.decision_function(X), joint_logits(model, X, y, X)) < 1e-6
-    model.regularize("gcv")
-    assert model.alpha_ != 7.0
-
-
 def test_gcv_is_chosen_anew_after_every_update(blobs):
     X, y = blobs
     model = SCLClassifier(alpha="gcv", **SMALL).fit(X[:30], y[:30])

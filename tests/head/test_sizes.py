@@ -12,8 +12,8 @@ import torch
 from evergrow import Classifier, SCLClassifier
 from evergrow.core.errors import EvergrowError, InputError, NumericalError, UnlearnError
 from evergrow.head import HEADS
-from evergrow.head.layers import normalize
-from evergrow.head.linalg import create_state
+from evergrow.head.layers.feature_map import normalize
+from evergrow.head.linalg.recursive import create_state
 from evergrow.lab.heads import SimpleCILClassifier
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,8 @@ import torch
 from evergrow.core.errors import InputError, LabelError, UnlearnError, UnsupportedError
 from evergrow.head import Classifier, SCLClassifier
 from evergrow.head.base import HEADS
-from evergrow.head.linalg import ClassGeometry, RidgeStatistics, SolvedScatter
+from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
+from evergrow.head.linalg.statistics import RidgeStatistics
 from evergrow.lab.heads import SimpleCILClassifier
 from evergrow.lab.methods import create_method, list_methods
 

@@ -130,8 +130,8 @@ def _learners(folder: Path) -> list[Subject]:
         edited.partial_fit(first)
     edited.rename_class("ant", "wasp")
     edited.set_answering(prior={"wasp": 2.0}, costs={"wasp": {"bee": 3.0}}, thresholds={"bee": 0.4})
-    # Features that are blocks with weights, reduced to a budget of width; what answers need is worked out.
-    blocks = learner(blocks=(width - 2, 2), max_features=width - 1).fit(first)
+    # Features that are blocks with weights; what answers need is worked out.
+    blocks = learner(blocks=(width - 2, 2)).fit(first)
     blocks.predict(first[0][:1])
     made = {
         "features": learner().fit(first),

@@ -569,7 +569,7 @@ def test_a_loaded_model_answers_without_solving(
     def never(*_: object) -> None:
         raise AssertionError("solved again")
 
-    monkeypatch.setattr("evergrow.head.solved.SolvedCache._denoised", never)
+    monkeypatch.setattr("evergrow.head.readout.SolvedCache._denoised", never)
     assert np.allclose(Learner.load(tmp_path / "m.evg").predict_proba(blobs[0]), expected, rtol=1e-9)
 
 

@@ -100,7 +100,7 @@ def _layer(info: dict[str, Any], numerics: dict[str, Any]) -> list[tuple[str, st
         status = f", {numerics['status']}" if numerics.get("status") else ""
         lines.append(("layer", f"{info['n_units']:,} units on {info['n_features']:,} features{status}"))
     if info["blocks"]:
-        said = [f"{block['weight']:.2f} x {block['columns']:,} columns{_reduced(block)}" for block in info["blocks"]]
+        said = [f"{block['weight']:.2f} x {block['columns']:,} columns" for block in info["blocks"]]
         lines.append(("blocks", "weight and width: " + ", ".join(said)))
     if numerics:
         shown = (
@@ -109,10 +109,6 @@ def _layer(info: dict[str, Any], numerics: dict[str, Any]) -> list[tuple[str, st
         )
         lines.append(("numerics", shown))
     return lines
-
-
-def _reduced(block: dict[str, Any]) -> str:
-    return f" (reduced to {block['kept']:,})" if block["kept"] < block["columns"] else ""
 
 
 def _backbone(spec: dict[str, Any] | None) -> list[tuple[str, str]]:

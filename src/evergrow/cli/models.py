@@ -160,7 +160,7 @@ def settle_model(learner: Learner, wanted: bool) -> tuple[dict[str, Any] | None,
 def _ridge(learner: Learner) -> float | None:
     """Return the ridge of a solution that is there to be kept; None where there is none."""
     solution = learner.head_.solution()
-    return None if solution is None else solution.meta.get("alpha")
+    return None if solution is None or "readout" not in solution.parts else solution.parts["readout"].meta["alpha"]
 
 
 def classes_note(classes: tuple[str, ...], what: str) -> str:

@@ -35,8 +35,9 @@ from torch import Tensor
 from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
 from evergrow.export.onnx_graph import ExportError
-from evergrow.head.layers import ACTIVATIONS, FeatureMap, Units
-from evergrow.head.maps import ContrastMap, HeadMap, LayerMap
+from evergrow.head.layers import ACTIVATIONS, FeatureMap
+from evergrow.head.layers.feature_map import Units
+from evergrow.head.maps import LayerMap
 from evergrow.head.ridge_model import RidgeModel
 
 FOLD_TOLERANCE = 0.05
@@ -170,7 +171,7 @@ def best_lines(units: Units, norm: float) -> Lines:
     --------
     >>> import torch
     >>> from evergrow.export.folding import best_lines
-    >>> from evergrow.head.layers import Units
+    >>> from evergrow.head.layers.feature_map import Units
     >>> lines = best_lines(Units(torch.ones(1, 1), torch.zeros(1), "tanh"), 0.1)
     >>> round(float(lines.slopes[0]), 3)
     0.99
@@ -241,7 +242,7 @@ def ball_bound(units: Units, lines: Lines, readout: Tensor, radius: float) -> fl
     --------
     >>> import torch
     >>> from evergrow.export.folding import ball_bound, tangents
-    >>> from evergrow.head.layers import Units
+    >>> from evergrow.head.layers.feature_map import Units
     >>> units = Units(torch.full((1, 1), 0.1), torch.zeros(1), "sigmoid")
     >>> z = torch.tensor(2.0, dtype=torch.float64)
     >>> change = abs(torch.sigmoid(0.1 * z) - 0.5 - 0.25 * 0.1 * z)
@@ -297,7 +298,7 @@ def ordinary_bound(units: Units, lines: Lines, readout: Tensor, radius: float) -
     --------
     >>> import torch
     >>> from evergrow.export.folding import ball_bound, best_lines, ordinary_bound
-    >>> from evergrow.head.layers import Units
+    >>> from evergrow.head.layers.feature_map import Units
     >>> drawn = torch.randn(64, 500, generator=torch.Generator().manual_seed(0))
     >>> units, readout = Units(0.01 * drawn, torch.zeros(500), "tanh"), drawn[:3].T
     >>> lines = best_lines(units, 2.5)
@@ -329,7 +330,7 @@ def rms_norm(model: RidgeModel) -> float:
     if link is not None and layer.centre is not None:
         centre = layer.centre.cpu().to(means)
         per_column = squares[link] / layer.scale**2 + centre * (2 * means[link] / layer.scale + centre)
-        if model.blocks is not None:  # of features as they come, as far as a budget of width kept them
+        if model.blocks is not None:  # of features as they come
             per_column = per_column / model.blocks.column_weights().to(per_column).square()
         return math.sqrt(max(float(per_column.sum()), 0.0))
     return _norm_from_units(layer, means, squares)
@@ -352,7 +353,9 @@ def score_gap(model: RidgeModel, found: LayerMap, readout: Tensor) -> float:
     stats = model.state.reduced()
     means = stats.lift(stats.cross / model.counts.to(stats.cross).clamp_min(1.0)).cpu().to(readout)
     if found.linear is not None and not model.layer.intercept:
-        linear = found.linear if model.blocks is None else model.blocks.to(found.linear.device).lower(found.linear)
+        linear = found.linear
+        if model.blocks is not None:
+            linear = linear / model.blocks.column_weights().to(linear)[:, None]
         readout = torch.cat([readout, linear / model.layer.scale])
     at_means = means.T @ readout
     return float((at_means.diagonal() - at_means.mean(dim=1)).mean())
@@ -361,14 +364,16 @@ def score_gap(model: RidgeModel, found: LayerMap, readout: Tensor) -> float:
 # -- folding --------------------------------------------------------------------------------------------------
 
 
-def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None = None) -> tuple[LayerMap, FoldReport]:
+def fold(
+    found: LayerMap, tolerance: float = FOLD_TOLERANCE, radius: float | None = None
+) -> tuple[LayerMap, FoldReport]:
     """Return a head without hidden units whose scores are the same within a bound, and what was done.
 
     Normalisation of the features and the terms of class shapes stay as they are.
 
     Parameters
     ----------
-    found : LayerMap, VoteMap or ContrastMap
+    found : LayerMap
         From :func:`~evergrow.export.onnx_graph.read_head`.
     tolerance : float
         Largest change of a score, relative to how far a class stands out on average.
@@ -397,9 +402,6 @@ def fold(found: HeadMap, tolerance: float = FOLD_TOLERANCE, radius: float | None
     check_number("fold_tolerance", tolerance, low=0, low_open=True)
     if radius is not None:
         check_number("fold_radius", radius, low=0, low_open=True)
-    if not isinstance(found, LayerMap):
-        what = "two layers one after the other" if isinstance(found, ContrastMap) else "members that vote"
-        raise FoldError(f"a head must have a single hidden layer to be folded, got {what}")
     if found.units is None or found.readout is None:
         if found.linear is None:
             raise ParameterError("a head must have units or linear weights, got neither")

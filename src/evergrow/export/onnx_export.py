@@ -33,7 +33,7 @@ from evergrow.export.onnx_backbone import (
 from evergrow.export.onnx_graph import PURPOSE, ExportError, GraphBuilder, add_answers, add_scores, read_head
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.head.base import HEADS, IncrementalClassifier
-from evergrow.head.maps import HeadMap
+from evergrow.head.maps import LayerMap
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
@@ -292,7 +292,7 @@ def _check_request(onnx: Any, config: ExportConfig, target: Path) -> None:
         require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
 
 
-def _check_size(source: GraphInput, found: HeadMap) -> None:
+def _check_size(source: GraphInput, found: LayerMap) -> None:
     """Raise early if the weights alone are too large for one file."""
     total = _nbytes(found) + source.nbytes
     if total >= SIZE_LIMIT:
@@ -330,7 +330,7 @@ def _assemble(
     onnx: Any,
     source: GraphInput,
     head: IncrementalClassifier,
-    found: HeadMap,
+    found: LayerMap,
     temperature: float | None,
     opset: int,
     name: str,
@@ -429,7 +429,7 @@ def _wants_check(config: ExportConfig) -> bool:
 
 
 def check_graph(
-    source: GraphInput, head: IncrementalClassifier, data: bytes, found: HeadMap, exact: HeadMap
+    source: GraphInput, head: IncrementalClassifier, data: bytes, found: LayerMap, exact: LayerMap
 ) -> CheckReport:
     """Run a graph on samples, one by one and together, and compare its scores with ours.
 
@@ -441,7 +441,7 @@ def check_graph(
         What answers.
     data : bytes
         The graph.
-    found, exact : LayerMap, VoteMap or ContrastMap
+    found, exact : LayerMap
         The head as it is in the graph, and before folding; the same object where nothing was folded.
 
     Raises
@@ -476,7 +476,7 @@ def score_spread(scores: NDArray[np.float64]) -> float:
     return max(spread, 1e-6 * float(np.abs(scores).max()), 1e-12)
 
 
-def needs_double(found: HeadMap, width: int) -> bool:
+def needs_double(found: LayerMap, width: int) -> bool:
     """Return whether float32 would round scores by more than 1e-5 of their spread.
 
     Log-likelihoods of a discriminant share a part that is the same for all classes and may be thousands of times larger

@@ -17,8 +17,9 @@ from torch import Tensor
 from evergrow.core.errors import EvergrowError, UnsupportedError
 from evergrow.core.optional import require
 from evergrow.head.base import IncrementalClassifier
-from evergrow.head.layers import ACTIVATIONS, Units
-from evergrow.head.maps import ContrastMap, HeadMap, LayerMap, ShapeMap
+from evergrow.head.layers import ACTIVATIONS
+from evergrow.head.layers.feature_map import Units
+from evergrow.head.maps import LayerMap, ShapeMap
 
 PURPOSE = "writing ONNX files"
 
@@ -30,7 +31,7 @@ class ExportError(EvergrowError, RuntimeError):
     """A model cannot be written in the wanted form; nothing was written."""
 
 
-def read_head(head: IncrementalClassifier) -> tuple[HeadMap, float | None]:
+def read_head(head: IncrementalClassifier) -> tuple[LayerMap, float | None]:
     """Return what a fitted head computes, and the temperature of its probabilities where it has them.
 
     Parameters
@@ -135,24 +136,19 @@ class GraphBuilder:
         return self.node("Max", self.node("Sqrt", total), self.number(1e-12))
 
 
-def add_scores(graph: GraphBuilder, found: HeadMap, features: str) -> str:
+def add_scores(graph: GraphBuilder, found: LayerMap, features: str) -> str:
     """Add everything from features in the head's type (n, d) to scores (n, C); return the scores' name.
 
     Parameters
     ----------
     graph : GraphBuilder
         Where to.
-    found : LayerMap, VoteMap or ContrastMap
+    found : LayerMap
         The head.
     features : str
         Name of the features.
     """
-    if isinstance(found, LayerMap):
-        return _add_layer(graph, found, _add_normalization(graph, found.normalization, features))
-    if isinstance(found, ContrastMap):
-        return _add_contrast(graph, found, features)
-    votes = [graph.node("Softmax", add_scores(graph, member, features), axis=1) for member in found.members]
-    return graph.node("Div", graph.node("Sum", *votes), graph.number(len(votes)))
+    return _add_layer(graph, found, _add_normalization(graph, found.normalization, features))
 
 
 def _add_normalization(graph: GraphBuilder, rule: str, features: str) -> str:
@@ -226,18 +222,6 @@ def _add_activation(graph: GraphBuilder, activation: str, pre: str) -> str:
     erf = graph.cast(graph.node("Erf", inner), graph.onnx_dtype)
     half = graph.node("Mul", pre, graph.number(0.5))
     return graph.node("Mul", half, graph.node("Add", erf, graph.number(1.0)))
-
-
-def _add_contrast(graph: GraphBuilder, found: ContrastMap, features: str) -> str:
-    """Add AnaCP's ``g(mean_h(l_h / |l_h P|) O) K``."""
-    prototypes, unit = graph.constant(found.prototypes), []
-    normalized = _add_normalization(graph, found.heads[0].normalization, features)
-    for head in found.heads:
-        scores = _add_layer(graph, head, normalized)
-        unit.append(graph.node("Div", scores, graph.row_norm(graph.node("MatMul", scores, prototypes))))
-    mean = graph.node("Div", graph.node("Sum", *unit), graph.number(len(unit)))
-    lifted = _add_activation(graph, "gelu", graph.node("MatMul", mean, graph.constant(found.output)))
-    return graph.node("MatMul", lifted, graph.constant(found.classifier))
 
 
 def add_answers(graph: GraphBuilder, scores: str, temperature: float | None, *, double: bool) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,9 +20,9 @@ from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, LabelError, NumericalError, UnsupportedError
 from evergrow.core.record import Between, require
 from evergrow.core.validation import as_weights, check_matrix
+from evergrow.head.estimator import Methods, Saved, SavedClassifier
 from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, update_labels
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.saving import Methods, Saved, SavedClassifier
 
 HEADS: Methods[IncrementalClassifier] = Methods("head")
 """Every head by the name users know it under; filled by ``@HEADS.register(name)``."""
@@ -34,7 +34,6 @@ OPTIONAL = {
     "merge": "add what another learner knows",
     "unlearn": "take samples out again",
     "forget_classes": "remove whole classes",
-    "regularize": "change the ridge without data",
     "predict_proba": "give class probabilities",
     "novelty_score": "say how unlike anything learned something is",
     "novelty_terms": "say how unlike anything learned something is",
@@ -123,12 +122,38 @@ class IncrementalClassifier(SavedClassifier):
     def _settle(self) -> None:
         """Work out what answers need, as far as it is not there yet."""
 
-    def __getattr__(self, name: str) -> Any:
-        if hasattr(type(self), name):  # a property that raised an AttributeError: let it be seen
-            return object.__getattribute__(self, name)
-        if name in OPTIONAL:
-            raise UnsupportedError(f"method {self.method_name!r} cannot {OPTIONAL[name]}")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    if TYPE_CHECKING:
+        spawn: Callable[..., Any]
+        expecting: Callable[..., Any]
+        numbered: Callable[..., Any]
+        merge: Callable[..., Any]
+        unlearn: Callable[..., Any]
+        forget_classes: Callable[..., Any]
+        predict_proba: Callable[..., Any]
+        novelty_score: Callable[..., Any]
+        novelty_terms: Callable[..., Any]
+        fold_outs: Callable[..., Any]
+        calibrate: Callable[..., Any]
+        adopt_solution: Callable[..., Any]
+        linear_map: Callable[..., Any]
+        diagnostics: Callable[..., Any]
+
+        @property
+        def class_counts_(self) -> NDArray[np.int64]:
+            """Samples learned of each class."""
+
+        @property
+        def assumed_prior_(self) -> str:
+            """How common probabilities take classes to be."""
+
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property that raised an AttributeError: let it be seen
+                return object.__getattribute__(self, name)
+            if name in OPTIONAL:
+                raise UnsupportedError(f"method {self.method_name!r} cannot {OPTIONAL[name]}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def require_weights(self) -> None:
         """Raise :class:`UnsupportedError` unless samples may count for more or less than one."""
@@ -183,7 +208,7 @@ class IncrementalClassifier(SavedClassifier):
         self, Z: Tensor, labels: NDArray[Any], sample_weight: Any
     ) -> tuple[Tensor, NDArray[Any], NDArray[np.float64] | None]:
         """Return rows and labels of some weight, and the weights; None where every one is one."""
-        weights = as_weights(sample_weight, Z.shape[0])
+        weights = None if sample_weight is None else as_weights(sample_weight, Z.shape[0])
         if weights is None:
             return Z, labels, None
         self.require_weights()
@@ -219,7 +244,7 @@ class IncrementalClassifier(SavedClassifier):
         """
         if classes is not None:
             self._check_announced(y, classes)
-        if not self._is_started():
+        if "classes_" not in vars(self):
             return self._begin(X, y, sample_weight)
         Z = self._features(X, self.device_, reset=False)
         Z, labels, weights = self._weighed(Z, as_labels(y, Z.shape[0]), sample_weight)
@@ -437,8 +462,7 @@ class IncrementalClassifier(SavedClassifier):
 
     def _check_model(self, model: RidgeModel) -> RidgeModel:
         """Return a ridge model of a file that fits the head's features and classes."""
-        width = model.layer.n_features_in if model.blocks is None else model.blocks.n_features_in
-        require(width == self.n_features_in_, "its layer is for features of another width")
+        require(model.layer.n_features_in == self.n_features_in_, "its layer is for features of another width")
         require(len(model.counts) == len(self.classes_), "its statistics are of another number of classes")
         return model
 

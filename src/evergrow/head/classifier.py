@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,33 +14,31 @@ from typing_extensions import Self
 
 from evergrow.core.archive import Archive
 from evergrow.core.errors import FileFormatError, LabelError, MergeError, NothingLeftError, ParameterError, UnlearnError
-from evergrow.core.record import Between, Spec, from_archive, record, require, to_archive
+from evergrow.core.record import from_archive, record, to_archive
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
-from evergrow.head.feature_blocks import FeatureBlocks, check_blocks
+from evergrow.head.block_weights import first_blocks
+from evergrow.head.estimator import Positive, Seed
 from evergrow.head.fold_outs import FoldOuts, Rows, fold_outs
 from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind, column_map, known_codes
-from evergrow.head.layers import (
-    LAYERS,
+from evergrow.head.layers.base import LAYERS, FourierLayer, Layer, layer_from_plain
+from evergrow.head.layers.feature_map import (
+    MOST_BLOCKS,
     BlockRecord,
     FeatureMap,
-    FourierLayer,
-    GuidedLayer,
-    Layer,
     check_contrast,
-    layer_from_plain,
     normalize,
     resolve_normalization,
 )
-from evergrow.head.linalg import LARGEST_WEIGHT, Spectrum, create_state
+from evergrow.head.layers.guided import GuidedLayer
+from evergrow.head.linalg.class_shapes import ClassShapes
+from evergrow.head.linalg.ridge_choice import Spectrum
+from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
 from evergrow.head.maps import LayerMap, ShapeMap, layer_map
 from evergrow.head.novelty import NoveltyStandard, bounded
-from evergrow.head.readout import READOUTS, Choice, Readout, column_scale
+from evergrow.head.readout import READOUTS, Choice, Readout, SolvedCache, column_scale
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.saving import Positive, Seed
-from evergrow.head.shapes import ShapeModel
-from evergrow.head.solved import SolvedCache
 
 GCV_FLOOR = 1e-6
 """Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
@@ -61,26 +59,12 @@ class Learned:
 @record("head-solution")
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Solution:
-    """What follows from the statistics: class weights, offset, ridge and temperature."""
+    """What has been worked out from the statistics."""
 
     last_ridge: Positive | None = None
-    offset: Annotated[Tensor, Spec(("C",), largest=LARGEST_WEIGHT)] | None = None
-    weights: Annotated[Tensor, Spec(("L", "C"), largest=LARGEST_WEIGHT)] | None = None
-    alpha: Annotated[float, Between(0.0)] | None = None
-    minimiser: Annotated[float, Between(0.0)] | None = None
-    jitter: Annotated[float, Between(0.0)] | None = None
+    readout: Readout | None = None
     temperature: Positive | None = None
     choice: Choice | None = None
-
-    def check(self) -> None:
-        absent = {value is None for value in (self.offset, self.weights, self.alpha, self.minimiser, self.jitter)}
-        require(len(absent) == 1, "it lacks one of 'offset', 'weights', 'alpha', 'minimiser' and 'jitter'")
-
-    def readout(self) -> Readout | None:
-        """Return the class weights, None where there are none."""
-        if self.weights is None:
-            return None
-        return Readout(self.weights, self.offset, self.alpha, self.minimiser, self.jitter)  # type: ignore[arg-type]
 
 
 @HEADS.register("evergrow")
@@ -112,8 +96,6 @@ class Classifier(IncrementalClassifier):
     blocks : tuple of int or None
         Columns of each block of features that stand side by side, each of equal energy, as those of several depths of a
         backbone do. The denoised readout chooses from the statistics how much each counts.
-    max_features : int or None
-        Budget of width: features of more columns are reduced, block by block, to directions that the first batch fixes.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     random_state : int, numpy generator or None
@@ -153,10 +135,12 @@ class Classifier(IncrementalClassifier):
     normalize: str
     shape_directions: int
     blocks: tuple[int, ...] | None
-    max_features: int | None
+    verbose: int = 0
     _model: RidgeModel
     _solved: SolvedCache
     _seed: int
+    _temperature: float | None = None
+    _standard: NoveltyStandard | None = None
 
     def __init__(
         self,
@@ -167,7 +151,6 @@ class Classifier(IncrementalClassifier):
         normalize: str = "auto",
         shape_directions: int = 128,
         blocks: tuple[int, ...] | None = None,
-        max_features: int | None = None,
         device: str | torch.device = "auto",
         random_state: Any = None,
     ) -> None:
@@ -178,23 +161,24 @@ class Classifier(IncrementalClassifier):
         self.normalize = normalize
         self.shape_directions = shape_directions
         self.blocks = blocks
-        self.max_features = max_features
         self.device = device
         self.random_state = random_state
 
     # -- settings -----------------------------------------------------------------------------------------
 
     def _check_params(self) -> None:
+        self._chosen_layer()
         self._check_ridge()
         check_choice("readout", self.readout, READOUTS)
         check_choice("normalize", self.normalize, ("auto", "none", "l2", "sqrt-l2"))
         check_number("shape_directions", self.shape_directions, low=0, high=4096, integer=True)
-        check_blocks(self.blocks)
-        if self.max_features is not None:
-            check_number("max_features", self.max_features, low=len(self.blocks or (0,)), integer=True)
-        if len(self.blocks or ()) > 1 and self.normalize not in ("auto", "none"):
+        sizes = () if self.blocks is None else self.blocks
+        if not isinstance(sizes, (tuple, list)) or len(sizes) > MOST_BLOCKS or (self.blocks is not None and not sizes):
+            raise ParameterError(f"blocks must be None or 1 to {MOST_BLOCKS} numbers of columns, got {self.blocks!r}")
+        for size in sizes:
+            check_number("blocks", size, low=1, high=2**31, integer=True)
+        if len(sizes) > 1 and self.normalize not in ("auto", "none"):
             raise ParameterError(f"normalize must be 'auto' or 'none' with several blocks, got {self.normalize!r}")
-        self._chosen_layer()
 
     def _check_ridge(self) -> None:
         if isinstance(self.alpha, str):
@@ -204,17 +188,18 @@ class Classifier(IncrementalClassifier):
 
     def _chosen_layer(self) -> Layer:
         """Return the settings of the layer to build."""
-        if self.n_units is not None:
-            check_number("n_units", self.n_units, low=0, integer=True)
-        layer: Any = FourierLayer() if self.layer is None else self.layer
+        layer: Any = self.layer
+        own: dict[str, Any] = {} if self.n_units is None else {"n_units": self.n_units}
+        if layer is None:
+            return FourierLayer(**own)
         if isinstance(layer, str):
             check_choice("layer", layer, LAYERS.names())
-            layer = LAYERS[layer]()
+            layer = {"kind": layer}
         if isinstance(layer, Mapping):
-            layer = layer_from_plain(layer)
+            return layer_from_plain({**layer, **own})
         if not isinstance(layer, Layer):
             raise ParameterError(f"layer must be a layer, its name or None, got {type(layer).__name__}")
-        return layer if self.n_units is None else dataclasses.replace(layer, n_units=self.n_units)
+        return dataclasses.replace(layer, **own) if own else layer
 
     def _fixed_alpha(self) -> float | None:
         """Return the ridge, None where it is chosen from the statistics."""
@@ -226,17 +211,10 @@ class Classifier(IncrementalClassifier):
         for name in ("_model", "_solved", "_temperature", "_standard"):
             self.__dict__.pop(name, None)
 
-    def _is_started(self) -> bool:
-        return "_model" in vars(self)
-
-    def _require_started(self) -> None:
-        if not self._is_started():
-            self._require_fitted()
-
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = torch.from_numpy(labels.codes).to(Z.device)
         weights = None if labels.weights is None else torch.from_numpy(labels.weights).to(Z.device)
-        if not self._is_started():
+        if "_model" not in vars(self):
             self._seed = resolve_seed(self.random_state)
             self._commit(self._first_model(Z, codes))
         learned = self._model.learn(Z, codes, labels.columns, weights)
@@ -249,21 +227,24 @@ class Classifier(IncrementalClassifier):
             rule = "none"  # each block has been brought to equal energy by itself
         rule = resolve_normalization(rule, Z)
         Z = normalize(Z, rule)
-        blocks = FeatureBlocks.first(Z, codes, self.blocks, self.max_features, self._seed)
+        blocks = first_blocks(Z, codes, self.blocks)
         Z = Z if blocks is None else blocks.apply(Z)
         layer, alpha = self._build(Z, torch.nn.functional.one_hot(codes).to(Z.dtype)), self._fixed_alpha()
         check_contrast(layer, Z)
-        floor = alpha or GCV_FLOOR * max(_energy(layer, Z), 1e-12)
-        state = create_state(self.solver, layer.n_outputs, 0, alpha=alpha, floor=floor, device=Z.device)
-        shapes = ShapeModel.first(Z, self.shape_directions) if self.shape_directions else None
-        return RidgeModel.start(layer, rule, state, shapes, blocks)
+        floor = alpha or GCV_FLOOR * max(layer.centred_energy(Z) / Z.shape[0], 1e-12)
+        shapes = ClassShapes.first(Z, self.shape_directions) if self.shape_directions else None
+        return RidgeModel.start(layer, rule, self._empty_state(layer, floor), shapes, blocks)
+
+    def _empty_state(self, layer: FeatureMap, floor: float) -> RidgeState:
+        """Return statistics of no rows of a layer; ``floor`` is the smallest ridge that will be asked for."""
+        return RidgeStatistics.create(layer.n_outputs, 0, self.solver, floor=floor, device=layer.device)
 
     def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
         """Build the layer on features and one-hot targets of the first batch."""
         layer = self._chosen_layer()
         if isinstance(layer, GuidedLayer) and Y.shape[1] < 2:
             raise LabelError("A guided layer needs at least 2 classes in the first batch, got 1 class.")
-        return layer.build(Z, Y, seed=self._seed, alpha=self._fixed_alpha())
+        return layer.build(Z, Y, seed=self._seed, alpha=self._fixed_alpha(), verbose=self.verbose > 0)
 
     def _commit(self, model: RidgeModel, solved: SolvedCache | None = None) -> None:
         """Make a new model the current one; what was solved for the old one is solved anew when needed."""
@@ -305,8 +286,7 @@ class Classifier(IncrementalClassifier):
     def temperature_(self) -> float:
         """Temperature of the softmax: the one given to :meth:`calibrate`, else a guess from the statistics."""
         self._require_fitted()
-        calibrated = self._calibrated()[0]
-        return self._solved.temperature() if calibrated is None else calibrated
+        return self._solved.temperature() if self._temperature is None else self._temperature
 
     @property
     def assumed_prior_(self) -> str:
@@ -344,8 +324,8 @@ class Classifier(IncrementalClassifier):
         >>> bool(model.novelty_score(new).min() > np.median(model.novelty_score(X)))
         True
         """
-        terms, standard = self.novelty_terms(X), self._calibrated()[1]
-        return (self._solved.standard() if standard is None else standard).score(terms)
+        terms = self.novelty_terms(X)
+        return (self._solved.standard() if self._standard is None else self._standard).score(terms)
 
     def novelty_terms(self, X: Any) -> NDArray[np.float64]:
         """Return what novelty is weighed from: five terms, and 1 / count of the nearest class.
@@ -386,7 +366,7 @@ class Classifier(IncrementalClassifier):
         self._require_fitted()
         Z = self._features(X, self.device_, reset=False)
         codes = torch.from_numpy(known_codes(self.classes_, as_labels(y, Z.shape[0]))).to(Z.device)
-        found = as_weights(sample_weight, len(Z))
+        found = None if sample_weight is None else as_weights(sample_weight, len(Z))
         weights = None if found is None else torch.from_numpy(found).to(Z.device)
         parts = np.zeros(len(Z), dtype=np.int64) if folds is None else np.asarray(folds, dtype=np.int64)
         self._solved.readout()  # most of its cost is shared with what comes now, and a file keeps it
@@ -422,9 +402,6 @@ class Classifier(IncrementalClassifier):
             check_number("temperature", temperature, low=0, low_open=True)
         self._temperature, self._standard = None if temperature is None else float(temperature), novelty
         return self
-
-    def _calibrated(self) -> tuple[float | None, NoveltyStandard | None]:
-        return vars(self).get("_temperature"), vars(self).get("_standard")
 
     # -- exact edits --------------------------------------------------------------------------------------
 
@@ -496,7 +473,7 @@ class Classifier(IncrementalClassifier):
         self._require_started()
         heads: list[Classifier] = [self, other] if base is None else [self, other, base]
         for head in heads[1:]:
-            if not isinstance(head, Classifier) or not head._is_started():
+            if not isinstance(head, Classifier) or "_model" not in vars(head):
                 raise MergeError(f"other must be a learner that shares this layer, got {type(head).__name__}")
         if len(self.classes_) and len(other.classes_):
             check_kind(self.classes_, other.classes_)
@@ -577,22 +554,6 @@ class Classifier(IncrementalClassifier):
         self.classes_ = self.classes_[kept]
         return self
 
-    def regularize(self, alpha: float | str) -> Self:
-        """Change the ridge without data.
-
-        Parameters
-        ----------
-        alpha : float or "gcv"
-            The new ridge, or its choice from the statistics from now on.
-        """
-        self._require_started()
-        if alpha != "gcv":
-            check_number("alpha", alpha, low=0, low_open=True)
-        self.alpha = alpha if isinstance(alpha, str) else float(alpha)
-        self._commit(self._model)
-        self._solved.choice = None
-        return self
-
     def _regroup(self, change: ClassChange) -> None:
         model = self._model.group(change.groups)
         if change.is_permutation:
@@ -613,16 +574,14 @@ class Classifier(IncrementalClassifier):
     def solution(self) -> Archive | None:
         """Return what has been worked out from the statistics, so that a saved model answers without solving.
 
-        None where nothing has been. An archive of kind ``"head-solution"``: ``last_ridge``, and once class weights
-        have been solved for ``weights`` (L, C), ``offset`` (C,), ``alpha``, ``minimiser``, ``jitter`` and
-        ``temperature``.
+        None where nothing has been. An archive of kind ``"head-solution"``.
         """
         self._require_started()
-        solved, readout, last = self._solved, self._solved.solution, self.last_ridge_
-        if readout is None:
+        solved, last = self._solved, self._solved.latest_alpha
+        if solved.solution is None:
             return None if last is None else to_archive(_Solution(last))
         # A calibrated temperature is no matter of the statistics.
-        return to_archive(_Solution(last, **vars(readout), temperature=solved.warmth, choice=solved.choice))
+        return to_archive(_Solution(last, solved.solution, solved.warmth, solved.choice))
 
     def adopt_solution(self, archive: Archive, *, name: str = "the solution") -> None:
         """Take over what :meth:`solution` gave for the same statistics.
@@ -642,7 +601,7 @@ class Classifier(IncrementalClassifier):
         self._require_started()
         found, model = from_archive(_Solution, archive, device=self.device_, name=name), self._model
         solved = SolvedCache(model, self.readout, self._fixed_alpha(), found.last_ridge, found.choice)
-        solved.solution = found.readout()
+        solved.solution = found.readout
         if solved.solution is not None:
             if solved.solution.weights.shape != (model.layer.n_outputs, len(self.classes_)):
                 raise FileFormatError(f"{name}: 'weights' are of another layer or of other classes than the head")
@@ -650,14 +609,14 @@ class Classifier(IncrementalClassifier):
                 raise FileFormatError(f"{name} does not say how it was chosen")
             solved.warmth = found.temperature
         if found.choice is not None:
-            wanted = 0 if model.blocks is None else len(model.blocks.kept)
+            wanted = 0 if model.blocks is None else len(model.blocks.sizes)
             if len(found.choice.weights) not in (0, wanted):
                 raise FileFormatError(f"{name} has weights of another number of blocks")
             solved.is_fresh = found.choice.rows == model.rows
         self._solved = solved
 
     def _contents(self) -> Learned:
-        return Learned(self._seed, self._model, *self._calibrated())
+        return Learned(self._seed, self._model, self._temperature, self._standard)
 
     def _restore(self, learned: Learned) -> None:
         self._seed = learned.seed
@@ -685,12 +644,6 @@ class Classifier(IncrementalClassifier):
     def class_counts_(self) -> NDArray[np.int64]:
         """Samples learned of each class."""
         return np.asarray(self.model_.counts.cpu().numpy())
-
-    @property
-    def last_ridge_(self) -> float | None:
-        """The ridge chosen last, by this head or the one that it was branched from; None where none was."""
-        self._require_started()
-        return self._solved.latest_alpha
 
     @property
     def layer_(self) -> FeatureMap:
@@ -723,8 +676,7 @@ class Classifier(IncrementalClassifier):
     def blocks_(self) -> list[dict[str, Any]] | None:
         """What is known of every block of features, by the choice made last; None where features have no blocks.
 
-        ``columns``, ``kept`` (columns that a budget of width left) and ``weight`` (how much it counts, with a mean
-        square of one over the blocks).
+        ``columns`` and ``weight`` (how much it counts, with a mean square of one over the blocks).
         """
         blocks, choice = self.model_.blocks, self._solved.choice
         if blocks is None:
@@ -733,8 +685,9 @@ class Classifier(IncrementalClassifier):
         if choice is not None and choice.weights:
             weights = weights * np.asarray(choice.weights)
         weights = weights / np.sqrt(np.mean(weights**2))
-        columns = zip(blocks.sizes, blocks.kept, weights.tolist(), strict=True)
-        return [{"columns": size, "kept": kept, "weight": weight} for size, kept, weight in columns]
+        return [
+            {"columns": size, "weight": weight} for size, weight in zip(blocks.sizes, weights.tolist(), strict=True)
+        ]
 
     @property
     def construction_log_(self) -> list[BlockRecord]:
@@ -774,12 +727,3 @@ class Classifier(IncrementalClassifier):
             "error_bound": model.state.error_bound(alpha),
             "state_bytes": model.state.nbytes,
         }
-
-
-def _energy(layer: FeatureMap, Z: Tensor) -> float:
-    """Return the mean energy of the layer's rows around their mean."""
-    total, squares = Z.new_zeros(layer.n_outputs), 0.0
-    for _, H in layer.iter_transform(Z):
-        total += H.sum(dim=0)
-        squares += float(H.square().sum())
-    return (squares - float(total.square().sum()) / Z.shape[0]) / Z.shape[0]

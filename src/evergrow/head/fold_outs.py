@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evergrow.core.errors import InputError
-from evergrow.head.linalg import ShapeScores
+from evergrow.head.linalg.class_shapes import ShapeScores
 from evergrow.head.novelty import NoveltyTerms
-from evergrow.head.readout import column_scale, estimate_means, guessed_temperature, weighted_rows
+from evergrow.head.readout import SolvedCache, column_scale, guessed_temperature, weighted_rows
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.solved import SolvedCache
 
 STEPS_PER_OCTAVE = 4
 
@@ -115,10 +114,10 @@ def fold_outs(solved: SolvedCache, Z: Tensor, codes: Tensor, folds: Tensor, weig
         part, own, taken = rows.take(mine), codes[mine], None if weights is None else weights[mine]
         rest = scatter.unlearned(part.reduced, own, taken)
         terms[mine] = NoveltyTerms.of(rest).of_rows(part.reduced, part.outside)
-        estimates = estimate_means(rest)
+        estimates = rest.estimate_means()
         linear = torch.addmm(estimates.offset, part.reduced, estimates.weights)
         if model.shapes is not None and part.shape is not None:
-            moments = model.shapes.moments.remove(part.shape, own, model.masses, taken)
+            moments = model.shapes.remove(part.shape, own, model.masses, taken)
             linear = ShapeScores.of(moments, rest.counts, choice.strength).add(part.shape, linear)
         scores[mine] = linear
         spread += estimates.spread * len(mine) / len(codes)

@@ -7,18 +7,13 @@ records, which say everything that an export has to know of a head.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from evergrow.head.layers import Units, normalize
-from evergrow.head.linalg import LIKELIEST, ShapeScores
-
-if TYPE_CHECKING:
-    from evergrow.head.feature_blocks import FeatureBlocks
-    from evergrow.head.ridge_model import RidgeModel
-    from evergrow.head.shapes import ShapeModel
+from evergrow.head.layers.feature_map import FeatureBlocks, Units, normalize
+from evergrow.head.linalg.class_shapes import LIKELIEST, ClassShapes, ShapeScores
+from evergrow.head.ridge_model import RidgeModel
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ class ShapeMap:
     likeliest: int
 
     @classmethod
-    def of(cls, shapes: ShapeModel, scores: ShapeScores, blocks: FeatureBlocks | None = None) -> ShapeMap:
+    def of(cls, shapes: ClassShapes, scores: ShapeScores, blocks: FeatureBlocks | None = None) -> ShapeMap:
         """Return the map of class shapes, on the CPU; ``blocks`` is what is done to features before."""
         classes = len(scores.counts)
         pairs = [scores.quadratic(code) for code in range(classes)]
@@ -63,7 +58,7 @@ class ShapeMap:
         means = scores.means()
         inner = torch.einsum("cij,cj->ci", matrices, means)
         constant = torch.einsum("ci,ci->c", inner, means) + means.new_tensor([value for _, value in pairs])
-        basis = shapes.basis if blocks is None else blocks.lift(shapes.basis)
+        basis = shapes.basis if blocks is None else shapes.basis * blocks.column_weights().to(shapes.basis)[:, None]
         return cls(
             basis.cpu(),
             -(shapes.centre @ shapes.basis).cpu(),
@@ -140,79 +135,22 @@ class LayerMap:
         return total if self.shape is None else self.shape.add(Z, total)
 
 
-@dataclass(frozen=True)
-class VoteMap:
-    """The mean of the members' softmaxes.
-
-    Parameters
-    ----------
-    members : tuple of LayerMap
-        Who votes.
-    """
-
-    members: tuple[LayerMap, ...]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """In which the members compute."""
-        return self.members[0].dtype
-
-    def scores(self, Z: Tensor) -> Tensor:
-        """Return scores (n, C) of features Z (n, d)."""
-        return torch.stack([torch.softmax(member.scores(Z), dim=1) for member in self.members]).mean(dim=0)
-
-
-@dataclass(frozen=True)
-class ContrastMap:
-    """AnaCP: unit outputs of a few ridge heads, averaged, through one more random layer.
-
-    With ``l_h`` the scores of head h, P the prototypes and O their image in the last layer, scores are
-    ``g(mean_h(l_h / |l_h P|) O) K``, and g is GELU.
-
-    Parameters
-    ----------
-    heads : tuple of LayerMap
-        From features to ``l_h`` (n, C).
-    prototypes : Tensor of shape (C, d)
-        P.
-    output : Tensor of shape (C, D)
-        O.
-    classifier : Tensor of shape (D, C)
-        K.
-    """
-
-    heads: tuple[LayerMap, ...]
-    prototypes: Tensor
-    output: Tensor
-    classifier: Tensor
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """In which the heads compute."""
-        return self.heads[0].dtype
-
-    def scores(self, Z: Tensor) -> Tensor:
-        """Return scores (n, C) of features Z (n, d)."""
-        unit = []
-        for head in self.heads:
-            scores = head.scores(Z)
-            unit.append(scores / (scores @ self.prototypes).norm(dim=1, keepdim=True).clamp_min(1e-12))
-        mean = torch.stack(unit).mean(dim=0)
-        return torch.nn.functional.gelu(mean @ self.output) @ self.classifier
-
-
-HeadMap = LayerMap | VoteMap | ContrastMap
-
-
 def layer_map(model: RidgeModel, weights: Tensor, offset: Tensor | None = None, factor: float = 1.0) -> LayerMap:
     """Return the map of a ridge model with class weights (n_outputs, C), all multiplied by a factor."""
-    weights = weights.detach().cpu() * factor
-    parts = model.layer.readout_parts(weights)
-    constant = parts.constant if offset is None else parts.constant + offset.detach().cpu() * factor
-    units, linear = parts.units, parts.linear
+    weights, layer = weights.detach().cpu() * factor, model.layer
+    # [units, (z - centre) scale, 1] @ [A; B; c] = units @ A + z @ (scale B) - centre @ (scale B) + c
+    constant, linear = weights[-1] if layer.intercept else weights.new_zeros(weights.shape[1]), None
+    link, units, readout = layer.link_columns(), None, None
+    if link is not None and layer.centre is not None:
+        linear = weights[link] * layer.scale
+        constant = constant - layer.centre.cpu().to(weights) @ linear
+    if offset is not None:
+        constant = constant + offset.detach().cpu() * factor
+    if layer.n_units:
+        units, readout = layer.units(), weights[: layer.n_units]
     if model.blocks is not None:
-        # z R W = z (R W): what is done to blocks becomes part of the matrices after it.
-        blocks = model.blocks.to(torch.device("cpu"))
-        units = None if units is None else replace(units, weights=blocks.lift(units.weights.cpu().to(torch.float64)))
-        linear = None if linear is None else blocks.lift(linear)
-    return LayerMap(model.normalization, units, parts.readout, linear, constant, weights.dtype, model)
+        # What blocks are multiplied by becomes part of the matrices after it.
+        scale = model.blocks.column_weights()[:, None]
+        units = None if units is None else replace(units, weights=units.weights.to(torch.float64) * scale)
+        linear = None if linear is None else linear * scale.to(linear)
+    return LayerMap(model.normalization, units, readout, linear, constant, weights.dtype, model)

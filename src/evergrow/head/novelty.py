@@ -38,8 +38,8 @@ from torch import Tensor
 from evergrow.core.errors import NumericalError
 from evergrow.core.record import Between, record, require
 from evergrow.core.seeding import generator
-from evergrow.head.linalg import CholeskyFactor, SolvedScatter, safe_cholesky
-from evergrow.head.readout import freedom, noise_energy
+from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky
+from evergrow.head.linalg.scatter import SolvedScatter
 
 TOO_LARGE = 1e50
 """Features beyond this may have a square, in the metric of what was learned, that overflows."""
@@ -104,7 +104,8 @@ class NoveltyTerms:
     --------
     >>> import torch
     >>> from evergrow.head.novelty import NoveltyTerms
-    >>> from evergrow.head.linalg import ClassGeometry, RidgeStatistics, SolvedScatter
+    >>> from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
+    >>> from evergrow.head.linalg.statistics import RidgeStatistics
     >>> H = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> codes = torch.arange(60) % 3
     >>> H[torch.arange(60), codes] += 9.0
@@ -127,7 +128,7 @@ class NoveltyTerms:
     @classmethod
     def of(cls, scatter: SolvedScatter) -> NoveltyTerms:
         """Prepare the terms: matrices of the order of the classes are factored, none of the order of the layer."""
-        counts, free = scatter.counts, freedom(scatter)
+        counts, free = scatter.counts, scatter.freedom
         shares = counts / counts.sum()
         centre, solved = scatter.means @ shares, scatter.solve_means()
         directions = free * (solved - (solved @ shares)[:, None])
@@ -136,7 +137,7 @@ class NoveltyTerms:
         # The means less their mean are linearly dependent; a shift this small leaves their span as it is.
         span = safe_cholesky(gram, shift=1e-8 * float(_energies(gram).mean()))
         total = safe_cholesky(gram + torch.diag(free / counts))
-        energy = noise_energy(scatter)
+        energy = scatter.noise_energy()
         return cls(scatter, centre, directions, gram, span, total, energy if energy > 0.0 else 1.0)
 
     def of_rows(self, H: Tensor, outside: Tensor | None = None) -> Tensor:
@@ -153,7 +154,7 @@ class NoveltyTerms:
         energy = self.scatter.quadratic(centred.T)
         if outside is not None:
             energy = energy + outside / self.scatter.alpha
-        return self._terms(centred @ self.directions, freedom(self.scatter) * energy)
+        return self._terms(centred @ self.directions, self.scatter.freedom * energy)
 
     def expected_rows(self) -> Tensor:
         """Return terms (256, 6) of rows drawn as the statistics say known ones are: what to expect before any was seen.
@@ -161,7 +162,7 @@ class NoveltyTerms:
         Rows of a class lie about its mean with the common scatter; drawn are their products with the class means and
         their energy outside the span of these, which is all that the terms need.
         """
-        counts, free = self.scatter.counts, freedom(self.scatter)
+        counts, free = self.scatter.counts, self.scatter.freedom
         source = generator(0, "novelty", "expected")
         spots = (torch.arange(_DRAWN, dtype=torch.float64) + 0.5) / _DRAWN
         chances = torch.cumsum(counts / counts.sum(), dim=0).cpu()
@@ -180,8 +181,8 @@ class NoveltyTerms:
         classes = self.gram.shape[0]
         ridge = self.scatter.alpha + self.scatter.factor.jitter
         covariance = self.gram - (ridge / free) * (self.directions.T @ self.directions)
-        covariance = covariance * max(self.expected / max(noise_energy(self.scatter, inside=True), 1e-300), 1.0)
-        if noise_energy(self.scatter) <= 0.0:  # nothing is known of the spread but that of the means
+        covariance = covariance * max(self.expected / max(self.scatter.noise_energy(inside=True), 1e-300), 1.0)
+        if self.scatter.noise_energy() <= 0.0:  # nothing is known of the spread but that of the means
             covariance = self.gram @ self.gram / classes
         factor = safe_cholesky(covariance, shift=1e-8 * float(_energies(self.gram).mean()))
         draws = torch.randn(_DRAWN, classes, generator=source, dtype=torch.float64).to(self.gram)

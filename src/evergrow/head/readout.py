@@ -1,7 +1,8 @@
 """From statistics to linear class scores: ridge regression, and the readout that takes class means for estimates.
 
 The denoised readout chooses a ridge (:mod:`evergrow.head.linalg.ridge_choice`), solves for the class means
-(:mod:`evergrow.head.linalg.scatter`) and takes the noise off them (:mod:`evergrow.head.linalg.mean_estimates`).
+and takes the noise off them (:mod:`evergrow.head.linalg.scatter`). What was worked out is kept until the statistics
+change.
 """
 
 from __future__ import annotations
@@ -10,22 +11,20 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from evergrow.core.record import Between, record
-from evergrow.head.feature_blocks import ENOUGH_ROWS, cautious_weights, check_weights
-from evergrow.head.linalg import (
-    ClassGeometry,
-    MeanEstimates,
-    RidgeState,
-    ShapeScores,
-    SolvedScatter,
-    choose_block_weights,
-    choose_by_gcv,
-    choose_ridge,
-    safe_cholesky,
-)
+from evergrow.core.record import Between, Spec, record
+from evergrow.head.block_weights import ENOUGH_ROWS, cautious_weights, choose_block_weights
+from evergrow.head.layers.feature_map import check_weights
+from evergrow.head.linalg.class_shapes import ShapeScores
+from evergrow.head.linalg.factor import safe_cholesky
+from evergrow.head.linalg.recursive import LARGEST_WEIGHT
+from evergrow.head.linalg.ridge_choice import choose_by_gcv, choose_ridge
+from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
+from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
+from evergrow.head.novelty import KnownTerms, NoveltyPool, NoveltyStandard, NoveltyTerms
 from evergrow.head.ridge_model import RidgeModel, row_energy
 
 READOUTS = ("denoised", "ridge")
@@ -37,10 +36,9 @@ UNCALIBRATED = 0.06
 """Temperature per energy of a true class mean, where no row was ever scored as if not learned. At the ends of streams
 of image and text features the calibrated temperature is 0.03 to 0.12 of that energy."""
 
-_MAX_LEVERAGE = 1.0 - 1e-3
 
-
-@dataclass(frozen=True)
+@record("readout")
+@dataclass(frozen=True, eq=False)
 class Readout:
     """Linear class scores ``h @ weights + offset``.
 
@@ -58,11 +56,11 @@ class Readout:
         What the factorisation needed beyond ``alpha``.
     """
 
-    weights: Tensor
-    offset: Tensor
-    alpha: float
-    minimiser: float
-    jitter: float
+    weights: Annotated[Tensor, Spec(("L", "C"), largest=LARGEST_WEIGHT)]
+    offset: Annotated[Tensor, Spec(("C",), largest=LARGEST_WEIGHT)]
+    alpha: Annotated[float, Between(0.0)]
+    minimiser: Annotated[float, Between(0.0)]
+    jitter: Annotated[float, Between(0.0)]
 
 
 # -- ridge regression -----------------------------------------------------------------------------------------
@@ -178,21 +176,20 @@ def choose(
         energy = row_energy(geometry.stats, model.masses, rows)
         whole = float(geometry.stats.gram.diagonal().sum()) / rows
         # Where all rows are the same up to rounding, the scale is that of a whole row, not of a centred one.
-        chosen = choose_ridge(geometry, energy if energy > 1e-10 * whole else whole, start)
-        alpha, step = chosen.alpha, chosen.step
-    strength = 1.0 if model.shapes is None else ShapeScores.of(model.shapes.moments, model.masses).strength
+        alpha, step = choose_ridge(geometry, energy if energy > 1e-10 * whole else whole, start)
+    strength = 1.0 if model.shapes is None else ShapeScores.of(model.shapes, model.masses).strength
     return Choice(alpha, step, strength, model.rows, weights)
 
 
 def choose_weights(model: RidgeModel) -> tuple[float, ...]:
     """Choose the weights of the blocks of the direct link; none where there are no blocks or no link."""
     link, blocks = model.layer.link_columns(), model.blocks
-    if blocks is None or link is None or len(blocks.kept) < 2:
+    if blocks is None or link is None or len(blocks.sizes) < 2:
         return ()
     if float(model.masses.sum()) < ENOUGH_ROWS:
-        return tuple(w / g for w, g in zip(cautious_weights(len(blocks.kept)), blocks.weights, strict=True))
+        return tuple(w / g for w, g in zip(cautious_weights(len(blocks.sizes)), blocks.weights, strict=True))
     gram, cross, basis = model.state.reduced().part(link)
-    return choose_block_weights(gram, cross, model.masses, blocks.kept, blocks.weights, basis).weights
+    return choose_block_weights(gram, cross, model.masses, blocks.sizes, blocks.weights, basis)
 
 
 def column_scale(model: RidgeModel, weights: tuple[float, ...]) -> Tensor | None:
@@ -201,7 +198,7 @@ def column_scale(model: RidgeModel, weights: tuple[float, ...]) -> Tensor | None
     if not weights or link is None or model.blocks is None:
         return None
     scale = model.state.reduced().gram.new_ones(model.layer.n_outputs)
-    scale[link] = torch.repeat_interleave(scale.new_tensor(weights), torch.tensor(model.blocks.kept).to(scale.device))
+    scale[link] = torch.repeat_interleave(scale.new_tensor(weights), torch.tensor(model.blocks.sizes).to(scale.device))
     return scale
 
 
@@ -218,29 +215,182 @@ def weighted_geometry(model: RidgeModel, weights: tuple[float, ...]) -> ClassGeo
     return ClassGeometry.of(stats if scale is None else stats.scaled(scale), model.masses)
 
 
-def freedom(scatter: SolvedScatter) -> float:
-    """Return the degrees of freedom f of the scatter, at least one."""
-    return max(float(scatter.counts.sum()) - len(scatter.counts), 1.0)
-
-
-def noise_energy(scatter: SolvedScatter, *, inside: bool = False) -> float:
-    """Return the energy of a new row about the mean of its class, or with ``inside`` that of a learned one.
-
-    Zero where the rows tell nothing of their spread: one row of each class, or copies of it.
-    """
-    order, free = scatter.means.shape[0], float(scatter.counts.sum()) - len(scatter.counts)
-    within = order - (scatter.alpha + scatter.factor.jitter) * scatter.trace_inverse()
-    if free < 1.0 or within <= 1e-8:
-        return 0.0
-    return within if inside else within / (1.0 - min(within / free, _MAX_LEVERAGE))
-
-
-def estimate_means(scatter: SolvedScatter) -> MeanEstimates:
-    """Return the scores of estimated class means; where rows tell nothing of the spread each is taken at its word."""
-    noise = noise_energy(scatter) / scatter.counts
-    return MeanEstimates.of(scatter.means, scatter.solve_means(), noise, freedom(scatter))
-
-
 def guessed_temperature(spread: float) -> float:
     """Return a temperature for scores of class means with this energy around their centre."""
     return 1.0 + UNCALIBRATED * spread
+
+
+# -- what was worked out ------------------------------------------------------------------------------------------
+
+
+class SolvedCache:
+    """Class weights, temperature and terms of novelty of a model, each worked out when first asked for.
+
+    A few rows more or less are followed rather than solved anew, and what was chosen from the statistics (ridge,
+    weights of blocks, strength of the prior of shapes) is chosen anew when the number of rows has changed by a quarter.
+
+    Parameters
+    ----------
+    model : RidgeModel
+        The statistics.
+    kind : {"denoised", "ridge"}
+        How class scores are solved for.
+    fixed : float or None
+        The ridge; None where it is chosen from the statistics.
+    last_alpha : float, optional
+        The ridge that was chosen before the last change, where the next choice begins.
+    choice : Choice, optional
+        What was chosen before the last change.
+    scatter : SolvedScatter, optional
+        A solution that has followed all rows since that choice.
+    """
+
+    def __init__(
+        self,
+        model: RidgeModel,
+        kind: str,
+        fixed: float | None,
+        last_alpha: float | None = None,
+        choice: Choice | None = None,
+        scatter: SolvedScatter | None = None,
+    ) -> None:
+        self.model, self.kind, self.fixed = model, kind, fixed
+        self.last_alpha, self.choice = last_alpha, choice
+        self.solution: Readout | None = None
+        self.warmth: float | None = None
+        self.is_fresh = False
+        """Whether ridge and strength were chosen for just these statistics."""
+        # A solution that was followed is in the coordinates of the features.
+        self._scatter = None if scatter is None else (scatter, model.state.reduced())
+        self._shapes: ShapeScores | None = None
+        self._terms: NoveltyTerms | None = None
+        self._standard: NoveltyStandard | None = None
+
+    # -- the next one -----------------------------------------------------------------------------------------
+
+    def after(self, model: RidgeModel, fixed: float | None, scatter: SolvedScatter | None = None) -> SolvedCache:
+        """Return the cache of another model, which begins where this one's choices ended."""
+        return SolvedCache(model, self.kind, fixed, self.latest_alpha, self.choice, scatter)
+
+    def followed(
+        self, model: RidgeModel, Z: Tensor, codes: Tensor, columns: list[int] | None, weights: Tensor | None
+    ) -> SolvedCache:
+        """Return the cache of a model that learned rows, or unlearned them where ``columns`` is None.
+
+        Parameters
+        ----------
+        model : RidgeModel
+            The model after.
+        Z : Tensor of shape (n, d)
+            The rows.
+        codes : Tensor of shape (n,)
+            Their classes, as the model after numbers them.
+        columns : list of int or None
+            Where the classes before are among those after; -1 is new.
+        weights : Tensor of shape (n,) or None
+            What the rows count for, where that is not one.
+        """
+        scatter = None
+        if self._scatter is not None and self.choice is not None and model.state.reduced().basis is None:
+            before, stats = self._scatter
+            if stats.basis is None and before.can_follow(len(codes)):
+                H = weighted_rows(model, self.choice.weights, Z)
+                learned = columns is not None
+                scatter = before.learned(H, codes, columns or [], weights) if learned else None
+                scatter = scatter if learned else before.unlearned(H, codes, weights)
+        return self.after(model, self.fixed, scatter)
+
+    def reordered(self, model: RidgeModel, order: list[int]) -> SolvedCache:
+        """Return the cache of the same statistics with classes in another order; nothing large is solved again."""
+        made = SolvedCache(model, self.kind, self.fixed, self.last_alpha, self.choice)
+        made.warmth, made.is_fresh, made._standard = self.warmth, self.is_fresh, self._standard
+        if self.solution is not None:
+            weights, offset = self.solution.weights[:, order], self.solution.offset[order]
+            made.solution = replace(self.solution, weights=weights, offset=offset)
+        if self._scatter is not None and self._scatter[1].basis is None:
+            made._scatter = self._scatter[0].select(order), model.state.reduced()
+        return made
+
+    def refreshed(self) -> SolvedCache:
+        """Return a cache in which everything is chosen for just these statistics."""
+        if self.choice is None or self.is_fresh:
+            return self
+        return SolvedCache(self.model, self.kind, self.fixed, self.latest_alpha, replace(self.choice, rows=0))
+
+    @property
+    def latest_alpha(self) -> float | None:
+        """The ridge chosen last; None where none was."""
+        return self.solution.minimiser if self.solution is not None else self.last_alpha
+
+    # -- answers ----------------------------------------------------------------------------------------------
+
+    def readout(self) -> Readout:
+        """Return the linear class scores."""
+        if self.solution is None:
+            model = self.model
+            if self.kind == "ridge":
+                self.solution = solve_ridge(
+                    model.state, model.masses, self.fixed, model.pooled_rows, last=self.last_alpha
+                )
+            else:
+                self.solution = self._denoised()
+        return self.solution
+
+    def _denoised(self) -> Readout:
+        choice, scatter, stats = self.scatter()
+        estimates = scatter.estimate_means()
+        self.warmth = guessed_temperature(estimates.spread)
+        lifted, scale = stats.lift(estimates.weights), column_scale(self.model, choice.weights)
+        if scale is not None:
+            lifted = scale[:, None] * lifted
+        return Readout(lifted, estimates.offset, choice.alpha, choice.alpha, scatter.factor.jitter)
+
+    def scatter(self) -> tuple[Choice, SolvedScatter, RidgeStatistics]:
+        """Return what was chosen, the class means solved at it, and the statistics with their coordinates."""
+        geometry, denoised = None, self.kind == "denoised"
+        # Ridge regression has a ridge of its own; that of the scatter, for novelty, is always chosen.
+        fixed, last = self.fixed if denoised else None, self.choice
+        if last is None or not last.holds(self.model.rows) or fixed not in (None, last.alpha):
+            weights = choose_weights(self.model) if denoised else ()
+            geometry = weighted_geometry(self.model, weights)
+            self.choice = choose(self.model, geometry, fixed, None if last is None else last.step, weights)
+            self._scatter, self.is_fresh = None, True
+        if self.choice is None:
+            raise RuntimeError("a choice was made above")
+        if self._scatter is None:
+            geometry = weighted_geometry(self.model, self.choice.weights) if geometry is None else geometry
+            self._scatter = SolvedScatter.of(geometry, self.choice.alpha), geometry.stats
+        return self.choice, *self._scatter
+
+    def shapes(self) -> ShapeScores | None:
+        """Return what the shapes of classes add to the scores; None where no shapes are kept."""
+        shapes = self.model.shapes
+        if shapes is None or self.kind == "ridge":
+            return None
+        if self._shapes is None:
+            self.readout()
+            strength = 1.0 if self.choice is None else self.choice.strength
+            self._shapes = ShapeScores.of(shapes, self.model.masses, strength)
+        return self._shapes
+
+    def temperature(self) -> float:
+        """Return a temperature for probabilities, guessed from the statistics."""
+        readout = self.readout()
+        if self.warmth is None and self.kind == "ridge":
+            self.warmth = ridge_temperature(self.model, readout)
+        elif self.warmth is None:
+            self.warmth = guessed_temperature(self.scatter()[1].estimate_means().spread)
+        return self.warmth
+
+    def terms(self) -> NoveltyTerms:
+        """Return what novelty is weighed from."""
+        if self._terms is None:
+            self._terms = NoveltyTerms.of(self.scatter()[1])
+        return self._terms
+
+    def standard(self) -> NoveltyStandard:
+        """Return how terms become a score where nothing was calibrated: by what the statistics say of known rows."""
+        if self._standard is None:
+            rows = np.asarray(self.terms().expected_rows().cpu().numpy())
+            self._standard = NoveltyPool((KnownTerms.of(rows, int(self.model.counts.sum())),)).standard()
+        return self._standard

@@ -17,19 +17,12 @@ from torch import Tensor
 
 from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.record import Spec, record, require
-from evergrow.head.feature_blocks import FeatureBlocks
-from evergrow.head.layers import FeatureMap, normalize
-from evergrow.head.linalg import (
-    ClassGeometry,
-    RidgeState,
-    RidgeStatistics,
-    alpha_grid,
-    at_least_some,
-    safe_cholesky,
-    sum_columns,
-    take_columns,
-)
-from evergrow.head.shapes import ShapeModel
+from evergrow.head.layers.feature_map import FeatureBlocks, FeatureMap, normalize
+from evergrow.head.linalg.class_shapes import ClassShapes, counts_or_one
+from evergrow.head.linalg.factor import safe_cholesky
+from evergrow.head.linalg.ridge_choice import alpha_grid
+from evergrow.head.linalg.scatter import ClassGeometry
+from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics, sum_columns, take_columns
 
 LARGEST_MASS = 1e15
 """Sums of weights beyond this are no longer exact to one sample."""
@@ -54,7 +47,7 @@ class RidgeModel:
         Sum of the weights of each class's samples, float64; the counts where every sample counted as one.
     lineage : frozenset of str
         Fingerprints of the first batches that went in, to notice what would be counted twice.
-    shapes : ShapeModel or None
+    shapes : ClassShapes or None
         Second moments per class in a few directions, where they are kept.
     blocks : FeatureBlocks or None
         What is done to blocks of columns between normalisation and layer, where features have several.
@@ -66,7 +59,7 @@ class RidgeModel:
     counts: Annotated[Tensor, Spec(("C",), dtype="int64")]
     masses: Annotated[Tensor, Spec(("C",))]
     lineage: frozenset[str] = frozenset()
-    shapes: ShapeModel | None = None
+    shapes: ClassShapes | None = None
     blocks: FeatureBlocks | None = None
 
     @classmethod
@@ -75,7 +68,7 @@ class RidgeModel:
         layer: FeatureMap,
         normalization: Any,
         state: RidgeState,
-        shapes: ShapeModel | None = None,
+        shapes: ClassShapes | None = None,
         blocks: FeatureBlocks | None = None,
     ) -> RidgeModel:
         """Return a model with a frozen layer and empty statistics, that has learned nothing."""
@@ -109,11 +102,8 @@ class RidgeModel:
 
     def same_map(self, other: RidgeModel) -> bool:
         """Return whether features become the same activations in both, bit for bit."""
-        if (self.blocks is None) != (other.blocks is None) or self.normalization != other.normalization:
-            return False
-        if self.blocks is not None and other.blocks is not None and not self.blocks.same_map(other.blocks):
-            return False
-        return self.layer.same_map(other.layer)
+        same = self.blocks == other.blocks and self.normalization == other.normalization
+        return same and self.layer.same_map(other.layer)
 
     def _batches(
         self, Z: Tensor, codes: Tensor, n_classes: int, weights: Tensor | None
@@ -125,13 +115,15 @@ class RidgeModel:
 
     def learn(self, Z: Tensor, codes: Tensor, columns: Sequence[int], weights: Tensor | None = None) -> RidgeModel:
         """Return the model with rows Z of classes ``codes`` learned; ``columns`` places the old classes."""
-        n_classes = len(columns)
-        shapes = None if self.shapes is None else self.shapes.learn(self.inputs(Z), codes, columns, weights)
+        old, n_classes = self.select(columns), len(columns)
+        shapes = old.shapes
+        if shapes is not None:
+            shapes = shapes.add(shapes.rows(self.inputs(Z)), codes, weights=weights)
         return dataclasses.replace(
-            self,
-            state=self.state.select_targets(columns).accumulate(self._batches(Z, codes, n_classes, weights)),
-            counts=select_counts(self.counts, columns) + torch.bincount(codes, minlength=n_classes),
-            masses=select_counts(self.masses, columns) + torch.bincount(codes, _ones(weights, Z), minlength=n_classes),
+            old,
+            state=old.state.accumulate(self._batches(Z, codes, n_classes, weights)),
+            counts=old.counts + torch.bincount(codes, minlength=n_classes),
+            masses=old.masses + torch.bincount(codes, _ones(weights, Z), minlength=n_classes),
             lineage=self.lineage or frozenset([_fingerprint(Z, codes)]),
             shapes=shapes,
         )
@@ -151,7 +143,9 @@ class RidgeModel:
             state = self.state.accumulate(self._batches(Z, codes, len(self.counts), weights), sign=-1)
         except NumericalError as error:
             raise UnlearnError(f"samples to unlearn must have been learned before: {error}") from error
-        shapes = None if self.shapes is None else self.shapes.unlearn(self.inputs(Z), codes, self.masses, weights)
+        shapes = self.shapes
+        if shapes is not None:
+            shapes = shapes.remove(shapes.rows(self.inputs(Z)), codes, self.masses, weights)
         return dataclasses.replace(self, state=state, counts=self.counts - removed, shapes=shapes, masses=masses)
 
     def _masses_without(self, codes: Tensor, removed: Tensor, weights: Tensor) -> Tensor:
@@ -209,7 +203,7 @@ class RidgeModel:
         dropped = [column for column in range(len(self.counts)) if column not in set(columns)]
         stats = self.state.reduced()
         sums = stats.lift(stats.cross[:, dropped])
-        rows = (sums / at_least_some(self.masses[dropped].to(sums)).sqrt()).T.contiguous()
+        rows = (sums / counts_or_one(self.masses[dropped].to(sums)).sqrt()).T.contiguous()
         state = self.state.accumulate([(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1)
         masses = self.masses[list(columns)]
         return dataclasses.replace(
@@ -272,7 +266,7 @@ class RidgeModel:
             counts = counts + sign * part.counts.to(counts.device)
             masses = masses + sign * part.masses.to(masses.device)
             if shapes is not None and part.shapes is not None:
-                shapes = shapes.merge(part.shapes, float(sign))
+                shapes = shapes.merge(part.shapes, sign)
         lineage = self.lineage | other.lineage
         return dataclasses.replace(self, state=state, counts=counts, masses=masses, lineage=lineage, shapes=shapes)
 
@@ -317,7 +311,7 @@ class RidgeModel:
         """Raise :class:`FileFormatError` unless the parts of a file fit each other."""
         width, state, counts, masses = self.layer.n_features_in, self.state, self.counts, self.masses
         if self.blocks is not None:
-            require(sum(self.blocks.kept) == width, "its layer is for blocks of another width")
+            require(sum(self.blocks.sizes) == width, "its layer is for blocks of another width")
         require(state.n_features == self.layer.n_outputs, "its statistics are of another width than its layer")
         require(state.n_targets == len(counts), "its statistics have another number of classes")
         require(bool(((counts > 0) & (counts < 2**53)).all()), "'counts' has a class of no or too many samples")
@@ -327,7 +321,7 @@ class RidgeModel:
         require(off <= 1e-6 * max(float(masses.sum()), 1.0), "its targets are not those of its classes")
         if self.shapes is not None:
             require(len(self.shapes.centre) == width, "shapes of its classes are for features of another width")
-            require(self.shapes.moments.is_plausible(masses), "its moments are not those of any samples")
+            require(self.shapes.is_plausible(masses), "its moments are not those of any samples")
 
 
 def row_energy(stats: RidgeStatistics, masses: Tensor, rows: float) -> float:

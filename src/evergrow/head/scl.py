@@ -12,9 +12,13 @@ from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS
 from evergrow.head.classifier import Classifier, Learned
-from evergrow.head.layers import FeatureMap, GuidedLayer, Layer, Scales
-from evergrow.head.linalg import PAPER_ALPHAS, SOLVERS, choose_by_holdout, create_state
-from evergrow.head.saving import Positive
+from evergrow.head.estimator import Positive
+from evergrow.head.layers.base import Layer, Scales
+from evergrow.head.layers.feature_map import FeatureMap
+from evergrow.head.layers.guided import GuidedLayer
+from evergrow.head.linalg.recursive import SOLVERS, create_state
+from evergrow.head.linalg.ridge_choice import PAPER_ALPHAS, choose_by_holdout
+from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +94,7 @@ class SCLClassifier(Classifier):
     shape_directions = 0
     learned_as: ClassVar[type] = _Learned
     blocks = None
-    max_features = None
+    _held_out_alpha: float | None = None
 
     def __init__(
         self,
@@ -149,7 +153,7 @@ class SCLClassifier(Classifier):
     # -- the paper's choice of the ridge --------------------------------------------------------------------
 
     def _fixed_alpha(self) -> float | None:
-        return vars(self).get("_held_out_alpha") if self.alpha == "holdout" else super()._fixed_alpha()
+        return self._held_out_alpha if self.alpha == "holdout" else super()._fixed_alpha()
 
     def _reset(self) -> None:
         super()._reset()
@@ -160,20 +164,24 @@ class SCLClassifier(Classifier):
             self._held_out_alpha = self._choose_by_holdout(Z, Y)
         return super()._build(Z, Y)
 
+    def _empty_state(self, layer: FeatureMap, floor: float) -> RidgeState:
+        return create_state(
+            self.solver, layer.n_outputs, 0, alpha=self._fixed_alpha(), floor=floor, device=layer.device
+        )
+
     def _choose_by_holdout(self, Z: Tensor, Y: Tensor) -> float:
         """Choose from the paper's grid: a layer grown on nine tenths of the first task, one decomposition."""
         order = torch.randperm(Z.shape[0], generator=generator(self._seed, "holdout")).to(Z.device)
         test, train = order.tensor_split([max(Z.shape[0] // 10, 1)])
         layer = super()._build(Z[train], Y[train])
         floor = min(PAPER_ALPHAS)
-        state = create_state("auto", layer.n_outputs, Y.shape[1], alpha=None, floor=floor, device=Z.device)
+        state = RidgeStatistics.create(layer.n_outputs, Y.shape[1], "auto", floor=floor, device=Z.device)
         state = state.accumulate((H, Y[train][rows]) for rows, H in layer.iter_transform(Z[train]))
         return choose_by_holdout(state.reduced(), layer.transform(Z[test]), Y[test]).alpha
 
     def _contents(self) -> _Learned:
-        return _Learned(**vars(super()._contents()), holdout_alpha=vars(self).get("_held_out_alpha"))
+        return _Learned(**vars(super()._contents()), holdout_alpha=self._held_out_alpha)
 
     def _restore(self, learned: _Learned) -> None:  # type: ignore[override]
-        if learned.holdout_alpha is not None:
-            self._held_out_alpha = learned.holdout_alpha
+        self._held_out_alpha = learned.holdout_alpha
         super()._restore(learned)

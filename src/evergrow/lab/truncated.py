@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evergrow.head.linalg import safe_cholesky, symmetric_eigh
+from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
 
 _PARTIAL_FROM = 256
 """From this order on a few trailing eigenvectors are cheaper through LAPACK's range drivers."""

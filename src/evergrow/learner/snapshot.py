@@ -26,7 +26,7 @@ from evergrow.core.validation import check_keys, from_mapping
 from evergrow.data import DataOptions
 from evergrow.features.base import BackboneSpec
 from evergrow.head.base import HEADS, IncrementalClassifier
-from evergrow.head.saving import plain_value
+from evergrow.head.estimator import plain_value
 from evergrow.learner.answers import LIKELIEST, Answering
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.labels import can_read

@@ -8,10 +8,11 @@ import torch
 from benchmarks.data import VitLike
 from benchmarks.paper_equations import PaperConstruction
 
-from evergrow.core.errors import ConstructionError, ConstructionWarning, InputError, ParameterError
-from evergrow.head.layers import GuidedLayer, UnitSampler, layer_from_plain
+from evergrow.core.errors import ConstructionError, ConstructionWarning, ParameterError
+from evergrow.head.layers import GuidedLayer
 from evergrow.head.layers import guided as module
-from evergrow.head.layers.residual import FORMS
+from evergrow.head.layers.base import UnitSampler, layer_from_plain
+from evergrow.head.layers.guided import FORMS
 
 
 @pytest.fixture(scope="module")
@@ -178,11 +179,3 @@ def test_parameters_are_checked():
     for options in ({"scales": ()}, {"scales": "papr"}, {"scales": (0.1, -1)}, {"scales": 3}):
         with pytest.raises(ParameterError, match="scale"):
             GuidedLayer(**options)
-
-
-def test_bad_data(task):
-    Z, Y = task
-    with pytest.raises(InputError, match="finite"):
-        GuidedLayer().build(Z * float("inf"), Y)
-    with pytest.raises(InputError, match="rows"):
-        GuidedLayer().build(Z, Y[:-1])

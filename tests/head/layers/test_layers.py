@@ -5,19 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.errors import ParameterError
 from evergrow.core.record import from_archive, to_archive
-from evergrow.head.layers import (
-    FeatureMap,
-    FourierLayer,
-    GuidedLayer,
-    UnitSampler,
-    layer_from_plain,
-    link_only,
-    normalize,
-    resolve_normalization,
-)
-from evergrow.head.layers.units import PAPER_SCALES
+from evergrow.head.layers import FeatureMap, FourierLayer, GuidedLayer
+from evergrow.head.layers.base import PAPER_SCALES, UnitSampler, layer_from_plain
+from evergrow.head.layers.feature_map import link_only, normalize, resolve_normalization
 from evergrow.lab.layers import GaussianLayer, SCSMLayer, UniformLayer
 
 LAYERS = {
@@ -73,19 +65,6 @@ def test_parameters_survive_as_plain_values(name):
 
 
 @pytest.mark.parametrize("name", list(LAYERS))
-def test_class_weights_are_sorted_by_what_they_weigh(name, task, rng):
-    layer = LAYERS[name].build(*task)
-    weights = torch.randn(layer.n_outputs, 4, generator=rng, dtype=torch.float64)
-    parts = layer.readout_parts(weights)
-    scores = parts.constant.expand(60, 4)
-    if parts.units is not None:
-        scores = scores + parts.units.apply(task[0]) @ parts.readout
-    if parts.linear is not None:
-        scores = scores + task[0] @ parts.linear
-    assert torch.allclose(scores, layer.transform(task[0]) @ weights)
-
-
-@pytest.mark.parametrize("name", list(LAYERS))
 def test_chunks_are_bounded_and_whole(name, task):
     layer = LAYERS[name].build(*task, seed=2)
     limit = 8 * layer.n_outputs * 7
@@ -94,10 +73,7 @@ def test_chunks_are_bounded_and_whole(name, task):
     assert torch.allclose(torch.cat([H for _, H in chunks]), layer.transform(task[0]), atol=1e-12)
 
 
-def test_bad_input(task):
-    layer = FourierLayer(n_units=3).build(*task)
-    with pytest.raises(InputError, match="7 columns"):
-        layer.transform(torch.zeros(2, 6))
+def test_bad_parameters():
     with pytest.raises(ParameterError, match="activation"):
         GuidedLayer(activation="sigmoyd")
     with pytest.raises(ParameterError, match="n_units"):

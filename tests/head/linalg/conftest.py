@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from evergrow.head.linalg import ClassGeometry, RidgeStatistics
+from evergrow.head.linalg.scatter import ClassGeometry
+from evergrow.head.linalg.statistics import RidgeStatistics
 
 
 class Classes:

@@ -7,8 +7,8 @@ import torch
 from torch.distributions import MultivariateNormal
 
 from evergrow.core.errors import NumericalError, UnlearnError
-from evergrow.head.linalg import ClassShapes, ShapeScores
 from evergrow.head.linalg import class_shapes as module
+from evergrow.head.linalg.class_shapes import ClassShapes, ShapeScores
 
 
 @pytest.fixture
@@ -22,7 +22,9 @@ def rows():
 
 
 def learn(P, codes, classes=3):
-    return ClassShapes.empty(P.shape[1]).select([-1] * classes).add(P, codes)
+    k = P.shape[1]
+    none = ClassShapes(P.new_zeros(k), torch.eye(k).to(P), P.new_zeros(0, k), P.new_zeros(0, k * (k + 1) // 2))
+    return none.select([-1] * classes).add(P, codes)
 
 
 def test_sums_are_those_of_the_rows(rows):

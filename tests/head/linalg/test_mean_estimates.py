@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from evergrow.head.linalg import MeanEstimates
-from evergrow.head.linalg import mean_estimates as module
+from evergrow.head.linalg import scatter as module
+from evergrow.head.linalg.scatter import MeanEstimates
 
 
 def written_out(M: Tensor, A: Tensor, v: Tensor, f: float, shared: float) -> tuple[Tensor, Tensor]:

@@ -4,17 +4,11 @@ import torch
 from sklearn.linear_model import Ridge, RidgeCV
 
 from evergrow.core.errors import NumericalError
-from evergrow.head.linalg import (
-    ClassGeometry,
-    RidgeStatistics,
-    Spectrum,
-    alpha_grid,
-    choose_by_gcv,
-    choose_by_holdout,
-    safe_cholesky,
-    symmetric_eigh,
-)
 from evergrow.head.linalg import ridge_choice as module
+from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
+from evergrow.head.linalg.ridge_choice import Spectrum, alpha_grid, choose_by_gcv, choose_by_holdout
+from evergrow.head.linalg.scatter import ClassGeometry
+from evergrow.head.linalg.statistics import RidgeStatistics
 
 
 @pytest.fixture

@@ -1,9 +1,17 @@
-"""From features to the rows that classes are learned on: normalisation, and a frozen map of random units and a link."""
+"""From features to the rows that classes are learned on: normalisation, blocks of columns, random units and a link.
+
+An activation is added under a name::
+
+    ACTIVATIONS["softplus"] = Activation(torch.nn.functional.softplus)
+
+With its derivatives, layers that use it can be folded; with the name of an ONNX operator, they can be exported.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -12,18 +20,126 @@ from torch import Tensor
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.record import Between, Spec, record, require
-from evergrow.core.validation import check_choice, check_matrix
-from evergrow.head.layers.activations import ACTIVATIONS
 
 CHUNK_BYTES = 256 * 2**20
 """The largest matrix of activations that is ever held at once, unless a caller states another bound."""
 
-NORMALIZATIONS = ("none", "l2", "sqrt-l2")
 
 LEAST_CONTRAST = 1e-14
 """Share of their energy by which activations must differ; below it, rounding of the statistics drowns that."""
 
 _CONTRAST_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function g of every pre-activation, and how far it is from its tangents.
+
+    Parameters
+    ----------
+    function : callable
+        g, from tensors to tensors of the same shape.
+    derivatives : callable, optional
+        From pre-activations to slope and curvature there. Without, nothing is known of tangents.
+    second, third : float
+        Largest absolute second and third derivative anywhere, rounded up.
+    gap : callable, optional
+        For a g with a kink, which no curvature bounds: from b and t >= 0 to the largest distance of
+        ``g(b + s)`` from the tangent at b for ``|s| <= t``.
+    operator : str
+        Name of the ONNX operator that computes g, where there is one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.head.layers import ACTIVATIONS
+    >>> tanh = ACTIVATIONS["tanh"]
+    >>> float(tanh(torch.tensor(0.0))), float(tanh.slope(torch.tensor(0.0)))
+    (0.0, 1.0)
+    """
+
+    function: Callable[[Tensor], Tensor]
+    derivatives: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    second: float = math.inf
+    third: float = math.inf
+    gap: Callable[[Tensor, Tensor], Tensor] | None = None
+    operator: str = ""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return g of every entry."""
+        return self.function(x)
+
+    @property
+    def has_tangents(self) -> bool:
+        """Whether slopes, and how far tangents are off, are known."""
+        return self.derivatives is not None
+
+    def slope(self, b: Tensor) -> Tensor:
+        """Return g'(b)."""
+        return self._derivatives(b)[0]
+
+    def bending(self, b: Tensor, reach: Tensor) -> Tensor | None:
+        """Return kappa with ``|g(b + t) - g(b) - g'(b) t| <= kappa t^2`` for ``|t| <= reach``; None at a kink."""
+        if self.gap is not None:
+            return None
+        return (self._derivatives(b)[1].abs() / 2 + self.third * reach / 6).clamp_max(self.second / 2)
+
+    def tangent_error(self, b: Tensor, reach: Tensor) -> Tensor:
+        """Return how far g may be from its tangent at b, at most, for ``|t| <= reach``."""
+        if self.gap is not None:
+            return self.gap(b, reach)
+        bending = self.bending(b, reach)
+        return torch.zeros_like(b) if bending is None else bending * reach.square()
+
+    def _derivatives(self, b: Tensor) -> tuple[Tensor, Tensor]:
+        if self.derivatives is None:
+            raise ParameterError("activation must be one whose derivatives are known, got one without")
+        return self.derivatives(b)
+
+
+def _sigmoid(b: Tensor) -> tuple[Tensor, Tensor]:
+    value = torch.sigmoid(b)
+    slope = value * (1 - value)
+    return slope, slope * (1 - 2 * value)
+
+
+def _tanh(b: Tensor) -> tuple[Tensor, Tensor]:
+    value = torch.tanh(b)
+    slope = 1 - value.square()
+    return slope, -2 * value * slope
+
+
+def _relu(b: Tensor) -> tuple[Tensor, Tensor]:
+    return 0.5 * (1.0 + torch.sign(b)), torch.zeros_like(b)  # one half at the kink
+
+
+def _relu_gap(b: Tensor, reach: Tensor) -> Tensor:
+    # A unit whose kink lies within reach is off by what lies beyond the kink; one that bends at zero, by half.
+    return torch.where(b == 0.0, reach / 2, (reach - b.abs()).clamp_min(0.0))
+
+
+def _gelu(b: Tensor) -> tuple[Tensor, Tensor]:
+    density = torch.exp(-b.square() / 2) / math.sqrt(2 * math.pi)
+    return torch.special.ndtr(b) + b * density, density * (2 - b.square())
+
+
+def _cos(b: Tensor) -> tuple[Tensor, Tensor]:
+    return -torch.sin(b), -torch.cos(b)
+
+
+def _identity(b: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ones_like(b), torch.zeros_like(b)
+
+
+ACTIVATIONS = {
+    "sigmoid": Activation(torch.sigmoid, _sigmoid, 0.09623, 0.125, operator="Sigmoid"),
+    "tanh": Activation(torch.tanh, _tanh, 0.76981, 2.0, operator="Tanh"),
+    "relu": Activation(torch.relu, _relu, gap=_relu_gap, operator="Relu"),
+    "gelu": Activation(torch.nn.functional.gelu, _gelu, 0.79789, 0.77878),
+    "cos": Activation(torch.cos, _cos, 1.0, 1.0),
+    "identity": Activation(lambda x: x, _identity, 0.0, 0.0),
+}
+"""Every activation by name."""
 
 
 def resolve_normalization(rule: str, Z: Tensor) -> str:
@@ -32,7 +148,6 @@ def resolve_normalization(rule: str, Z: Tensor) -> str:
     Pooled activations of most networks are non-negative and heavy-tailed; their square root (the Hellinger
     map) evens that out.
     """
-    check_choice("normalize", rule, ("auto", *NORMALIZATIONS))
     if rule != "auto":
         return rule
     return "sqrt-l2" if bool((Z >= 0.0).all()) else "l2"
@@ -44,7 +159,7 @@ def normalize(Z: Tensor, rule: str) -> Tensor:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.layers import normalize
+    >>> from evergrow.head.layers.feature_map import normalize
     >>> normalize(torch.tensor([[3.0, 4.0]]), "l2")
     tensor([[0.6000, 0.8000]])
     """
@@ -133,7 +248,7 @@ class Units:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.layers import Units
+    >>> from evergrow.head.layers.feature_map import Units
     >>> Units(torch.ones(2, 1), torch.zeros(1), "relu", gain=2.0).apply(torch.tensor([[1.0, 2.0]])).tolist()
     [[6.0]]
     """
@@ -149,26 +264,55 @@ class Units:
         return H if self.gain == 1.0 else H * self.gain
 
 
+MOST_BLOCKS = 1000
+
+LARGEST_BLOCK_WEIGHT = 1e3
+"""No weight of a block is larger, or smaller than its inverse."""
+
+
+@record("feature-blocks")
 @dataclass(frozen=True)
-class ReadoutParts:
-    """Class weights on a map's outputs, sorted by what they weigh: ``h(z) @ weights = units A + z B + c``.
+class FeatureBlocks:
+    """Blocks of columns side by side, each multiplied by a weight that the first task fixes.
 
     Parameters
     ----------
-    units : Units or None
-        The random units.
-    readout : Tensor of shape (L, C) or None
-        A, their class weights.
-    linear : Tensor of shape (d, C) or None
-        B, class weights of the features themselves.
-    constant : Tensor of shape (C,)
-        c.
+    sizes : tuple of int
+        Columns of each block.
+    weights : tuple of float
+        What the columns of each are multiplied by.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.head.layers.feature_map import FeatureBlocks
+    >>> FeatureBlocks((2, 1), (1.0, 3.0)).apply(torch.tensor([[1.0, 2.0, 4.0]])).tolist()
+    [[1.0, 2.0, 12.0]]
     """
 
-    units: Units | None
-    readout: Tensor | None
-    linear: Tensor | None
-    constant: Tensor
+    sizes: tuple[int, ...]
+    weights: tuple[float, ...]
+
+    def apply(self, Z: Tensor) -> Tensor:
+        """Return features (n, d) with their blocks weighted."""
+        return Z * self.column_weights().to(Z)
+
+    def column_weights(self) -> Tensor:
+        """Return the weight (d,) of every column."""
+        return torch.repeat_interleave(torch.tensor(self.weights, dtype=torch.float64), torch.tensor(self.sizes))
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` unless sizes and weights fit each other."""
+        require(0 < len(self.sizes) <= MOST_BLOCKS and min(self.sizes) > 0, "it has no blocks, or too many")
+        require(len(self.weights) == len(self.sizes), "it has another number of blocks than weights")
+        check_weights(self.weights)
+
+
+def check_weights(weights: tuple[float, ...]) -> None:
+    """Raise :class:`FileFormatError` unless weights of blocks are positive and within bounds."""
+    low, high = 1.0 / LARGEST_BLOCK_WEIGHT, LARGEST_BLOCK_WEIGHT
+    within = all(0.999 * low <= weight <= 1.001 * high for weight in weights)
+    require(within, f"a block has a weight that is not from {low:g} to {high:g}")
 
 
 @record("feature-map")
@@ -268,7 +412,6 @@ class FeatureMap:
 
     def transform(self, Z: Tensor) -> Tensor:
         """Return the rows (n, n_outputs) of features Z (n, d), in the floating type of ``Z``."""
-        check_matrix("Z", Z, columns=self.n_features_in)
         parts = []
         if self.n_units:
             H = ACTIVATIONS[self.activation](torch.addmm(self.bias.to(Z), Z, self.weights.to(Z)))
@@ -286,28 +429,17 @@ class FeatureMap:
             rows = slice(start, min(start + step, Z.shape[0]))
             yield rows, self.transform(Z[rows])
 
+    def centred_energy(self, Z: Tensor) -> float:
+        """Return the energy of the rows of features Z (n, d) around their mean, summed over rows."""
+        total, squares = torch.zeros(self.n_outputs, dtype=torch.float64, device=Z.device), 0.0
+        for _, H in self.iter_transform(Z):
+            total += H.to(torch.float64).sum(dim=0)
+            squares += float(H.to(torch.float64).square().sum())
+        return squares - float(total.square().sum()) / Z.shape[0]
+
     def units(self) -> Units:
         """Return the random units as matrices, on the CPU."""
         return Units(self.weights.cpu(), self.bias.cpu(), self.activation, self.gain)
-
-    def readout_parts(self, weights: Tensor) -> ReadoutParts:
-        """Sort class weights (n_outputs, C), on the CPU, by what they weigh.
-
-        ``[units, (z - centre) scale, 1] @ [A; B; c] = units @ A + z @ (scale B) - centre @ (scale B) + c``
-        """
-        constant, linear = weights[-1] if self.intercept else weights.new_zeros(weights.shape[1]), None
-        link = self.link_columns()
-        if link is not None and self.centre is not None:
-            linear = weights[link] * self.scale
-            constant = constant - self.centre.cpu().to(weights) @ linear
-        if not self.n_units:
-            return ReadoutParts(None, None, linear, constant)
-        return ReadoutParts(self.units(), weights[: self.n_units], linear, constant)
-
-    def to(self, device: torch.device) -> FeatureMap:
-        """Return the map on a device."""
-        centre = None if self.centre is None else self.centre.to(device)
-        return dataclasses.replace(self, weights=self.weights.to(device), bias=self.bias.to(device), centre=centre)
 
     def same_map(self, other: FeatureMap) -> bool:
         """Whether both maps are the same function, bit for bit."""
@@ -328,7 +460,7 @@ def link_only(Z: Tensor) -> FeatureMap:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.layers import link_only
+    >>> from evergrow.head.layers.feature_map import link_only
     >>> link_only(torch.tensor([[2.0, 3.0]])).transform(torch.tensor([[2.0, 3.0]])).tolist()
     [[2.0, 3.0, 1.0]]
     """
@@ -350,11 +482,7 @@ def with_link(units: FeatureMap, Z: Tensor) -> FeatureMap:
     """
     rows = Z.to(torch.float64)
     centre = rows.mean(dim=0)
-    energy, total = 0.0, torch.zeros(units.n_outputs, dtype=torch.float64, device=Z.device)
-    for _, H in units.iter_transform(Z):
-        total += H.to(torch.float64).sum(dim=0)
-        energy += float(H.to(torch.float64).square().sum())
-    energy -= float(total.square().sum()) / Z.shape[0]
+    energy = units.centred_energy(Z)
     link = float((rows - centre).square().sum())
     scale = (energy / link) ** 0.5 if energy > 1e-12 * max(Z.shape[0] - 1, 1) and link > 0.0 else 1.0
     return dataclasses.replace(units, centre=centre, scale=scale)
@@ -377,7 +505,8 @@ def check_contrast(layer: FeatureMap, Z: Tensor, *, least: float = LEAST_CONTRAS
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.layers import GuidedLayer, check_contrast
+    >>> from evergrow.head.layers import GuidedLayer
+    >>> from evergrow.head.layers.feature_map import check_contrast
     >>> Z = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> layer = GuidedLayer(n_units=5, scales=(1.0,)).build(Z, Z)
     >>> check_contrast(layer, Z)

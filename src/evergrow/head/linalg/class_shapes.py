@@ -19,15 +19,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from evergrow.core.errors import NumericalError, UnlearnError
-from evergrow.core.record import Spec, record
-from evergrow.head.linalg.scatter import at_least_some
+from evergrow.core.record import Spec, record, require
+from evergrow.core.seeding import generator
+from evergrow.head.linalg.factor import symmetric_eigh
 from evergrow.head.linalg.statistics import sum_columns
 
 LIKELIEST = 16
@@ -49,16 +50,30 @@ _FEW_ROWS = 16
 _COMMON_RIDGE = 0.1
 """Share of the mean variance that is added to the pooled covariance's diagonal."""
 
+_WIDE = 1536
+"""Features beyond which only so many directions are worked out as are wanted, and a few more."""
+
+_MORE, _ROUNDS = 64, 5
+
 _STRENGTHS = tuple(5.0 * 2.0 ** (step / 2) for step in range(22))
 
 
-@record("class-shape-moments")
+def counts_or_one(counts: Tensor) -> Tensor:
+    """Return counts to divide by: those of classes without rows are one; sums of weights may well be below it."""
+    return torch.where(counts > 0, counts, torch.ones_like(counts))
+
+
+@record("class-shapes")
 @dataclass(frozen=True, eq=False)
 class ClassShapes:
-    """Sums of rows and of their outer products, by class.
+    """Fixed directions, and sums of rows and of their outer products in them, by class.
 
     Parameters
     ----------
+    centre : Tensor of shape (d,)
+        Mean of the first task's features, as the layer sees them.
+    basis : Tensor of shape (d, k)
+        The first k principal directions of the first task.
     sums : Tensor of shape (C, k)
         Sum of the rows of each class.
     squares : Tensor of shape (C, k (k + 1) / 2)
@@ -67,49 +82,49 @@ class ClassShapes:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.linalg import ClassShapes
+    >>> from evergrow.head.linalg.class_shapes import ClassShapes
     >>> P = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
-    >>> shapes = ClassShapes.empty(2, P.device).select([-1]).add(P, torch.tensor([0, 0]))
-    >>> shapes.second_moments([0]).tolist()
-    [[[10.0, 14.0], [14.0, 20.0]]]
+    >>> shapes = ClassShapes.first(P, directions=2).select([-1])
+    >>> shapes.add(shapes.rows(P), torch.tensor([0, 0])).squares.round(decimals=9).tolist()
+    [[4.0]]
     """
 
+    centre: Annotated[Tensor, Spec(("d",))]
+    basis: Annotated[Tensor, Spec(("d", "k"))]
     sums: Annotated[Tensor, Spec(("C", "k"))]
     squares: Annotated[Tensor, Spec(("C", None))]
 
     @classmethod
-    def empty(cls, directions: int, device: torch.device | str = "cpu") -> ClassShapes:
-        """Return the sums of no classes."""
-        packed = directions * (directions + 1) // 2
-        return cls(
-            torch.zeros(0, directions, dtype=torch.float64, device=device),
-            torch.zeros(0, packed, dtype=torch.float64, device=device),
-        )
+    def first(cls, Z: Tensor, directions: int) -> ClassShapes:
+        """Return the directions of the first task's rows Z (n, d), with nothing learned in them yet."""
+        centre = Z.mean(dim=0)
+        centred = Z - centre
+        values, vectors = _principal(centred, directions)
+        rank = int((values > 1e-10 * float(values.max().clamp_min(1e-300))).sum())
+        kept = max(min(directions, rank), 1)
+        basis = vectors[:, -kept:].flip(1)
+        # A direction is as good as its opposite: the largest entry decides, so that every machine takes the same.
+        largest = basis.abs().argmax(dim=0)
+        basis = basis * basis.gather(0, largest[None, :]).sign()
+        sums, squares = basis.new_zeros(0, kept), basis.new_zeros(0, kept * (kept + 1) // 2)
+        return cls(centre, basis.contiguous(), sums, squares)
 
     @property
     def directions(self) -> int:
         """Number k of directions."""
-        return int(self.sums.shape[1])
+        return int(self.basis.shape[1])
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self.sums.nbytes + self.squares.nbytes
+    def rows(self, Z: Tensor) -> Tensor:
+        """Return features Z (n, d), as the layer sees them, in these directions, (n, k)."""
+        return (Z - self.centre) @ self.basis
 
     def select(self, columns: Sequence[int]) -> ClassShapes:
-        """Return the sums with classes reordered; -1 is a new one without rows."""
-        if list(columns) == list(range(len(self.sums))):
-            return self
-        chosen = torch.as_tensor(list(columns), dtype=torch.long, device=self.sums.device)
-        old = chosen >= 0
-        sums = self.sums.new_zeros(len(chosen), self.sums.shape[1])
-        squares = self.squares.new_zeros(len(chosen), self.squares.shape[1])
-        sums[old], squares[old] = self.sums[chosen[old]], self.squares[chosen[old]]
-        return ClassShapes(sums, squares)
+        """Return the sums with classes reordered or left out; -1 is a new one without rows."""
+        return replace(self, sums=_take_rows(self.sums, columns), squares=_take_rows(self.squares, columns))
 
     def group(self, groups: Sequence[Sequence[int]]) -> ClassShapes:
         """Return the sums of classes each of which is several old ones together."""
-        return ClassShapes(sum_columns(self.sums.T, groups).T, sum_columns(self.squares.T, groups).T)
+        return replace(self, sums=sum_columns(self.sums.T, groups).T, squares=sum_columns(self.squares.T, groups).T)
 
     def add(self, P: Tensor, codes: Tensor, sign: float = 1.0, weights: Tensor | None = None) -> ClassShapes:
         """Return the sums with rows P (n, k) of classes ``codes`` added, or with ``sign=-1`` taken out."""
@@ -125,7 +140,7 @@ class ClassShapes:
             heavy = rows if weights is None else rows * weights[own, None]
             sums[code] += sign * heavy.sum(dim=0)
             squares[code] += sign * (heavy.T @ rows)[upper[0], upper[1]]
-        return ClassShapes(sums, squares)
+        return replace(self, sums=sums, squares=squares)
 
     def remove(self, P: Tensor, codes: Tensor, counts: Tensor, weights: Tensor | None = None) -> ClassShapes:
         """Return the sums without rows; raise :class:`UnlearnError` if they cannot have been among ``counts`` rows."""
@@ -135,7 +150,7 @@ class ClassShapes:
         gone = torch.bincount(codes, weights, minlength=len(counts))
         left = (counts[touched] - gone[touched]).to(after.sums)
         before = self.squares[touched][:, diagonal]
-        spread = after.squares[touched][:, diagonal] - after.sums[touched].square() / at_least_some(left)[:, None]
+        spread = after.squares[touched][:, diagonal] - after.sums[touched].square() / counts_or_one(left)[:, None]
         if bool((spread < -1e-8 * before - 1e-12).any()):
             raise UnlearnError("samples to unlearn must have been learned before, but some were not")
         return after
@@ -143,7 +158,7 @@ class ClassShapes:
     def is_plausible(self, counts: Tensor) -> bool:
         """Return whether samples with these sums can exist: no class has less than no spread in any direction."""
         diagonal = self.squares[:, _diagonal(self.directions, self.squares.device)]
-        spread = diagonal - self.sums.square() / at_least_some(counts.to(self.sums))[:, None]
+        spread = diagonal - self.sums.square() / counts_or_one(counts.to(self.sums))[:, None]
         if not bool((spread >= -1e-6 * diagonal.abs() - 1e-9).all()):
             return False
         upper, roots = _upper(self.directions, self.squares.device), diagonal.clamp_min(0.0).sqrt()
@@ -153,10 +168,22 @@ class ClassShapes:
                 return False
         return True
 
-    def merge(self, other: ClassShapes, sign: float = 1.0) -> ClassShapes:
-        """Return both sums together, or their difference; the classes must be the same."""
-        device = self.sums.device
-        return ClassShapes(self.sums + sign * other.sums.to(device), self.squares + sign * other.squares.to(device))
+    def merge(self, other: ClassShapes, sign: int = 1) -> ClassShapes:
+        """Return both sums together, or their difference; directions and classes must be the same."""
+        sums, squares = other.sums.to(self.sums.device), other.squares.to(self.sums.device)
+        return replace(self, sums=self.sums + sign * sums, squares=self.squares + sign * squares)
+
+    def same_directions(self, other: ClassShapes) -> bool:
+        """Return whether both are known in the same directions, bit for bit."""
+        return torch.equal(self.basis.cpu(), other.basis.cpu()) and torch.equal(self.centre.cpu(), other.centre.cpu())
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` unless directions and sums fit each other."""
+        width, directions = self.basis.shape
+        require(0 < directions <= width, "it has no directions, or more than features")
+        gap = self.basis.T @ self.basis - torch.eye(directions, dtype=self.basis.dtype, device=self.basis.device)
+        require(float(gap.abs().max()) < 1e-6, "its directions are not orthogonal")
+        require(self.squares.shape[1] == directions * (directions + 1) // 2, "its moments are of other directions")
 
     def second_moments(self, classes: Sequence[int]) -> Tensor:
         """Return the sums of outer products of some classes, (c, k, k)."""
@@ -170,12 +197,12 @@ class ClassShapes:
     def scatters(self, classes: Sequence[int], counts: Tensor) -> Tensor:
         """Return the scatter of some classes about their means, (c, k, k)."""
         sums = self.sums[list(classes)]
-        inside = sums / at_least_some(counts[list(classes)].to(sums))[:, None]
+        inside = sums / counts_or_one(counts[list(classes)].to(sums))[:, None]
         return self.second_moments(classes) - sums[:, :, None] * inside[:, None, :]
 
     def pooled(self, counts: Tensor) -> Tensor:
         """Return the sum of all scatters, (k, k)."""
-        scaled = self.sums / at_least_some(counts.to(self.sums)).sqrt()[:, None]
+        scaled = self.sums / counts_or_one(counts.to(self.sums)).sqrt()[:, None]
         upper = _upper(self.directions, self.squares.device)
         packed = self.squares.sum(dim=0)
         full = self.squares.new_zeros(self.directions, self.directions)
@@ -200,14 +227,15 @@ class ShapeScores:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.linalg import ClassShapes, ShapeScores
+    >>> from evergrow.head.linalg.class_shapes import ClassShapes, ShapeScores
     >>> source = torch.Generator().manual_seed(0)
     >>> P = torch.randn(40, 2, generator=source, dtype=torch.float64) * torch.tensor([1.0, 5.0])
     >>> codes = torch.arange(40) % 2
     >>> P[codes == 0] = P[codes == 0].flip(1)
-    >>> shapes = ClassShapes.empty(2).select([-1, -1]).add(P, codes)
-    >>> scores = ShapeScores.of(shapes, torch.tensor([20, 20]))
-    >>> scores.add(torch.tensor([[0.0, 9.0]], dtype=torch.float64), torch.zeros(1, 2).double()).argmax().item()
+    >>> shapes = ClassShapes.first(P, directions=2).select([-1, -1])
+    >>> scores = ShapeScores.of(shapes.add(shapes.rows(P), codes), torch.tensor([20, 20]))
+    >>> new = shapes.rows(torch.tensor([[0.0, 9.0]], dtype=torch.float64))
+    >>> scores.add(new, torch.zeros(1, 2).double()).argmax().item()
     1
     """
 
@@ -234,18 +262,15 @@ class ShapeScores:
         """Whether any class has two different rows, so that there is something to add."""
         return self._common is not None
 
-    def credibility(self) -> Tensor:
-        """Return g_c for every class."""
-        return self._credibility(self.counts)
-
     def _credibility(self, counts: Tensor) -> Tensor:
+        """Return g_c of classes with so many rows."""
         rows = counts.to(self.shapes.sums)
         free = (rows - 1.0).clamp_min(0.0)
         return free / (free + self.strength) * ((rows - SHAPELESS) / (SHAPED - SHAPELESS)).clamp(0.0, 1.0)
 
     def floors(self) -> Tensor:
         """Return the least term of every class."""
-        return -FLOOR * self.credibility()
+        return -FLOOR * self._credibility(self.counts)
 
     def add(self, P: Tensor, scores: Tensor) -> Tensor:
         """Return linear scores (n, C) with the shape terms of rows P (n, k) added."""
@@ -267,7 +292,7 @@ class ShapeScores:
 
     def means(self) -> Tensor:
         """Return the class means in these directions, (C, k)."""
-        return self.shapes.sums / at_least_some(self.counts.to(self.shapes.sums))[:, None]
+        return self.shapes.sums / counts_or_one(self.counts.to(self.shapes.sums))[:, None]
 
     def _terms_of_few(self, P: Tensor, likeliest: Tensor) -> Tensor:
         """Return the terms (n, m) of the likeliest classes of a few rows, all at once."""
@@ -356,6 +381,16 @@ def _choose_strength(shapes: ClassShapes, counts: Tensor, lower: Tensor, block: 
     return float(_STRENGTHS[int(total.argmax())])
 
 
+def _take_rows(matrix: Tensor, index: Sequence[int]) -> Tensor:
+    """Return rows ``index`` of a matrix, with zeros where the index is -1."""
+    if list(index) == list(range(len(matrix))):
+        return matrix
+    chosen = torch.as_tensor(list(index), dtype=torch.long, device=matrix.device)
+    out, old = matrix.new_zeros(len(chosen), matrix.shape[1]), chosen >= 0
+    out[old] = matrix[chosen[old]]
+    return out
+
+
 def _upper(k: int, device: torch.device) -> Tensor:
     return torch.triu_indices(k, k, device=device)
 
@@ -363,3 +398,23 @@ def _upper(k: int, device: torch.device) -> Tensor:
 def _diagonal(k: int, device: torch.device) -> Tensor:
     rows = torch.arange(k, device=device)
     return rows * k - rows * (rows - 1) // 2
+
+
+def _principal(centred: Tensor, directions: int) -> tuple[Tensor, Tensor]:
+    """Return energies, rising, and directions (d, k) of centred rows: all, or the first where there are many."""
+    rows, width = centred.shape
+    if 2 * rows <= width:  # all directions lie in the span of the rows: a small decomposition within it is enough
+        span, triangle = torch.linalg.qr(centred.T)
+        energies, turned = symmetric_eigh(triangle @ triangle.T)
+        return energies, span @ turned
+    wanted = directions + _MORE
+    if width <= _WIDE or wanted >= min(centred.shape):
+        return symmetric_eigh(centred.T @ centred)
+    # Subspace iteration: the few directions that are wanted cost a hundredth of a decomposition of that order.
+    source = generator(0, "principal directions", width)
+    span = torch.randn(width, wanted, generator=source, dtype=torch.float64).to(centred)
+    for _ in range(_ROUNDS):
+        span = torch.linalg.qr(centred.T @ (centred @ span))[0]
+    seen = centred @ span
+    energies, turned = symmetric_eigh(seen.T @ seen)
+    return energies, span @ turned

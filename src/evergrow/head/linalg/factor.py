@@ -81,7 +81,7 @@ def safe_cholesky(matrix: Tensor, *, shift: float = 0.0, allow_jitter: bool = Tr
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.linalg import safe_cholesky
+    >>> from evergrow.head.linalg.factor import safe_cholesky
     >>> factor = safe_cholesky(torch.ones(2, 2, dtype=torch.float64), shift=1e-3)
     >>> factor.jitter
     0.0
@@ -110,7 +110,7 @@ def symmetric_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.linalg import symmetric_eigh
+    >>> from evergrow.head.linalg.factor import symmetric_eigh
     >>> values, _ = symmetric_eigh(torch.diag(torch.tensor([2.0, 1.0])))
     >>> values.tolist()
     [1.0, 2.0]

@@ -31,6 +31,9 @@ BLOCK_ROWS = 512
 LARGEST_WEIGHT = 1e100
 """Class weights beyond this are larger than any data can make them."""
 
+SOLVERS = ("auto", "dense", "compact", "recursive")
+"""Forms of the statistics that users choose from."""
+
 
 @record("ridge-recursion")
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +63,7 @@ class RecursiveState(RidgeState):
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.linalg import RecursiveState
+    >>> from evergrow.head.linalg.recursive import RecursiveState
     >>> state = RecursiveState.create(2, 1, alpha=1.0).update(torch.eye(2), torch.tensor([[1.0], [3.0]]))
     >>> state.solve(alpha=1.0).weights.ravel().round(decimals=9).tolist()
     [0.5, 1.5]
@@ -152,3 +155,38 @@ def _woodbury_step(inverse: Tensor, weights: Tensor, H: Tensor, Y: Tensor, sign:
     weights = weights + sign * (half.T @ factor.half_solve(residual))
     inverse.addmm_(half.T, half, alpha=-float(sign))
     return weights
+
+
+def create_state(
+    solver: str,
+    n_features: int,
+    n_targets: int,
+    *,
+    alpha: float | None,
+    floor: float,
+    device: torch.device | str = "cpu",
+) -> RidgeState:
+    """Return statistics of no rows.
+
+    Parameters
+    ----------
+    solver : {"auto", "dense", "compact", "recursive"}
+        Form; ``"auto"`` is compact while that is cheaper, then dense.
+    n_features, n_targets : int
+        Shape.
+    alpha : float or None
+        The ridge of the recursion; None takes the smallest.
+    floor : float
+        The smallest ridge that will be asked for.
+    device : torch.device or str
+        Where the statistics live.
+
+    Examples
+    --------
+    >>> from evergrow.head.linalg.recursive import create_state
+    >>> create_state("auto", 4, 2, alpha=0.1, floor=0.1).form
+    'dense'
+    """
+    if solver == "recursive":
+        return RecursiveState.create(n_features, n_targets, alpha=floor if alpha is None else alpha, device=device)
+    return RidgeStatistics.create(n_features, n_targets, solver, floor=floor, device=device)

@@ -77,7 +77,8 @@ class Spectrum:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.linalg import RidgeStatistics, Spectrum
+    >>> from evergrow.head.linalg.ridge_choice import Spectrum
+    >>> from evergrow.head.linalg.statistics import RidgeStatistics
     >>> H = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> state = RidgeStatistics.create(3, 1).update(H, H @ torch.ones(3, 1, dtype=torch.float64))
     >>> path = Spectrum.of(state)
@@ -176,7 +177,7 @@ def alpha_grid(energy: float, per_decade: int = 4) -> list[float]:
 
     Examples
     --------
-    >>> from evergrow.head.linalg import alpha_grid
+    >>> from evergrow.head.linalg.ridge_choice import alpha_grid
     >>> len(alpha_grid(1.0)), round(alpha_grid(1.0)[0], 9)
     (33, 1e-06)
     """
@@ -202,7 +203,8 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float, last: float | None = No
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.linalg import RidgeStatistics, choose_by_gcv
+    >>> from evergrow.head.linalg.ridge_choice import choose_by_gcv
+    >>> from evergrow.head.linalg.statistics import RidgeStatistics
     >>> H = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> state = RidgeStatistics.create(3, 1).update(H[:, :3], H.sum(dim=1, keepdim=True))
     >>> 0.01 < choose_by_gcv(state, energy=3.0).alpha < 100.0
@@ -313,30 +315,11 @@ def gcv_by_cholesky(stats: RidgeStatistics, alpha: float) -> float:
     return n * rss / slack**2
 
 
-@dataclass(frozen=True)
-class RidgeChoice:
-    """A ridge and how it came about.
-
-    Parameters
-    ----------
-    alpha : float
-        The ridge.
-    step : int
-        Where the search ended on the grid, to start from next time: quarters of a decade of a row's energy.
-    reason : {"gcv", "leverage", "degenerate"}
-        What decided.
-    factorisations : int
-        How many it took.
-    """
-
-    alpha: float
-    step: int
-    reason: str
-    factorisations: int
-
-
-def choose_ridge(geometry: ClassGeometry, energy: float, start: int | None = None) -> RidgeChoice:
+def choose_ridge(geometry: ClassGeometry, energy: float, start: int | None = None) -> tuple[float, int]:
     """Choose the ridge of ``S_w + alpha I``.
+
+    Returns the ridge, and where the search ended on its grid (quarters of a decade of a row's energy), to begin there
+    next time.
 
     Parameters
     ----------
@@ -345,27 +328,28 @@ def choose_ridge(geometry: ClassGeometry, energy: float, start: int | None = Non
     energy : float
         Mean energy of a centred row, which sets the scale.
     start : int, optional
-        ``RidgeChoice.step`` of an earlier choice, to begin there.
+        Where an earlier search ended.
 
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.linalg import ClassGeometry, RidgeStatistics, choose_ridge
+    >>> from evergrow.head.linalg.ridge_choice import choose_ridge
+    >>> from evergrow.head.linalg.scatter import ClassGeometry
+    >>> from evergrow.head.linalg.statistics import RidgeStatistics
     >>> source = torch.Generator().manual_seed(0)
     >>> codes = torch.arange(60) % 3
     >>> H = torch.randn(60, 5, generator=source, dtype=torch.float64) + codes[:, None]
     >>> Y = torch.nn.functional.one_hot(codes, 3).double()
     >>> stats = RidgeStatistics.create(5, 3).update(H, Y)
-    >>> choose_ridge(ClassGeometry.of(stats, Y.sum(dim=0)), energy=5.0).alpha > 0
+    >>> choose_ridge(ClassGeometry.of(stats, Y.sum(dim=0)), energy=5.0)[0] > 0
     True
     """
     search = _Search(geometry, energy if energy > 0.0 else 1.0)
     if search.is_degenerate():
-        return RidgeChoice(search.energy, 0, "degenerate", 0)
+        return search.energy, 0
     best = search.minimum(0 if start is None else start)
-    wanted = max(best - _PER_DECADE // 2, _LOWEST)
-    step = search.within_leverage(wanted)
-    return RidgeChoice(search.alpha(step), step, "gcv" if step == wanted else "leverage", len(search.tried))
+    step = search.within_leverage(max(best - _PER_DECADE // 2, _LOWEST))
+    return search.alpha(step), step
 
 
 @dataclass

@@ -34,7 +34,6 @@ from typing_extensions import Self
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.record import Between, Spec, record, require
-from evergrow.core.validation import check_matrix
 from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
 
 ACCUMULATION_DTYPE = torch.float64
@@ -141,18 +140,15 @@ class RidgeState(ABC):
         """Return the state with rows ``H`` (n, L) of targets ``Y`` (n, C) learned."""
         return self.accumulate([(H, Y)])
 
-    def downdate(self, H: Tensor, Y: Tensor) -> Self:
-        """Return the state with rows unlearned that were learned before."""
-        return self.accumulate([(H, Y)], sign=-1)
-
     def accumulate(self, batches: Iterable[Batch], sign: int = 1) -> Self:
         """Return the state with several batches learned, or with ``sign=-1`` unlearned, as one step."""
         return self._accumulate((self._checked(H, Y) for H, Y in batches), sign)
 
     def _checked(self, H: Tensor, Y: Tensor) -> Batch:
-        check_matrix("H", H, columns=self.n_features)
+        if H.shape[1:] != (self.n_features,) or Y.shape != (len(H), self.n_targets):
+            shapes = f"{tuple(H.shape)} and {tuple(Y.shape)}"
+            raise InputError(f"H and Y must have {self.n_features} and {self.n_targets} columns, got {shapes}")
         check_size("H", H)
-        check_matrix("Y", Y, columns=self.n_targets, rows=H.shape[0])
         return H.to(self.device, ACCUMULATION_DTYPE), Y.to(self.device, ACCUMULATION_DTYPE)
 
     @abstractmethod
@@ -259,7 +255,7 @@ class RidgeStatistics(RidgeState):
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.linalg import RidgeStatistics
+    >>> from evergrow.head.linalg.statistics import RidgeStatistics
     >>> H = torch.eye(2, dtype=torch.float64)
     >>> state = RidgeStatistics.create(2, 1).update(H, torch.tensor([[1.0], [3.0]], dtype=torch.float64))
     >>> state.solve(alpha=1.0).weights.ravel().round(decimals=9).tolist()
@@ -374,7 +370,7 @@ class RidgeStatistics(RidgeState):
         Examples
         --------
         >>> import torch
-        >>> from evergrow.head.linalg import RidgeStatistics
+        >>> from evergrow.head.linalg.statistics import RidgeStatistics
         >>> H = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
         >>> RidgeStatistics.create(2, 2).update(H, torch.eye(2)).scaled(torch.tensor([1.0, 0.5])).gram.tolist()
         [[10.0, 7.0], [7.0, 5.0]]
@@ -576,7 +572,7 @@ def sum_columns(matrix: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.linalg import sum_columns
+    >>> from evergrow.head.linalg.statistics import sum_columns
     >>> sum_columns(torch.tensor([[1.0, 2.0, 4.0]]), [[1], [0, 2], []]).tolist()
     [[2.0, 5.0, 0.0]]
     """
@@ -603,7 +599,7 @@ def check_size(name: str, rows: Tensor) -> None:
     """Raise :class:`InputError` for rows so large, or all so small, that sums of their squares say nothing."""
     lowest, highest = torch.aminmax(rows) if rows.numel() else (rows.new_zeros(()), rows.new_zeros(()))
     largest = max(-float(lowest), float(highest))
-    if largest > LARGEST or 0.0 < largest < 1.0 / LARGEST:
+    if not (largest == 0.0 or 1.0 / LARGEST <= largest <= LARGEST):
         raise InputError(
             f"{name} must have numbers between {1 / LARGEST:g} and {LARGEST:g}, so that their squares can be added up, "
             f"got {largest:.3g}: scale the features"

@@ -14,12 +14,13 @@ from evergrow.core.record import Spec, require
 from evergrow.core.seeding import derive_seed, generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.estimator import Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
-from evergrow.head.layers import FeatureMap, chunk_rows, normalize
-from evergrow.head.linalg import check_gram, safe_cholesky
-from evergrow.head.maps import ContrastMap, layer_map
+from evergrow.head.layers import FeatureMap
+from evergrow.head.layers.feature_map import chunk_rows, normalize
+from evergrow.head.linalg.factor import safe_cholesky
+from evergrow.head.linalg.statistics import check_gram
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.saving import Seed
 from evergrow.lab.heads.prototypes import SharedGaussian, check_counts, target_prototypes
 from evergrow.lab.heads.random_layer import empty_model, one_hot
 from evergrow.lab.layers import GaussianLayer
@@ -156,7 +157,7 @@ class AnaCPClassifier(IncrementalClassifier):
             output = self._layer(0, Z)
             ridge = float(self.alpha)
             layers = [self._layer(index + 1, Z) for index in range(self.n_ensembles)]
-            heads = [empty_model(layer, ridge, ridge, "l2") for layer in layers]
+            heads = [empty_model(layer, ridge, "l2") for layer in layers]
             gaussian = SharedGaussian.empty(Z.shape[1], self.variant, Z)
         learned = [head.learn(Z, codes, labels.columns) for head in heads]
         self._commit(learned, gaussian.add(normalize(Z, "l2"), codes, labels.columns), output)
@@ -235,15 +236,6 @@ class AnaCPClassifier(IncrementalClassifier):
     def _settle(self) -> None:
         if "_classifier" not in vars(self):
             self._solve()
-
-    def linear_map(self) -> ContrastMap:
-        """Return what the head computes as plain matrices, on the CPU."""
-        self._require_fitted()
-        self._settle()
-        maps = self._maps
-        heads = tuple(layer_map(part, weights) for part, weights in zip(self._heads, maps.heads, strict=True))
-        classifier = self._classifier.cpu().to(maps.output.dtype)
-        return ContrastMap(heads, maps.prototypes.cpu(), maps.output.cpu(), classifier)
 
     def _scores(self, Z: Tensor) -> Tensor:
         self._settle()

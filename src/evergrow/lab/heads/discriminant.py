@@ -12,8 +12,10 @@ from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
 from evergrow.head.labels import LabelUpdate
-from evergrow.head.layers import GuidedLayer, Layer, check_contrast, normalize, resolve_normalization
-from evergrow.head.linalg import ClassGeometry, choose_by_gcv
+from evergrow.head.layers import GuidedLayer, Layer
+from evergrow.head.layers.feature_map import check_contrast, normalize, resolve_normalization
+from evergrow.head.linalg.ridge_choice import choose_by_gcv
+from evergrow.head.linalg.scatter import ClassGeometry
 from evergrow.head.maps import LayerMap, layer_map
 from evergrow.head.readout import Readout
 from evergrow.head.ridge_model import RidgeModel
@@ -78,7 +80,7 @@ class SCLDiscriminantClassifier(RandomLayerRidge):
         check_contrast(layer, Z)
         H = torch.cat([part for _, part in layer.iter_transform(Z)])
         energy = float((H - H.mean(dim=0)).square().sum()) / Z.shape[0]
-        return empty_model(layer, FLOOR * max(energy, 1e-12), None, rule)
+        return empty_model(layer, FLOOR * max(energy, 1e-12), rule)
 
     def _readout(self) -> Readout:
         if "_solution" not in vars(self):

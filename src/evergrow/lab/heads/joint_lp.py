@@ -14,13 +14,13 @@ from evergrow.core.record import Spec, require
 from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.estimator import Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
-from evergrow.head.layers import check_contrast, link_only, normalize
-from evergrow.head.linalg import RidgeStatistics
+from evergrow.head.layers.feature_map import check_contrast, link_only, normalize
+from evergrow.head.linalg.statistics import RidgeStatistics
 from evergrow.head.maps import LayerMap, layer_map
 from evergrow.head.readout import Readout, solve_ridge
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.saving import Seed
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,16 +8,19 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
+from evergrow.core.errors import UnsupportedError
 from evergrow.core.record import Between, require
 from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.estimator import Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
-from evergrow.head.layers import FourierLayer, check_contrast
-from evergrow.head.linalg import ClassGeometry, symmetric_eigh
-from evergrow.head.maps import HeadMap, VoteMap, layer_map
+from evergrow.head.layers import FourierLayer
+from evergrow.head.layers.feature_map import check_contrast
+from evergrow.head.linalg.factor import symmetric_eigh
+from evergrow.head.linalg.scatter import ClassGeometry
+from evergrow.head.maps import LayerMap, layer_map
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.saving import Seed
 from evergrow.lab.heads.random_layer import empty_model
 
 
@@ -152,14 +155,14 @@ class KLDAClassifier(IncrementalClassifier):
         if "_readouts" not in vars(self):
             self._readouts = [self._solve(member) for member in self._members]
 
-    def linear_map(self) -> HeadMap:
-        """Return what the head computes as plain matrices, on the CPU; several members vote."""
+    def linear_map(self) -> LayerMap:
+        """Return what the head computes as plain matrices, on the CPU; members that vote are none."""
         self._require_fitted()
         self._settle()
+        if len(self._members) > 1:
+            raise UnsupportedError("method 'klda' with an ensemble cannot be written as plain matrices")
         # Scores are twice the linear discriminant; see _logits.
-        pairs = zip(self._members, self._readouts, strict=True)
-        members = tuple(layer_map(member, readout.weights, readout.offset, 2.0) for member, readout in pairs)
-        return members[0] if len(members) == 1 else VoteMap(members)
+        return layer_map(self._members[0], self._readouts[0].weights, self._readouts[0].offset, 2.0)
 
     def _scores(self, Z: Tensor) -> Tensor:
         self._settle()

@@ -13,11 +13,12 @@ from evergrow.core.record import Between, Spec, require
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.estimator import Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
-from evergrow.head.layers import FeatureMap, check_contrast
-from evergrow.head.linalg import check_gram, check_size, sum_columns, take_columns
+from evergrow.head.layers import FeatureMap
+from evergrow.head.layers.feature_map import check_contrast
+from evergrow.head.linalg.statistics import check_gram, check_size, sum_columns, take_columns
 from evergrow.head.maps import LayerMap
-from evergrow.head.saving import Seed
 from evergrow.lab.heads.random_layer import one_hot
 from evergrow.lab.layers import GaussianLayer
 from evergrow.lab.truncated import TruncatedBasis

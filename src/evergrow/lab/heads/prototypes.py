@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from evergrow.core.record import require
-from evergrow.head.layers import normalize
-from evergrow.head.linalg import symmetric_eigh, take_columns
+from evergrow.head.layers.feature_map import normalize
+from evergrow.head.linalg.factor import symmetric_eigh
+from evergrow.head.linalg.statistics import take_columns
 from evergrow.head.ridge_model import select_counts
 from evergrow.lab.heads.random_layer import one_hot
 

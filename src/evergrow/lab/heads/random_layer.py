@@ -12,12 +12,13 @@ from torch import Tensor
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_number
 from evergrow.head.base import IncrementalClassifier
+from evergrow.head.estimator import Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
-from evergrow.head.layers import FeatureMap, Layer, check_contrast
-from evergrow.head.linalg import RidgeSolution, create_state
+from evergrow.head.layers import FeatureMap, Layer
+from evergrow.head.layers.feature_map import check_contrast
+from evergrow.head.linalg.statistics import RidgeSolution, RidgeStatistics
 from evergrow.head.maps import LayerMap, layer_map
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.saving import Seed
 
 EXACTNESS = 1e-4
 """Share of the smallest ridge that the compact form of the statistics is told to stay exact for: what it may
@@ -29,7 +30,7 @@ def one_hot(codes: Tensor, n_classes: int, like: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(codes, n_classes).to(like)
 
 
-def empty_model(layer: FeatureMap, floor: float, alpha: float | None = None, rule: str = "none") -> RidgeModel:
+def empty_model(layer: FeatureMap, floor: float, rule: str = "none") -> RidgeModel:
     """Return a model on a built layer that has learned nothing.
 
     Parameters
@@ -38,13 +39,10 @@ def empty_model(layer: FeatureMap, floor: float, alpha: float | None = None, rul
         The frozen layer.
     floor : float
         The smallest ridge that will be asked for.
-    alpha : float or None
-        The one ridge that will be asked for, None if it will change.
     rule : str
         What is done to features before the layer.
     """
-    device = layer.device
-    state = create_state("auto", layer.n_outputs, 0, alpha=alpha, floor=EXACTNESS * floor, device=device)
+    state = RidgeStatistics.create(layer.n_outputs, 0, "auto", floor=EXACTNESS * floor, device=layer.device)
     return RidgeModel.start(layer, rule, state)
 
 
@@ -83,7 +81,7 @@ class RandomLayerRidge(IncrementalClassifier):
 
     def _empty(self, layer: FeatureMap) -> RidgeModel:
         """Return a model on the layer that has learned nothing."""
-        return empty_model(layer, self._ridge(), self._ridge())
+        return empty_model(layer, self._ridge())
 
     # -- hooks of the base ------------------------------------------------------------------------------
 

@@ -14,8 +14,10 @@ from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS
 from evergrow.head.labels import LabelUpdate
-from evergrow.head.layers import FeatureMap, link_only
-from evergrow.head.linalg import AlphaChoice, symmetric_eigh
+from evergrow.head.layers import FeatureMap
+from evergrow.head.layers.feature_map import link_only
+from evergrow.head.linalg.factor import symmetric_eigh
+from evergrow.head.linalg.ridge_choice import AlphaChoice
 from evergrow.head.ridge_model import RidgeModel
 from evergrow.lab.heads.random_layer import Learned, RandomLayerRidge, empty_model, one_hot
 from evergrow.lab.layers import GaussianLayer
@@ -106,7 +108,7 @@ class RanPACClassifier(RandomLayerRidge):
 
     def _empty(self, layer: FeatureMap) -> RidgeModel:
         fixed = None if isinstance(self.alpha, str) else float(self.alpha)
-        return empty_model(layer, min(RANPAC_ALPHAS) if fixed is None else fixed, fixed)
+        return empty_model(layer, min(RANPAC_ALPHAS) if fixed is None else fixed)
 
     def _ridge(self) -> float:
         return float(self._alphas[-1])

@@ -12,7 +12,7 @@ from evergrow.core.errors import LabelError
 from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
 from evergrow.head.labels import LabelUpdate
-from evergrow.head.layers import BlockRecord
+from evergrow.head.layers.feature_map import BlockRecord
 from evergrow.lab.heads.random_layer import RandomLayerRidge
 from evergrow.lab.layers import SCSMLayer
 

@@ -14,8 +14,8 @@ from evergrow.core.errors import NumericalError
 from evergrow.core.record import Spec, require
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.labels import ClassChange, LabelUpdate
-from evergrow.head.layers import normalize
-from evergrow.head.linalg import sum_columns
+from evergrow.head.layers.feature_map import normalize
+from evergrow.head.linalg.statistics import sum_columns
 from evergrow.head.maps import LayerMap
 from evergrow.lab.heads.prototypes import check_counts
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
-from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer, Scales, UnitSampler, check_scales
+from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer
+from evergrow.head.layers.base import Scales, UnitSampler, check_scales
 
 _BLOCK = 256  # units per draw: a wider layer begins with the units of a narrower one
 

@@ -13,8 +13,10 @@ from evergrow.core.errors import ConstructionError
 from evergrow.core.progress import meter
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_matrix, check_number
-from evergrow.head.layers import ACTIVATIONS, LAYERS, BlockRecord, Construction, FeatureMap, Layer, check_scales
-from evergrow.head.layers.residual import FORMS, Residual
+from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer
+from evergrow.head.layers.base import check_scales
+from evergrow.head.layers.feature_map import BlockRecord, Construction
+from evergrow.head.layers.guided import FORMS, Residual
 
 SCN_SCALES = (0.5, 1.0, 3.0, 5.0, 7.0, 9.0, 15.0, 25.0, 50.0, 100.0, 150.0, 200.0)
 """Half-widths Lambda of the uniform weights that the published networks search through."""

@@ -1,4 +1,7 @@
-"""Choosing a ridge for every block of columns, from statistics alone.
+"""Weights of blocks of columns: fixed by the first task, and chosen again from statistics alone.
+
+Blocks come from several depths and poolings of one pass through a backbone, each of equal energy. The first task fixes
+a weight of each before the layer; how much each counts in answers is chosen again as the statistics grow.
 
 Columns in blocks b, centred total scatter T, centred cross products Q and a ridge per block, ``L = diag(lambda_b)``:
 
@@ -28,7 +31,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,18 +38,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergrow.core.errors import NumericalError
+from evergrow.core.errors import InputError, NumericalError
 from evergrow.core.seeding import generator
+from evergrow.head.layers.feature_map import LARGEST_BLOCK_WEIGHT, FeatureBlocks
 from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
+
+MOST_OF_FIRST = 4.0
+"""Largest weight that a first task gives to a block, and inverse of the smallest: a few classes are no evidence for
+switching off for ever what all units are made of. In answers a block may count for less, and come back."""
+
+ENOUGH_ROWS = 200
+"""Rows from which on cross-validation is trusted with the weights of blocks."""
 
 SPREAD = 2.0
 """How far, in natural logarithms, the ridges of blocks may be expected to lie apart before anything is seen. Chosen on
 training rows of birds and intents: 1 to 4 do alike."""
 
 PROBES = 32
-
-LARGEST_BLOCK_WEIGHT = 1e3
-"""No weight is larger, or smaller than its inverse."""
 
 _START = 0.1
 """Common ridge at which the search begins, in units of a row's energy."""
@@ -64,20 +71,55 @@ _ENOUGH = 0.01
 """Gain of a step, as a log-likelihood, below which the search ends."""
 
 
-@dataclass(frozen=True)
-class BlockChoice:
-    """Weights of blocks and what it took to find them.
+def first_blocks(Z: Tensor, codes: Tensor, sizes: Sequence[int] | None) -> FeatureBlocks | None:
+    """Return the blocks with the weights that a first task fixes; None where there is one block only.
 
     Parameters
     ----------
-    weights : tuple of float
-        What the columns of each block are multiplied by.
-    factorisations : int
-        How many it took.
-    """
+    Z : Tensor of shape (n, d)
+        Its rows.
+    codes : Tensor of shape (n,)
+        Their classes.
+    sizes : sequence of int or None
+        Columns of each block; None takes all as one.
 
-    weights: tuple[float, ...]
-    factorisations: int
+    Raises
+    ------
+    InputError
+        If the blocks do not add up to the columns.
+    """
+    width = Z.shape[1]
+    if sizes is not None and sum(sizes) != width:
+        raise InputError(
+            f"X must have {sum(sizes)} columns, the sum of the blocks {tuple(sizes)}, got {width}: blocks must add up"
+        )
+    if sizes is None or len(sizes) == 1:
+        return None
+    sizes, rows = tuple(int(size) for size in sizes), Z.to(torch.float64)
+    targets = torch.nn.functional.one_hot(codes).to(rows)
+    found = cautious_weights(len(sizes)) if len(rows) < ENOUGH_ROWS else _chosen_weights(rows, targets, sizes)
+    return FeatureBlocks(sizes, tuple(min(max(weight, 1.0 / MOST_OF_FIRST), MOST_OF_FIRST) for weight in found))
+
+
+def cautious_weights(blocks: int) -> tuple[float, ...]:
+    """Return weights for blocks of which too little is known: the first, a network's own vector, counts most.
+
+    Examples
+    --------
+    >>> from evergrow.head.block_weights import cautious_weights
+    >>> [round(weight, 2) for weight in cautious_weights(4)]
+    [1.84, 0.46, 0.46, 0.46]
+    """
+    first = math.sqrt(blocks / (1.0 + (blocks - 1) / MOST_OF_FIRST**2))
+    return (first, *(first / MOST_OF_FIRST for _ in range(blocks - 1)))
+
+
+def _chosen_weights(rows: Tensor, targets: Tensor, sizes: Sequence[int]) -> tuple[float, ...]:
+    counts = targets.sum(dim=0)
+    if 2 * len(rows) > rows.shape[1]:
+        return choose_block_weights(rows.T @ rows, rows.T @ targets, counts, sizes)
+    one = torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
+    return choose_block_weights(one, targets, counts, sizes, basis=rows.T)
 
 
 def choose_block_weights(
@@ -87,7 +129,7 @@ def choose_block_weights(
     blocks: Sequence[int],
     given: Sequence[float] | None = None,
     basis: Tensor | None = None,
-) -> BlockChoice:
+) -> tuple[float, ...]:
     """Choose the weights of blocks of columns.
 
     Parameters
@@ -112,12 +154,12 @@ def choose_block_weights(
     The second block is noise:
 
     >>> import torch
-    >>> from evergrow.head.linalg import choose_block_weights
+    >>> from evergrow.head.block_weights import choose_block_weights
     >>> H = torch.randn(300, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> codes = torch.arange(300) % 3
     >>> H[torch.arange(300), codes] += 1.0
     >>> Y = torch.nn.functional.one_hot(codes, 3).double()
-    >>> useful, noise = choose_block_weights(H.T @ H, H.T @ Y, Y.sum(dim=0), (6, 6)).weights
+    >>> useful, noise = choose_block_weights(H.T @ H, H.T @ Y, Y.sum(dim=0), (6, 6))
     >>> useful > 2 * noise
     True
     """
@@ -125,7 +167,7 @@ def choose_block_weights(
     counts = counts.to(gram)
     rows, classes = float(counts.sum()), int((counts > 0).sum())
     if len(blocks) < 2 or classes < 2 or rows - classes < 1.0:
-        return BlockChoice(even, 0)
+        return even
     mean = cross.sum(dim=1) / rows
     gram, cross = gram - rows * torch.outer(mean, mean), cross - torch.outer(mean, counts)
     mean = mean if basis is None else basis @ mean
@@ -138,12 +180,12 @@ def choose_block_weights(
         search = _DenseSearch(gram, cross, counts, blocks, given)
     energy = float(search.energies.sum())
     if not energy > 1e-10 * (energy + rows * float(mean.square().sum())):
-        return BlockChoice(even, 0)
+        return even
     # The search begins where all blocks count alike, whatever they were multiplied by: a block that is all but switched
     # off has no slope that would lead back.
     plain = float((search.energies / search.given.exp()).sum()) / rows
     ridges = search.minimum(math.log(_START * plain) + search.given)
-    return BlockChoice(even if ridges is None else _weights(ridges, search.energies), search.tried)
+    return even if ridges is None else _weights(ridges, search.energies)
 
 
 def _weights(ridges: Tensor, energies: Tensor) -> tuple[float, ...]:
@@ -179,7 +221,6 @@ class _Search(ABC):
         self.energies = self._by_block(columns)
         # Columns w x with a ridge are columns x with a ridge that is w^2 times smaller.
         self.given = 2.0 * torch.tensor(list(given or [1.0] * len(blocks)), dtype=torch.float64).log()
-        self.tried = 0
 
     def _by_block(self, values: Tensor) -> Tensor:
         """Return the sum of values (d,) over the columns of each block, on the CPU."""
@@ -221,7 +262,6 @@ class _Search(ABC):
 
     def _score(self, ridges: Tensor) -> tuple[float, Tensor]:
         """Return the logarithm of generalised cross-validation and its slopes."""
-        self.tried += 1
         try:
             rss, slack, rss_slopes, slack_slopes = self._parts(ridges)
         except NumericalError:
