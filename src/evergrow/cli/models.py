@@ -15,8 +15,8 @@ from evergrow.cli.options import RUN, RunOptions
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
+    from evergrow.learner.comparison import Trial
     from evergrow.learner.learner import Learner
-    from evergrow.learner.reference import Trial
     from evergrow.learner.snapshot import Change
 
 
