@@ -187,8 +187,8 @@ def _read(data: str, holdout: float, seed: int, reading: options.Reading) -> tup
     """Return the samples to learn and, where some are held out, those to test with."""
     import numpy as np
 
-    from evergrow.data.dataset import stratified_split
     from evergrow.data.intake import read_labelled
+    from evergrow.data.items import stratified_split
 
     samples = read_labelled(data, "train", options=reading.options())
     if not holdout:
