@@ -114,7 +114,7 @@ def _heads(folder: Path) -> list[Subject]:
 
 def _learners(folder: Path) -> list[Subject]:
     from evergrow import Learner
-    from evergrow.learner.reference import measured_change
+    from evergrow.learner.comparison import measured_change
 
     data = rows()
     first, later = ((data[part], CLASSES[data[f"y_{part}"]]) for part in ("first", "later"))

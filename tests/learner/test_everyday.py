@@ -34,7 +34,7 @@ from evergrow.core.errors import (
     UnsupportedError,
 )
 from evergrow.learner import learning
-from evergrow.learner.reference import measured_change
+from evergrow.learner.comparison import measured_change
 
 CLASSES = 12
 

@@ -166,7 +166,7 @@ def test_nobody_and_no_folder_is_named_in_what_is_published(data: Any, tmp_path:
 
 
 def test_what_was_tested_is_published_without_its_place(data: Any, tmp_path: Path) -> None:
-    from evergrow.learner.reference import measured_change
+    from evergrow.learner.comparison import measured_change
 
     learner = small(data)
     np.savez(tmp_path / "t.npz", X_train=data[0], y_train=learner.predict(data[0]))

@@ -25,7 +25,6 @@ from evergrow.core.errors import (
     InputError,
     LabelError,
     MergeError,
-    NewerSchemaError,
     NotFittedError,
     ParameterError,
     UnknownNameError,
@@ -639,14 +638,6 @@ def test_damaged_foreign_and_newer_files_are_refused(fitted: Learner, blobs: Dat
         Learner.load(path)
 
 
-def test_a_newer_file_is_told(fitted: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evergrow.core.archive.SCHEMA_VERSION", 99)
-    fitted.save(tmp_path / "m.evg")
-    monkeypatch.undo()
-    with pytest.raises(NewerSchemaError, match="newer evergrow"):
-        Learner.load(tmp_path / "m.evg")
-
-
 def test_info_is_plain(fitted: Learner) -> None:
     import json
 
@@ -744,17 +735,3 @@ def test_what_is_no_number_is_unknown(fitted: Learner, blobs: Data, monkeypatch:
     monkeypatch.setattr(Classifier, "novelty_score", lambda self, X: np.full(len(X), np.nan))
     assert fitted.is_unknown(blobs[0][:3]).all()
     assert fitted.ask(blobs[0][:3], false_alarm=0.05).unknown.all()
-
-
-# -- the page about it --------------------------------------------------------------------------------------
-
-
-def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[2] / "docs" / "learner.md"
-    blocks = page.read_text(encoding="utf-8").split("```python\n")[1:]
-    assert len(blocks) >= 4
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    for block in blocks:
-        exec(compile(block.partition("```")[0], str(page), "exec"), names)
-    assert (tmp_path / "digits.evg").is_file()

@@ -13,7 +13,6 @@ from evergrow.core.errors import FewSamplesWarning, FileFormatError
 from evergrow.core.record import from_values, to_values
 from evergrow.head.fold_outs import TEMPERATURES
 from evergrow.learner.calibration import Calibration
-from evergrow.learner.modelfile import commit, open_model, rollback
 
 Data = tuple[np.ndarray, np.ndarray]
 
@@ -66,20 +65,6 @@ def test_files_and_revisions_keep_it(stream: Learner, tmp_path: Path) -> None:
     assert back.threshold() == stream.threshold()
     np.testing.assert_allclose(back.predict_proba(X), stream.predict_proba(X), rtol=1e-9)
     np.testing.assert_allclose(back.novelty_score(X), stream.novelty_score(X), rtol=1e-6, atol=1e-9)
-
-
-def test_rolling_back_brings_the_calibration_back(tmp_path: Path) -> None:
-    data = blobs(20)
-    path = tmp_path / "m.evg"
-    commit(path, small().fit(part(data, 0, 1, 2)))
-    first = open_model(path, device="cpu")
-    commit(path, open_model(path, device="cpu").partial_fit(part(data, 3, 4)))
-    assert open_model(path, device="cpu").head_.temperature_ != first.head_.temperature_
-    rollback(path)
-    again = open_model(path, device="cpu")
-    assert again.head_.temperature_ == first.head_.temperature_
-    assert again._state().calibration == first._state().calibration
-    np.testing.assert_allclose(again.novelty_score(data[0]), first.novelty_score(data[0]))
 
 
 def test_merging_joins_both_sides_in_any_order() -> None:

@@ -62,7 +62,7 @@ def update_command(
     2 bad input and nothing changed, 3 another process is changing the model, 130 interrupted and nothing changed.
     """
     from evergrow.data.intake import read_labelled
-    from evergrow.learner.reference import measured_change
+    from evergrow.learner.comparison import measured_change
     from evergrow.learner.snapshot import learned_data
 
     if spread.engine is not None:

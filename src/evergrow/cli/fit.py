@@ -93,9 +93,9 @@ def fit_command(
     # Before anything heavy is imported: most mistakes show here.
     away = shots is not None or spread.engine is not None
     samples, held = (None, None) if away else _read(data, holdout, seed, reading)
+    from evergrow.learner.comparison import measured_change
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
-    from evergrow.learner.reference import measured_change
 
     learner = Learner(
         backbone,
@@ -187,8 +187,8 @@ def _read(data: str, holdout: float, seed: int, reading: options.Reading) -> tup
     """Return the samples to learn and, where some are held out, those to test with."""
     import numpy as np
 
-    from evergrow.data.dataset import stratified_split
     from evergrow.data.intake import read_labelled
+    from evergrow.data.items import stratified_split
 
     samples = read_labelled(data, "train", options=reading.options())
     if not holdout:

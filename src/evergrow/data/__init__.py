@@ -6,8 +6,7 @@ Every reader registers itself (see :mod:`evergrow.data.readers`); importing it h
 from evergrow.core.errors import DatasetNotFoundError
 from evergrow.data import annotations, folders, lists, parquet, tables, webdataset  # noqa: F401
 from evergrow.data.arrays import FeatureSet, save_features
-from evergrow.data.dataset import Dataset
-from evergrow.data.items import Samples
+from evergrow.data.items import Dataset, Samples
 from evergrow.data.load import DataReport, inspect_data, load_data, load_features, read, search_path
 from evergrow.data.readers import DataOptions, list_readers, register_reader
 from evergrow.data.sources import Shard, Source, source_from

@@ -11,9 +11,8 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError
-from evergrow.data.dataset import Dataset, listed
 from evergrow.data.folders import TEST_WORDS, TRAIN_WORDS, find_place, partner_name
-from evergrow.data.items import Items, Texts
+from evergrow.data.items import Dataset, Items, Texts, listed
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.storage import Tree
 

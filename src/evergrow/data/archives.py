@@ -23,7 +23,7 @@ from typing import IO, Any, NamedTuple
 
 from evergrow.core.errors import EvergrowError, FileFormatError
 from evergrow.core.escaping import one_line, printable
-from evergrow.data.dataset import shown
+from evergrow.data.items import shown
 from evergrow.data.storage import RATIO, ROOM, Tree
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")

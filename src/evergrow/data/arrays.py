@@ -28,8 +28,7 @@ from evergrow.core.feature_blocks import check_widths, join_blocks
 from evergrow.core.files import atomic_path
 from evergrow.core.record import NOTHING, Between, Extra, from_document, record, to_document
 from evergrow.data.archives import sound
-from evergrow.data.dataset import Dataset, listed
-from evergrow.data.items import Images, Samples, concat_samples
+from evergrow.data.items import Dataset, Images, Samples, concat_samples, listed
 from evergrow.data.readers import register_reader
 from evergrow.data.sources import Shard, Source, as_features, class_labels, where_of
 from evergrow.data.storage import RATIO, ROOM, Tree

@@ -11,8 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from evergrow.core.errors import DatasetNotFoundError, InputError
-from evergrow.data.dataset import Dataset, check_test_classes, listed, shown
-from evergrow.data.items import Images, PluginFormat, is_image, plugin_format
+from evergrow.data.items import (
+    Dataset,
+    Images,
+    PluginFormat,
+    check_test_classes,
+    is_image,
+    listed,
+    plugin_format,
+    shown,
+)
 from evergrow.data.readers import DataOptions, file_suffixes, register_reader
 from evergrow.data.storage import Tree
 

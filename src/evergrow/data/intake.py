@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import DatasetNotFoundError, InputError, LabelError
 from evergrow.core.validation import as_weights
 from evergrow.data.arrays import FeatureSet, read_npy
-from evergrow.data.dataset import Dataset, listed
-from evergrow.data.items import Images, Items, Samples, Texts, is_image
+from evergrow.data.items import Dataset, Images, Items, Samples, Texts, is_image, listed
 from evergrow.data.load import name_of, read, warn_of
 from evergrow.data.readers import DEFAULTS, DataOptions, reader_of_file
 from evergrow.data.sources import ListedSource, as_features

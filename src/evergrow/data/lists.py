@@ -10,9 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
-from evergrow.data.dataset import Dataset, Label, integers, listed, shown
 from evergrow.data.folders import find_place, partner_name, training_file
-from evergrow.data.items import Images, Texts, is_image
+from evergrow.data.items import Dataset, Images, Label, Texts, integers, is_image, listed, shown
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.storage import Tree
 

@@ -20,14 +20,6 @@ from evergrow.core.escaping import one_line
 from evergrow.core.validation import with_changes
 from evergrow.data.archives import ARCHIVE_SUFFIXES, Archive
 from evergrow.data.arrays import FeatureSet
-from evergrow.data.dataset import (
-    Dataset,
-    check_test_classes,
-    listed,
-    spelled_alike,
-    stratified_split,
-    with_test_part,
-)
 from evergrow.data.folders import (
     Walk,
     images_below,
@@ -38,13 +30,20 @@ from evergrow.data.folders import (
     read_patterns,
     unwrapped,
 )
+from evergrow.data.items import (
+    Dataset,
+    check_test_classes,
+    listed,
+    spelled_alike,
+    stratified_split,
+    with_test_part,
+)
 from evergrow.data.readers import (
     DEFAULTS,
     READERS,
     DataOptions,
     file_suffixes,
     reader_of_file,
-    reader_of_folder,
     register_reader,
 )
 from evergrow.data.sources import ListedSource, Source, make_source
@@ -221,7 +220,7 @@ def _reader(tree: Tree, pattern: str) -> str:
     if not pattern:
         if tree.remote and not tree.listing(deep=False):
             tree.sizes  # noqa: B018  says where there is nothing at all
-        return reader_of_folder(unwrapped(tree))
+        return _reader_of_folder(unwrapped(tree))
     known = reader_of_file(pattern)
     if known is None:
         raise InputError(
@@ -232,6 +231,16 @@ def _reader(tree: Tree, pattern: str) -> str:
     if plain_tar and (glob.has_magic(pattern) or is_webdataset(tree, pattern)):
         return "webdataset"
     return known
+
+
+def _reader_of_folder(tree: Tree) -> str:
+    """Return the first reader that fits a folder; one that looks for files which are not there is not asked."""
+    files = tuple(tree.telling_files())
+    for reader in sorted(READERS.values(), key=lambda each: each.rank):
+        asked = not reader.marks or any(name.endswith(reader.marks) for name in files)
+        if asked and reader.fits is not None and reader.fits(tree):
+            return reader.name
+    raise LookupError("one folder per class fits any folder")
 
 
 # -- archives, patterns and names of the Hub --------------------------------------------------------------------
@@ -253,7 +262,7 @@ def read_archive(tree: Tree, name: str, options: DataOptions) -> Dataset:
     if not options.labelled:
         images, cautions = images_below(inside)
         return replace(Dataset.of(images, [""] * len(images)), cautions=tuple(cautions))
-    layout = reader_of_folder(inside) if options.layout in ("auto", "archive") else options.layout
+    layout = _reader_of_folder(inside) if options.layout in ("auto", "archive") else options.layout
     found = READERS[layout].read(inside, "", options)
     if not isinstance(found, Dataset):
         raise InputError(f"{inside.place()} must be unpacked to be read as {layout!r}")

@@ -18,7 +18,7 @@ from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_choice, check_number, from_mapping
 
 if TYPE_CHECKING:
-    from evergrow.data.dataset import Dataset
+    from evergrow.data.items import Dataset
     from evergrow.data.sources import Source
     from evergrow.data.storage import Tree
 
@@ -207,16 +207,6 @@ def list_readers() -> list[str]:
     ['single-table', 'class-folders']
     """
     return [reader.name for reader in sorted(READERS.values(), key=lambda each: (each.fits is not None, each.rank))]
-
-
-def reader_of_folder(tree: Tree) -> str:
-    """Return the first reader that fits a folder."""
-    files = tuple(tree.telling_files())
-    for reader in sorted(READERS.values(), key=lambda each: each.rank):
-        asked = reader.fits is not None and (not reader.marks or any(name.endswith(reader.marks) for name in files))
-        if asked and reader.fits is not None and reader.fits(tree):
-            return reader.name
-    raise LookupError("one folder per class fits any folder")
 
 
 def reader_of_file(name: str) -> str | None:

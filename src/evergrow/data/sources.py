@@ -26,9 +26,8 @@ from typing_extensions import Self
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.core.record import from_values
 from evergrow.core.validation import check_choice, check_number
-from evergrow.data.dataset import Dataset, integers
 from evergrow.data.folders import TEST_WORDS, images_below, is_hidden, unwrapped
-from evergrow.data.items import Images, Samples, Stored, concat_samples
+from evergrow.data.items import Dataset, Images, Samples, Stored, concat_samples, integers
 from evergrow.data.readers import READERS, DataOptions
 from evergrow.data.storage import LARGEST_IMAGE, Tree, public_storage
 

@@ -29,8 +29,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.escaping import one_line, printable
 from evergrow.core.files import atomic_path
-from evergrow.data.dataset import shown
-from evergrow.data.items import Images, Stored
+from evergrow.data.items import Images, Stored, shown
 
 if TYPE_CHECKING:
     from evergrow.data.archives import Archive

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
-from evergrow.data.dataset import Dataset, integers, listed
 from evergrow.data.folders import TEST_WORDS, TRAIN_WORDS, Walk, is_hidden, partner_name, training_file
-from evergrow.data.items import Items, Texts
+from evergrow.data.items import Dataset, Items, Texts, integers, listed
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.storage import Tree
 

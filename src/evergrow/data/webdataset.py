@@ -18,9 +18,8 @@ from evergrow.core.archive import parse_json
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError
 from evergrow.core.escaping import printable
 from evergrow.data.archives import Member, tar_members
-from evergrow.data.dataset import listed
 from evergrow.data.folders import is_hidden
-from evergrow.data.items import Images, Samples, is_image
+from evergrow.data.items import Images, Samples, is_image, listed
 from evergrow.data.readers import register_reader
 from evergrow.data.sources import Shard, Source, class_labels, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, Tree

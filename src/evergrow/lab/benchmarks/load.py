@@ -14,7 +14,7 @@ from evergrow.core.registry import nearest
 from evergrow.core.validation import with_changes
 from evergrow.data import DataOptions, Dataset, FeatureSet, inspect_data, load_data, read, search_path
 from evergrow.data.arrays import SUFFIXES
-from evergrow.data.dataset import integers, listed
+from evergrow.data.items import integers, listed
 from evergrow.data.lists import ImageList, image_list, read_image_lists, read_list
 from evergrow.data.load import finish
 from evergrow.data.storage import Tree

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError
 from evergrow.data import Dataset
-from evergrow.data.dataset import listed
-from evergrow.data.items import Images
+from evergrow.data.items import Images, listed
 from evergrow.data.storage import Tree
 
 _CUB_FILES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")

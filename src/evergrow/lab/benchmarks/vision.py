@@ -18,8 +18,7 @@ from evergrow.core.errors import DatasetNotFoundError, InputError, UnknownNameEr
 from evergrow.core.optional import require
 from evergrow.core.registry import nearest
 from evergrow.data import DataOptions, Dataset, search_path
-from evergrow.data.dataset import Label
-from evergrow.data.items import Images, Stored
+from evergrow.data.items import Images, Label, Stored
 
 _SPLITS: dict[str, tuple[str, str]] = {
     "CIFAR10": ("", ""),
