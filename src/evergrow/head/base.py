@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -15,16 +18,50 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.archive import Archive
+from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.devices import resolve_device
-from evergrow.core.errors import InputError, LabelError, NumericalError, UnsupportedError
-from evergrow.core.record import Between, require
+from evergrow.core.errors import (
+    EvergrowError,
+    FileFormatError,
+    InputError,
+    LabelError,
+    NumericalError,
+    ParameterError,
+    UnsupportedError,
+)
+from evergrow.core.record import (
+    Between,
+    check_kind,
+    make_archive,
+    read_fields,
+    record,
+    require,
+    to_values,
+    written_values,
+)
+from evergrow.core.registry import Registry, nearest
 from evergrow.core.validation import as_weights, check_matrix
-from evergrow.head.estimator import Methods, Saved, SavedClassifier
-from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, update_labels
+from evergrow.head.estimator import Estimator, not_fitted, plain_value
+from evergrow.head.labels import ClassChange, LabelUpdate, StoredLabels, as_labels, update_labels
 from evergrow.head.ridge_model import RidgeModel
 
-HEADS: Methods[IncrementalClassifier] = Methods("head")
+Seed = Annotated[int, Between(-(2**63), 2**64)]
+"""A seed in a file."""
+
+Positive = Annotated[float, Between(above=0.0)]
+"""A number above zero in a file."""
+
+
+class Heads(Registry["type[IncrementalClassifier]"]):
+    """Heads by name; what they write is an archive of kind ``head/<name>``."""
+
+    def register(self, name: str) -> Callable[[Any], Any]:
+        """Return a decorator that files a class under a name, in settings and in files."""
+        known, written = super().register(name), record(f"head/{name}")
+        return lambda cls: written(known(cls))
+
+
+HEADS = Heads("method", plugins=True)
 """Every head by the name users know it under; filled by ``@HEADS.register(name)``."""
 
 OPTIONAL = {
@@ -52,9 +89,11 @@ COMPUTE_DTYPE = torch.float64
 
 
 @dataclass(frozen=True)
-class SavedHead(Saved):
-    """What files hold of every head."""
+class SavedHead:
+    """What files hold of every head beside what it learned: its settings, its labels, its features."""
 
+    params: dict[str, Any]
+    labels: StoredLabels
     n_features: Annotated[int, Between(1, 2**53)]
     feature_names: tuple[str, ...] | None = None
 
@@ -64,7 +103,7 @@ class SavedHead(Saved):
         require(named, "it has another number of features than names for them")
 
 
-class IncrementalClassifier(SavedClassifier):
+class IncrementalClassifier(Estimator, ABC):
     """A classifier that learns batch by batch over an open set of classes.
 
     A head implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`, :meth:`_scores` and the pair
@@ -91,13 +130,22 @@ class IncrementalClassifier(SavedClassifier):
     evergrow.core.errors.UnsupportedError: method 'simplecil' cannot start an empty learner with the same layer
     """
 
-    saved_as: ClassVar[type[Saved]] = SavedHead
+    learned_as: ClassVar[type]
+    """The dataclass of what it learns, as files hold it; its tensors are read onto the head's device."""
     takes_weights: ClassVar[bool] = False
     """Whether samples may count for more or less than one."""
+    classes_: NDArray[Any]
     n_features_in_: int
     feature_names_in_: NDArray[Any]
+    device: str | torch.device
+    device_: torch.device
+    _unknown_fields: Mapping[str, Any] = MappingProxyType({})
 
     # -- hooks ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _check_params(self) -> None:
+        """Raise :class:`~evergrow.core.errors.ParameterError` for settings out of range."""
 
     @abstractmethod
     def _reset(self) -> None:
@@ -110,6 +158,17 @@ class IncrementalClassifier(SavedClassifier):
     @abstractmethod
     def _scores(self, Z: Tensor) -> Tensor:
         """Return scores (n, C), one column per entry of ``classes_``."""
+
+    @abstractmethod
+    def _contents(self) -> Any:
+        """Return what was learned, a ``learned_as``; settings and labels are written by the base."""
+
+    @abstractmethod
+    def _restore(self, learned: Any) -> None:
+        """Take over what :meth:`_contents` gave; settings, labels and device are there.
+
+        What does not fit them is refused by :func:`~evergrow.core.record.require`.
+        """
 
     def _regroup(self, change: ClassChange) -> None:
         """Reorder sums by class, and add up those of classes that become one; all or nothing."""
@@ -165,6 +224,21 @@ class IncrementalClassifier(SavedClassifier):
         """Name that the head is registered under, or that of its class."""
         names = [name for name in HEADS.names() if HEADS[name] is type(self)]
         return names[0] if names else type(self).__name__
+
+    def _is_fitted(self) -> bool:
+        return hasattr(self, "classes_") and len(self.classes_) > 0
+
+    def _require_fitted(self) -> None:
+        if not self._is_fitted():
+            raise not_fitted(f"this {type(self).__name__} must learn something first: call fit()")
+
+    def _require_started(self) -> None:
+        """Raise unless there is something to save; a spawned classifier has begun before it knows a class."""
+        if "classes_" not in vars(self):
+            self._require_fitted()
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._is_fitted()
 
     # -- learning ---------------------------------------------------------------------------------------
 
@@ -452,13 +526,104 @@ class IncrementalClassifier(SavedClassifier):
 
     # -- files ------------------------------------------------------------------------------------------
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the classifier to one safetensors file, atomically.
+
+        A crash leaves the old file or the new one. The file holds settings, labels and what was learned, never code.
+
+        Parameters
+        ----------
+        path : path-like
+            Where to.
+        """
+        write_archive(path, self.to_archive())
+
     def to_archive(self) -> Archive:
         """Return what :meth:`save` writes, for those who put a head into a file of their own."""
-        archive = super().to_archive()
-        archive.meta["n_features"] = self.n_features_in_
+        self._require_started()
+        archive = make_archive(type(self), written_values(self._contents()))
+        params = {name: plain_value(name, value) for name, value in self.get_params(deep=False).items()}
+        # What a later version wrote beside that, and this one does not know, goes back where it was.
+        for name, value in self._unknown_fields.items():
+            archive.meta.setdefault(name, value)
+        labels = to_values(StoredLabels.of(self.classes_))
+        archive.meta.update(params=params, labels=labels, n_features=self.n_features_in_)
         if hasattr(self, "feature_names_in_"):
             archive.meta["feature_names"] = self.feature_names_in_.tolist()
         return archive
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: str | torch.device | None = None) -> Self:
+        """Read a classifier that :meth:`save` wrote.
+
+        Parameters
+        ----------
+        path : path-like
+            Where from.
+        device : str or torch.device, optional
+            Where to put it; by default where its ``device`` setting says, as far as this machine has that.
+
+        Raises
+        ------
+        FileFormatError
+            If the file is no classifier of this class, is damaged or contradicts itself.
+        NewerSchemaError
+            If a newer evergrow wrote it.
+        """
+        return cls.from_archive(read_archive(path), device, name=os.fspath(path))
+
+    @classmethod
+    def from_archive(
+        cls, archive: Archive, device: str | torch.device | None = None, *, name: str = "the archive"
+    ) -> Self:
+        """Rebuild a classifier from what :meth:`to_archive` gave.
+
+        Parameters
+        ----------
+        archive : Archive
+            Of this class.
+        device : str or torch.device, optional
+            As for :meth:`load`.
+        name : str
+            What messages call the source.
+
+        Raises
+        ------
+        FileFormatError
+            If it is of another kind, or its contents do not fit each other.
+        """
+        check_kind(cls, archive, name)
+        saved = read_fields(SavedHead, archive, name=name)
+        made, labels = cls._with_params(saved.params, name), saved.labels.table()
+        made.device_ = _usable_device(name, made.device) if device is None else resolve_device(device)
+        if device is not None:
+            made.device = device
+        made.classes_, made.n_features_in_ = labels, saved.n_features
+        if saved.feature_names is not None:
+            made.feature_names_in_ = np.asarray(saved.feature_names, dtype=object)
+        learned: Any = read_fields(made.learned_as, archive, device=made.device_, name=name)
+        with _consistent(name):
+            require(bool((labels[:-1] < labels[1:]).all()), "labels are not sorted")
+            made._restore(learned)
+        known = {field.name for part in (SavedHead, made.learned_as) for field in fields(part)}
+        made._unknown_fields = {key: value for key, value in archive.meta.items() if key not in known}
+        return made
+
+    @classmethod
+    def _with_params(cls, params: dict[str, Any], name: str) -> Self:
+        known = cls._param_names()
+        strange = next((key for key in params if key not in known), None)
+        if strange is not None:
+            close = nearest(strange, known)
+            raise FileFormatError(f"{name}: setting {strange!r} is none of this method; nearest: {close}")
+        try:
+            made = cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in params.items()})
+            made._check_params()
+        except FileFormatError:
+            raise
+        except (EvergrowError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+            raise FileFormatError(f"{name} must have settings that the method takes: {error}") from error
+        return made
 
     def _check_model(self, model: RidgeModel) -> RidgeModel:
         """Return a ridge model of a file that fits the head's features and classes."""
@@ -466,13 +631,26 @@ class IncrementalClassifier(SavedClassifier):
         require(len(model.counts) == len(self.classes_), "its statistics are of another number of classes")
         return model
 
-    @classmethod
-    def _from_settings(cls, saved: SavedHead, device: str | torch.device | None, name: str) -> Self:
-        made = super()._from_settings(saved, device, name)
-        made.n_features_in_ = saved.n_features
-        if saved.feature_names is not None:
-            made.feature_names_in_ = np.asarray(saved.feature_names, dtype=object)
-        return made
+
+@contextmanager
+def _consistent(name: str) -> Iterator[None]:
+    """Say which file it is that contradicts itself."""
+    try:
+        yield
+    except (FileFormatError, InputError, ParameterError) as error:
+        raise FileFormatError(f"{name} is damaged or contradicts itself: {error}") from error
+
+
+def _usable_device(name: str, device: Any) -> torch.device:
+    """Return the device that a file asks for, or the CPU where this machine has no such one."""
+    try:
+        if device == "auto":
+            return resolve_device(device)
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
+        raise FileFormatError(f"{name} must name a device, got {device!r}") from error
+    usable = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    return wanted if (wanted.index or 0) < usable.get(wanted.type, 0) else torch.device("cpu")
 
 
 def with_blocks(head: type[IncrementalClassifier], widths: Sequence[int], options: Mapping[str, Any]) -> dict[str, Any]:

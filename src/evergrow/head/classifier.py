@@ -17,9 +17,8 @@ from evergrow.core.errors import FileFormatError, LabelError, MergeError, Nothin
 from evergrow.core.record import from_archive, record, to_archive
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import as_weights, check_choice, check_number
-from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
-from evergrow.head.estimator import Positive, Seed
 from evergrow.head.fold_outs import FoldOuts, Rows, fold_outs
 from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind, column_map, known_codes
 from evergrow.head.layers.base import LAYERS, FourierLayer, Layer, layer_from_plain

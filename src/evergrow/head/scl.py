@@ -10,9 +10,8 @@ from torch import Tensor
 
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
-from evergrow.head.base import HEADS
+from evergrow.head.base import HEADS, Positive
 from evergrow.head.classifier import Classifier, Learned
-from evergrow.head.estimator import Positive
 from evergrow.head.layers.base import Layer, Scales
 from evergrow.head.layers.feature_map import FeatureMap
 from evergrow.head.layers.guided import GuidedLayer

@@ -13,8 +13,7 @@ from evergrow.core.errors import UnsupportedError
 from evergrow.core.record import Spec, require
 from evergrow.core.seeding import derive_seed, generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
-from evergrow.head.base import HEADS, IncrementalClassifier
-from evergrow.head.estimator import Seed
+from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap
 from evergrow.head.layers.feature_map import chunk_rows, normalize

@@ -12,8 +12,7 @@ from torch import Tensor
 from evergrow.core.record import Between, Spec, require
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_choice, check_number
-from evergrow.head.base import HEADS, IncrementalClassifier
-from evergrow.head.estimator import Seed
+from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap
 from evergrow.head.layers.feature_map import check_contrast
