@@ -22,8 +22,7 @@ from tests.features.extraction_toys import LetterCounter, Toy, expected_features
 
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import BusyError, CacheWarning, DataWarning, ImageError, ParameterError, UnknownNameError
-from evergrow.core.feature_blocks import join_blocks
-from evergrow.data.items import Images, Texts
+from evergrow.data.items import Images, Texts, join_blocks
 from evergrow.features import Backbone, Features, create_backbone, encode
 from evergrow.features import cache as cache_module
 from evergrow.features import images as decoding

@@ -13,8 +13,7 @@ from torch import nn
 
 from evergrow.adapt.tuners import create_tuner
 from evergrow.core.errors import FileFormatError, InputError, ParameterError, WeightsError
-from evergrow.core.feature_blocks import block_slices
-from evergrow.data.items import Images
+from evergrow.data.items import Images, block_slices
 from evergrow.features import BackboneSpec, FeatureRecipe, ImageBackbone, backbone_from_spec, create_backbone, encode
 from evergrow.features.depths import DepthReader
 from evergrow.features.encoding import _Runner

@@ -13,8 +13,8 @@ from tests.learner.toys import Colours, Letters
 from evergrow.adapt import FsaConfig
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
-from evergrow.core.feature_blocks import join_blocks
 from evergrow.data import Dataset, FeatureSet, save_features
+from evergrow.data.items import join_blocks
 from evergrow.features import create_backbone, encode
 from evergrow.features.feature_sets import featurize
 from evergrow.head import Classifier

@@ -72,7 +72,8 @@ class ModelChange:
         """
         lines = [*said, *self.notes, model_line(self.path, self.learner)]
         values = change_values(self.path, self.learner, self.record, **more)
-        return Answer(values, lines, list(cautions), code, done=written_note(self.path, self.learner))
+        done = f"revision {self.learner.revision_} of {self.path} was written"
+        return Answer(values, lines, list(cautions), code, done=done)
 
 
 @contextmanager
@@ -135,11 +136,6 @@ def model_line(path: Path, learner: Learner) -> str:
     known = plural(len(learner.classes_), "class", "classes")
     samples = plural(sum(learner.n_samples_.values()), "sample")
     return f"{path} knows {known} from {samples} (revision {learner.revision_})"
-
-
-def written_note(path: Path, learner: Learner) -> str:
-    """Return which revision is in the file now, for where nothing else can be said."""
-    return f"revision {learner.revision_} of {path} was written"
 
 
 def settle_model(learner: Learner, wanted: bool) -> tuple[dict[str, Any] | None, list[str]]:

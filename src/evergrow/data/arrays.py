@@ -24,11 +24,10 @@ from safetensors.numpy import save_file
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, InputError, LabelError, ParameterError
 from evergrow.core.escaping import one_line
-from evergrow.core.feature_blocks import check_widths, join_blocks
 from evergrow.core.files import atomic_path
 from evergrow.core.record import NOTHING, Between, Extra, from_document, record, to_document
 from evergrow.data.archives import sound
-from evergrow.data.items import Dataset, Images, Samples, concat_samples, listed
+from evergrow.data.items import Dataset, Images, Samples, check_widths, concat_samples, join_blocks, listed
 from evergrow.data.readers import register_reader
 from evergrow.data.sources import Shard, Source, as_features, class_labels, where_of
 from evergrow.data.storage import RATIO, ROOM, Tree

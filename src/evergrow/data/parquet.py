@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, ImageError, InputError
-from evergrow.core.feature_blocks import check_widths
 from evergrow.data.archives import sound
-from evergrow.data.items import Images, Samples, Texts, concat_samples, listed
+from evergrow.data.items import Images, Samples, Texts, check_widths, concat_samples, listed
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.sources import Shard, Source, as_features, class_labels, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, RATIO, ROOM, Tree

@@ -33,7 +33,6 @@ import torch
 from torch import Tensor
 
 from evergrow.core.errors import ParameterError
-from evergrow.core.validation import check_number
 from evergrow.export.onnx_graph import ExportError
 from evergrow.head.layers import ACTIVATIONS, FeatureMap
 from evergrow.head.layers.feature_map import Units
@@ -399,9 +398,6 @@ def fold(
         ...
     evergrow.export.folding.FoldError: a layer must be affine on the data to be folded, ...
     """
-    check_number("fold_tolerance", tolerance, low=0, low_open=True)
-    if radius is not None:
-        check_number("fold_radius", radius, low=0, low_open=True)
     if found.units is None or found.readout is None:
         if found.linear is None:
             raise ParameterError("a head must have units or linear weights, got neither")

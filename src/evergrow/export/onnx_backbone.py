@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evergrow.adapt.tuners.base import UnmergeableError, tuners_of
-from evergrow.core.feature_blocks import join_blocks
 from evergrow.core.optional import require
 from evergrow.core.seeding import generator
+from evergrow.data.items import join_blocks
 from evergrow.export.onnx_graph import ExportError
 from evergrow.features import encode_batch
 from evergrow.features.backbones import ImageBackbone
@@ -104,12 +104,12 @@ class JoinedBlocks(nn.Module):
         self._blocks = parse_blocks(recipe.blocks)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return rows (n, d); see :func:`evergrow.core.feature_blocks.join_blocks`."""
+        """Return rows (n, d); see :func:`evergrow.data.items.join_blocks`."""
         return join_equally(DepthReader(self.module, self._blocks)(images))
 
 
 def join_equally(blocks: Sequence[Tensor]) -> Tensor:
-    """Return blocks side by side at equal energy, as :func:`evergrow.core.feature_blocks.join_blocks` joins them.
+    """Return blocks side by side at equal energy, as :func:`evergrow.data.items.join_blocks` joins them.
 
     Parameters
     ----------

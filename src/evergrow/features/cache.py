@@ -29,10 +29,9 @@ from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json, read_header
 from evergrow.core.errors import BusyError, FileFormatError, NewerSchemaError, ParameterError, UnknownNameError
-from evergrow.core.feature_blocks import block_slices
 from evergrow.core.files import PARTIAL, atomic_path
 from evergrow.core.record import Between, Spec, from_values, read_record, record, require, write_record
-from evergrow.data.items import Items
+from evergrow.data.items import Items, block_slices
 from evergrow.features.base import BackboneSpec
 from evergrow.features.loader import Failure, Precision
 from evergrow.features.recipes import FeatureRecipe

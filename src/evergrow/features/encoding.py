@@ -33,9 +33,8 @@ from evergrow.core.errors import (
     NumericalError,
     ParameterError,
 )
-from evergrow.core.feature_blocks import block_slices, join_blocks
 from evergrow.core.validation import check_choice, check_keys, check_number
-from evergrow.data.items import Items
+from evergrow.data.items import Items, block_slices, join_blocks
 from evergrow.features import cache
 from evergrow.features.base import Backbone
 from evergrow.features.cache import CacheEntry, Chunk, FeatureCache, describe, feature_key

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import Self
 
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.feature_blocks import check_widths
+from evergrow.data.items import check_widths
 
 if TYPE_CHECKING:
     from torch import Tensor

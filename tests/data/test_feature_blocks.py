@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evergrow.core.errors import InputError
-from evergrow.core.feature_blocks import check_widths, join_blocks
+from evergrow.data.items import check_widths, join_blocks
 
 WIDTHS = (3, 2, 4)
 
