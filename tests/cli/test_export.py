@@ -41,7 +41,6 @@ def test_a_model_of_images_as_json(shell: Shell, image_model: Path) -> None:
     assert values["outputs"] == ["scores", "probabilities", "label_index"]
     assert values["check"]["difference"] <= 1e-4
     assert values["nbytes"] == Path("p.onnx").stat().st_size
-    assert values["fold"] is None
 
 
 def test_the_head_alone(shell: Shell, image_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,19 +53,6 @@ def test_the_head_alone(shell: Shell, image_model: Path, monkeypatch: pytest.Mon
     assert values["check"] is None
 
 
-def test_folding_says_what_it_did(shell: Shell, first: Path) -> None:
-    shell.run("fit", first, "-m", "s.evg", "--method", "simplecil")
-    assert "folded: the head is one matrix of 17 x 3 already" in export("s.evg", "--onnx", "s.onnx", "--fold").stdout
-
-
-def test_folding_is_refused_with_the_bound(shell: Shell, model: Path) -> None:
-    result = export(model, "--onnx", "m.onnx", "--fold", code=2)
-    assert result.stderr.startswith("error: a layer must be affine on the data")
-    assert "got a bound of" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-    assert not Path("m.onnx").exists()
-
-
 def test_an_existing_file_is_kept_unless_forced(shell: Shell, model: Path) -> None:
     Path("m.onnx").write_text("precious")
     assert "--force" in export(model, "--onnx", "m.onnx", code=2).stderr
@@ -75,15 +61,7 @@ def test_an_existing_file_is_kept_unless_forced(shell: Shell, model: Path) -> No
     assert Path("m.onnx").read_bytes() != b"precious"
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("--opset", 3), "opset"),
-        (("--fold-tolerance", -1), "fold_tolerance"),
-        (("--fold-radius", 0), "fold_radius"),
-    ],
-)
-def test_mistakes_leave_nothing(shell: Shell, model: Path, more: tuple[object, ...], message: str) -> None:
-    assert message in export(model, "--onnx", "m.onnx", *more, code=2).stderr
+def test_mistakes_leave_nothing(shell: Shell, model: Path) -> None:
+    assert "opset" in export(model, "--onnx", "m.onnx", "--opset", 3, code=2).stderr
     assert not Path("m.onnx").exists()
     assert "error" in export("missing.evg", "--onnx", "m.onnx", code=2).stderr

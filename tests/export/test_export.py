@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,26 +21,14 @@ from evergrow.adapt.tuners import adapting_tuners, tuners_of  # noqa: E402
 from evergrow.core.errors import ConstructionWarning, MissingExtraError, NotFittedError, ParameterError  # noqa: E402
 from evergrow.export import onnx_backbone  # noqa: E402
 from evergrow.export import onnx_export as export_module  # noqa: E402
-from evergrow.export.folding import (  # noqa: E402  # noqa: E402
-    FoldError,
-    ball_bound,
-    bend,
-    best_lines,
-    fold,
-    ordinary_bound,
-    random_bend,
-    rms_norm,
-    score_gap,
-)
 from evergrow.export.onnx_export import ExportConfig, ExportError, export_learner, export_onnx  # noqa: E402
 from evergrow.export.onnx_graph import (  # noqa: E402
     read_head,
 )
 from evergrow.features import create_backbone  # noqa: E402
 from evergrow.features.images import decode_image  # noqa: E402
-from evergrow.head import HEADS, Classifier, IncrementalClassifier, SCLClassifier  # noqa: E402
-from evergrow.head.layers import ACTIVATIONS, GuidedLayer  # noqa: E402
-from evergrow.head.layers.feature_map import Units  # noqa: E402
+from evergrow.head import HEADS, Classifier, IncrementalClassifier  # noqa: E402
+from evergrow.head.layers import GuidedLayer  # noqa: E402
 from evergrow.head.linalg.class_shapes import LIKELIEST  # noqa: E402
 from evergrow.lab.heads import SimpleCILClassifier  # noqa: E402
 from evergrow.lab.methods import create_method  # noqa: E402
@@ -296,8 +283,6 @@ def test_what_is_too_large_for_one_file_is_refused_before_any_work(
     [
         ({"opset": 12}, "opset must be an integer >= 17"),
         ({"opset": 900}, "opset must be at most"),
-        ({"fold_tolerance": 0}, "fold_tolerance must be"),
-        ({"fold_radius": -1.0}, "fold_radius must be"),
     ],
 )
 def test_settings_out_of_range(
@@ -439,97 +424,6 @@ def test_a_learner_of_texts_gives_its_head_alone(blobs: tuple[np.ndarray, np.nda
     assert b"/home/me" not in (tmp_path / "m.onnx").read_bytes()
 
 
-# -- folding ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name != "relu"])
-def test_curves_are_derivatives_of_the_activations(activation: str) -> None:
-    x = torch.linspace(-6, 6, 4001, dtype=torch.float64, requires_grad=True)
-    shape = ACTIVATIONS[activation]
-    slope, curvature = shape.derivatives(x.detach())
-    (first,) = torch.autograd.grad(ACTIVATIONS[activation](x).sum() + 0.0 * x.sum(), x)
-    assert torch.allclose(slope, first, atol=1e-12)
-    third = torch.gradient(curvature, spacing=(x.detach(),))[0]
-    assert torch.allclose(torch.gradient(slope, spacing=(x.detach(),))[0][1:-1], curvature[1:-1], atol=1e-4)
-    assert float(curvature.abs().max()) <= shape.second
-    assert float(third.abs().max()) <= shape.third * (1 + 1e-4)
-
-
-@pytest.mark.parametrize("activation", list(ACTIVATIONS))
-@pytest.mark.parametrize("scale", [0.01, 0.3, 3.0])
-def test_no_input_within_the_radius_exceeds_the_bound(activation: str, scale: float, rng: torch.Generator) -> None:
-    weights = scale * torch.randn(8, 40, generator=rng)
-    units = Units(weights, 0.3 * torch.randn(40, generator=rng), activation, 0.7)
-    readout = torch.randn(40, 5, generator=rng, dtype=torch.float64)
-    lines = best_lines(units, 1.0)
-    Z = torch.randn(4000, 8, generator=rng, dtype=torch.float64)
-    Z = torch.cat([Z, weights.T.to(torch.float64), -weights.T.to(torch.float64)])  # along each unit: the hardest
-    Z = 2.0 * Z / Z.norm(dim=1, keepdim=True) * torch.rand(len(Z), 1, generator=rng).clamp_min(0.5)
-    rest = bend(units, lines, Z @ weights.to(torch.float64))
-    moved = (0.7 * rest @ readout).abs()
-    assert float(moved.max()) <= ball_bound(units, lines, readout, 2.0) + 1e-12
-    ordinary = rest.norm(dim=1) <= 2.0 * random_bend(units, lines, 2.0)
-    assert bool(ordinary.any())
-    assert float(moved[ordinary].max()) <= ordinary_bound(units, lines, readout, 2.0) + 1e-12
-
-
-def test_the_bend_of_random_directions_is_what_quadrature_says(rng: torch.Generator) -> None:
-    units = Units(0.05 * torch.randn(200, 300, generator=rng), 0.1 * torch.randn(300, generator=rng), "sigmoid")
-    lines = best_lines(units, 2.0)
-    Z = torch.randn(4000, 200, generator=rng, dtype=torch.float64)
-    Z = 4.0 * Z / Z.norm(dim=1, keepdim=True)
-    rows = bend(units, lines, Z @ units.weights.to(torch.float64))
-    measured = float(rows.square().sum(dim=1).mean().sqrt())
-    assert random_bend(units, lines, 4.0) == pytest.approx(measured, rel=0.03)
-
-
-@pytest.mark.parametrize("blocks", [None, {"blocks": (6, 4)}])
-def test_the_norm_and_the_gap_are_those_of_features_as_they_come(
-    blocks: dict[str, Any] | None, blobs: tuple[np.ndarray, np.ndarray]
-) -> None:
-    X, y = blobs
-    settings: dict[str, Any] = {"n_units": 30, "readout": "ridge", "normalize": "none", "random_state": 0}
-    found = read_head(Classifier(**settings, **(blocks or {})).fit(X, y))[0]
-    truth = math.sqrt(np.square(X).sum(axis=1).mean())
-    assert rms_norm(found.model) == pytest.approx(truth)
-    if blocks is None:  # without a direct link it follows from the energy of the units
-        assert rms_norm(read_head(fitted("scl-mgsm, paper", blobs))[0].model) == pytest.approx(truth, rel=0.1)
-    mean_scores = torch.stack([found.scores(torch.from_numpy(X[y == label])).mean(dim=0) for label in np.unique(y)])
-    gap = float((mean_scores.diagonal() - mean_scores.mean(dim=1)).mean())
-    assert score_gap(found.model, found, found.readout) == pytest.approx(gap, rel=1e-6)
-
-
-def test_an_affine_layer_becomes_one_matrix(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
-    head = fitted("scl-mgsm, paper", blobs)
-    report = export_onnx(None, head, tmp_path / "m.onnx", config=ExportConfig(fold=True))
-    assert report.fold is not None
-    assert report.fold.shape == (11, 6)
-    assert report.fold.units == head.n_units_
-    assert report.fold.domain == "ball"
-    assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.fold"])["bound"] == report.fold.bound
-    X = blobs[0].astype(np.float32)
-    answers, ours = outputs(tmp_path / "m.onnx", X), head.class_scores(X)
-    assert 0.0 < np.abs(answers["scores"] - ours).max() <= report.fold.bound
-    sizes = [math.prod(constant.dims) for constant in onnx.load(str(tmp_path / "m.onnx")).graph.initializer]
-    assert max(sizes) == 60
-    assert "400 units" in report.fold.summary()
-
-
-@pytest.mark.parametrize("name", ["evergrow", "ri", "ranpac", "klda"])
-def test_a_layer_that_bends_is_refused_with_its_bound(
-    name: str, blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
-) -> None:
-    with pytest.raises(FoldError, match=r"got a bound of \d") as caught:
-        export_onnx(None, fitted(name, blobs), tmp_path / "m.onnx", config=ExportConfig(fold=True))
-    assert 0.05 < caught.value.bound < math.inf
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_layer_without_class_means_is_refused(blobs: tuple[np.ndarray, np.ndarray]) -> None:
-    with pytest.raises(FoldError, match="class means"):
-        fold(read_head(fitted("loranpac", blobs))[0])
-
-
 @pytest.mark.parametrize(("name", "options"), [("anacp", {"n_units": 50}), ("klda", {"n_units": 50, "n_ensembles": 2})])
 def test_what_is_no_single_layer_is_refused(
     name: str, options: dict[str, Any], blobs: tuple[np.ndarray, np.ndarray]
@@ -538,70 +432,7 @@ def test_what_is_no_single_layer_is_refused(
         read_head(create_method(name, random_state=0, **options).fit(*blobs))
 
 
-@pytest.mark.parametrize("name", ["simplecil", "joint-lp, sgd", "joint-lp, analytic", "ranpac, no layer"])
-def test_a_head_that_is_one_matrix_already_stays_as_it_is(name: str, blobs: tuple[np.ndarray, np.ndarray]) -> None:
-    found = read_head(fitted(name, blobs))[0]
-    folded, report = fold(found)
-    assert folded is found
-    assert (report.bound, report.relative, report.to_dict()["radius"]) == (0.0, 0.0, None)
-    assert "already" in report.summary()
-
-
-def test_shapes_of_classes_stay_when_a_layer_is_folded() -> None:
-    layer = GuidedLayer(max_units=200)
-    options: dict[str, Any] = {"alpha": 0.01, "normalize": "none", "shape_directions": 4, "random_state": 0}
-    for n_classes in (LIKELIEST, 2 * LIKELIEST):
-        X, y, rest = many_classes(n_classes, 20)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConstructionWarning)
-            head = Classifier(layer=layer, **options).fit(0.01 * X, y)
-        found = read_head(head)[0]
-        assert found.shape is not None
-        if n_classes > LIKELIEST:
-            with pytest.raises(FoldError, match="shapes of all classes"):
-                fold(found, tolerance=1e6)
-            continue
-        folded, report = fold(found, tolerance=1e6)
-        assert folded.shape is found.shape
-        assert "beside the shapes of classes in 4 directions" in report.summary()
-        assert report.to_dict()["shape_directions"] == 4
-        Z = 0.01 * torch.from_numpy(rest).double()
-        assert float((folded.scores(Z) - found.scores(Z)).abs().max()) <= report.bound
-
-
-def test_tolerance_and_radius_decide(blobs: tuple[np.ndarray, np.ndarray]) -> None:
-    found = read_head(fitted("scl-mgsm, paper", blobs))[0]
-    usual = fold(found)[1]
-    with pytest.raises(FoldError):
-        fold(found, tolerance=1e-3 * usual.relative)
-    with pytest.raises(FoldError):
-        fold(found, radius=1000 * usual.radius)
-    assert fold(found, radius=usual.radius / 2)[1].bound < usual.bound
-
-
 # -- real data --------------------------------------------------------------------------------------------------
-
-
-def intents(shared: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    with np.load(shared / "features" / "clinc150_minilm.npz") as file:
-        chosen = file["y_train"] < 30
-        X, y = file["X_train"][chosen].astype(np.float64), file["y_train"][chosen]
-        return X, y, file["X_test"].astype(np.float64)
-
-
-@pytest.mark.slow
-def test_real_features_at_the_papers_scales_fold(shared: Path) -> None:
-    X, y, rest = intents(shared)
-    head = SCLClassifier(random_state=0, max_units=2000)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConstructionWarning)
-        head.fit(X[y < 10], y[y < 10]).partial_fit(X[y >= 10], y[y >= 10])
-    folded, report = fold(read_head(head)[0])
-    assert report.radius == pytest.approx(2.0, rel=0.05)
-    ours = head.class_scores(rest)
-    moved = np.abs(folded.scores(torch.from_numpy(rest)).numpy() - ours).max()
-    assert moved <= report.bound <= 0.05 * report.scale
-    assert (folded.scores(torch.from_numpy(rest)).numpy().argmax(axis=1) == ours.argmax(axis=1)).all()
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,15 +20,6 @@ if TYPE_CHECKING:
 def export_command(
     model: ModelFile,
     onnx: Annotated[Path, typer.Option("--onnx", "-o", help="File to write, such as birds.onnx.")],
-    fold: Annotated[
-        bool, typer.Option("--fold", help="Replace hidden layer and class weights by one matrix, if the bound allows.")
-    ] = False,
-    fold_tolerance: Annotated[
-        float | None, typer.Option(help="Largest change of a score, as a share of the gap between classes: 0.05.")
-    ] = None,
-    fold_radius: Annotated[
-        float | None, typer.Option(help="Norm of features up to which that holds; twice the usual one by default.")
-    ] = None,
     opset: Annotated[int, typer.Option(help="Version of ONNX's operators, from 17.")] = 18,
     check: Annotated[
         bool | None,
@@ -54,19 +44,15 @@ def export_command(
 
       evergrow export birds.evg --onnx birds.onnx
 
-      evergrow export birds.evg --onnx birds.onnx --fold
-
       evergrow export intents.evg --onnx intents.onnx
 
-    Exit codes: 0 written, 2 it cannot be exported or folded, or the file exists, and nothing was written.
+    Exit codes: 0 written, 2 it cannot be exported, or the file exists, and nothing was written.
     """
     from evergrow.export.onnx_export import ExportConfig, export_learner, tokenizer_path
     from evergrow.learner.answers import LIKELIEST
 
     check_target("--onnx", onnx, force=force)
-    config = ExportConfig(fold=fold, fold_radius=fold_radius, opset=opset, check=check)
-    if fold_tolerance is not None:
-        config = replace(config, fold_tolerance=fold_tolerance)
+    config = ExportConfig(opset=opset, check=check)
     learner = load_model(model, RunOptions(device="cpu", weights=weights), quiet=True)
     if learner.spec_ is not None and learner.spec_.kind == "text" and not head_only:
         check_target("the tokenizer beside --onnx", tokenizer_path(onnx), force=force)
@@ -86,12 +72,9 @@ def _lines(report: ExportReport) -> list[str]:
         f"{report.nbytes / 2**20:.1f} MiB, operator set {report.opset}, in {report.seconds:.1f} s",
     ]
     lines += [f"{path}: its tokenizer, which belongs to it" for path in report.beside]
-    if report.fold is not None:
-        lines.append(report.fold.summary())
     if report.check is None:
         lines.append("not checked: pip install 'evergrow[onnx]' brings onnxruntime")
     else:
         said = f"checked: onnxruntime's scores differ by {report.check.difference:.1g} of their spread"
-        more = f", folding changes them by {report.check.from_folding:.1g}" if report.fold is not None else ""
-        lines.append(f"{said}{more} ({report.check.rows} {report.check.samples})")
+        lines.append(f"{said} ({report.check.rows} {report.check.samples})")
     return lines

@@ -1,1 +1,1 @@
-"""A model as one ONNX graph, and layers folded into one matrix where a bound allows it."""
+"""A model as one ONNX graph, and bridges to other tools."""

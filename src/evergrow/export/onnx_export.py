@@ -21,7 +21,6 @@ from evergrow.core.files import atomic_path
 from evergrow.core.optional import require
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
-from evergrow.export.folding import FOLD_TOLERANCE, FoldReport, fold
 from evergrow.export.onnx_backbone import (
     FEATURES,
     GraphInput,
@@ -61,12 +60,6 @@ class ExportConfig:
 
     Parameters
     ----------
-    fold : bool
-        Whether to replace hidden layer and class weights by one matrix; an error where the bound does not allow it.
-    fold_tolerance : float
-        Largest change of a score by folding, relative to how far a class stands out on average.
-    fold_radius : float, optional
-        Norm of features up to which that must hold; by default twice the root mean square norm of those learned.
     opset : int
         Version of ONNX's operator set, from 17.
     check : bool, optional
@@ -74,17 +67,11 @@ class ExportConfig:
         is installed.
     """
 
-    fold: bool = False
-    fold_tolerance: float = FOLD_TOLERANCE
-    fold_radius: float | None = None
     opset: int = 18
     check: bool | None = None
 
     def __post_init__(self) -> None:
         check_number("opset", self.opset, low=17, integer=True)
-        check_number("fold_tolerance", self.fold_tolerance, low=0, low_open=True)
-        if self.fold_radius is not None:
-            check_number("fold_radius", self.fold_radius, low=0, low_open=True)
 
 
 @dataclass(frozen=True)
@@ -96,16 +83,13 @@ class CheckReport:
     rows : int
         Samples that went through it, in batches of one and of all.
     difference : float
-        Largest difference of a score from what the graph stands for, relative to the spread of the scores.
-    from_folding : float
-        Largest difference that folding makes on these inputs, on the same scale.
+        Largest difference between the graph's scores and ours, relative to the spread of the scores.
     samples : str
         What the samples were, in words.
     """
 
     rows: int
     difference: float
-    from_folding: float
     samples: str = "random inputs"
 
 
@@ -129,8 +113,6 @@ class ExportReport:
         Names of the outputs.
     n_classes : int
         Classes.
-    fold : FoldReport or None
-        What folding did, where it was asked for.
     check : CheckReport or None
         What running the graph showed, where it was.
     seconds : float
@@ -146,7 +128,6 @@ class ExportReport:
     inputs: tuple[dict[str, Any], ...]
     outputs: tuple[str, ...]
     n_classes: int
-    fold: FoldReport | None
     check: CheckReport | None
     seconds: float
     beside: tuple[str, ...] = ()
@@ -158,8 +139,7 @@ class ExportReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
-        fold = None if self.fold is None else self.fold.to_dict()
-        return {**asdict(self), "input": self.input, "fold": fold}
+        return {**asdict(self), "input": self.input}
 
 
 def export_onnx(
@@ -200,8 +180,6 @@ def export_onnx(
     ------
     ExportError
         If backbone or head cannot be exported, or the graph does not compute what they do.
-    FoldError
-        If folding was asked for and the bound does not allow it.
     MissingExtraError
         If onnx is not installed.
 
@@ -226,15 +204,12 @@ def export_onnx(
     spec = spec if backbone is None else backbone.spec
     if spec is not None and spec.n_features != head.n_features_in_:
         raise ParameterError(f"head must take {spec.n_features} features, got {head.n_features_in_}")
-    exact, folded = found, None
-    if config.fold:
-        found, folded = fold(found, config.fold_tolerance, config.fold_radius)
     _check_size(source, found)
     model, exporter = _assemble(onnx, source, head, found, temperature, config.opset, "" if spec is None else spec.name)
     inputs = _inputs_of(source, model)
-    _describe(onnx, model, head, spec, source, folded)
+    _describe(onnx, model, head, spec, source)
     data = _serialized(onnx, model)
-    checked = check_graph(source, head, data, found, exact) if _wants_check(config) else None
+    checked = check_graph(source, head, data) if _wants_check(config) else None
     beside = source.beside()
     _write({target: data, **beside})
     return ExportReport(
@@ -245,7 +220,6 @@ def export_onnx(
         inputs=tuple(inputs),
         outputs=tuple(value.name for value in model.graph.output),
         n_classes=len(head.classes_),
-        fold=folded,
         check=checked,
         seconds=time.perf_counter() - started,
         beside=tuple(map(os.fspath, beside)),
@@ -297,8 +271,8 @@ def _check_size(source: GraphInput, found: LayerMap) -> None:
     total = _nbytes(found) + source.nbytes
     if total >= SIZE_LIMIT:
         raise ExportError(
-            f"a model must have less than 2 GiB of weights for one ONNX file, got {total / 2**30:.1f} GiB: fold the "
-            "head, or learn with fewer units"
+            f"a model must have less than 2 GiB of weights for one ONNX file, got {total / 2**30:.1f} GiB: "
+            "learn with fewer units"
         )
 
 
@@ -374,7 +348,6 @@ def _describe(
     head: IncrementalClassifier,
     spec: BackboneSpec | None,
     source: GraphInput,
-    folded: FoldReport | None,
 ) -> None:
     """Put everything that a runtime has to know into the metadata; no path of this machine among it."""
     model.producer_name, model.producer_version = "evergrow", __version__
@@ -393,8 +366,6 @@ def _describe(
         entries["evergrow.backbone"] = _public(spec)
         if spec.preprocessing:
             entries["evergrow.preprocessing"] = spec.preprocessing
-    if folded is not None:
-        entries["evergrow.fold"] = folded.to_dict()
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in entries.items()}
     onnx.helper.set_model_props(model, texts)
 
@@ -428,9 +399,7 @@ def _wants_check(config: ExportConfig) -> bool:
 # -- does the graph compute what the model computes? -----------------------------------------------------------
 
 
-def check_graph(
-    source: GraphInput, head: IncrementalClassifier, data: bytes, found: LayerMap, exact: LayerMap
-) -> CheckReport:
+def check_graph(source: GraphInput, head: IncrementalClassifier, data: bytes) -> CheckReport:
     """Run a graph on samples, one by one and together, and compare its scores with ours.
 
     Parameters
@@ -441,8 +410,6 @@ def check_graph(
         What answers.
     data : bytes
         The graph.
-    found, exact : LayerMap
-        The head as it is in the graph, and before folding; the same object where nothing was folded.
 
     Raises
     ------
@@ -454,20 +421,17 @@ def check_graph(
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common parent but this
         raise ExportError(f"the graph must be one that onnxruntime can run, but {error}") from error
-    features = source.features()
-    ours = np.asarray(head.class_scores(features))
-    wide = torch.from_numpy(features.astype(np.float64))
-    wanted = ours if found is exact else found.scores(wide).to(torch.float64).numpy()
-    spread = score_spread(wanted)
+    ours = np.asarray(head.class_scores(source.features()))
+    spread = score_spread(ours)
     taken, worst = {value.name for value in session.get_inputs()}, 0.0
     for inputs, rows in source.batches():
         (scores,) = session.run(["scores"], {name: value for name, value in inputs.items() if name in taken})
-        worst = max(worst, float(np.abs(scores - wanted[rows]).max()) / spread)
+        worst = max(worst, float(np.abs(scores - ours[rows]).max()) / spread)
     if not worst <= AGREEMENT:
         raise ExportError(
             f"onnxruntime's scores must equal ours to {AGREEMENT:g} of their spread, got a difference of {worst:.2g}"
         )
-    return CheckReport(len(ours), worst, float(np.abs(wanted - ours).max()) / spread, source.samples)
+    return CheckReport(len(ours), worst, source.samples)
 
 
 def score_spread(scores: NDArray[np.float64]) -> float:
