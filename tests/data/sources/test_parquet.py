@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.data.conftest import PNG
 from tests.data.sources.conftest import Traffic
-from tests.data.sources.samples import LARGE, bodies, jpeg, labels_of, names_of, parts_of
+from tests.data.sources.samples import LARGE, NAMES, bodies, images_table, jpeg, labels_of, names_of, parts_of
 from tests.engine.object_storage import upload
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError, InputError
@@ -29,16 +29,6 @@ pytestmark = [
 def write(path: Path, columns: Any, **options: Any) -> Path:
     pq.write_table(pa.table(columns), path, **options)
     return path
-
-
-def images_table(n: int = 20, side: int = 24) -> Any:
-    """Return a table as the Hugging Face library writes it: images with their paths, and labels with names."""
-    cells = [{"bytes": jpeg(row, side), "path": f"{row}.jpg"} for row in range(n)]
-    about = {"info": {"features": {"label": {"names": ["ant", "bee", "cat"], "_type": "ClassLabel"}}}}
-    image = pa.array(cells, type=pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
-    ballast = pa.array([np.random.default_rng(row).bytes(5000).hex() for row in range(n)])
-    table = pa.table({"image": image, "label": pa.array([row % 3 for row in range(n)]), "ballast": ballast})
-    return table.replace_schema_metadata({b"huggingface": json.dumps(about).encode()})
 
 
 def test_texts(tmp_path: Path) -> None:
@@ -83,7 +73,7 @@ def test_files_of_the_hub_are_parts_with_class_names(tmp_path: Path) -> None:
     for part, numbers in (("train", [5, 4]), ("test", [3]), ("all", [3, 5, 4])):
         assert sorted(map(len, parts_of(read(tmp_path / "pets", part=part)))) == sorted(numbers)
     data = load_data(tmp_path / "pets")
-    assert (data.layout, data.class_names) == ("parquet", ("ant", "bee", "cat"))
+    assert (data.layout, data.class_names) == ("parquet", tuple(NAMES))
     assert bodies(data.train) == [jpeg(row) for row in (0, 1, 2, 3, 4, 0, 1, 2, 3)]
     assert data.y_train.tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 0]
     assert bodies(data.test) == [jpeg(row) for row in range(3)]
