@@ -435,15 +435,14 @@ def test_lists_on_disk_find_their_images(images: Path, tmp_path: Path, traffic: 
         list(read("memory://lists/all.txt").shards(5, LARGE))
 
 
-@pytest.mark.parametrize("far", [False, True])
-def test_metadata_beside_images_are_read_as_the_hub_means_them(tmp_path: Path, traffic: Traffic, far: bool) -> None:
+def test_metadata_beside_images_on_a_storage(tmp_path: Path, traffic: Traffic) -> None:
     root = tmp_path / "hub"
     root.mkdir()
     for row in range(3):
         (root / f"{row}.jpg").write_bytes(jpeg(row))
     (root / "metadata.csv").write_text("file_name,label\n0.jpg,a\n1.jpg,b\n2.jpg,a\n")
     upload(root, "memory://hub")
-    (data,) = parts_of(read("memory://hub" if far else root))
+    (data,) = parts_of(read("memory://hub"))
     assert data.labels.tolist() == ["a", "b", "a"]
     assert bodies(data) == [jpeg(row) for row in range(3)]
 
