@@ -52,6 +52,8 @@ def test_saved_texts_in_a_single_split(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "mail")
     data = load_data(tmp_path / "mail")
     assert (data.kind, data.class_names, data.test_counts.tolist()) == ("text", ("ham", "spam"), [2, 2])
+    with pytest.raises(FileFormatError, match="must have a column 'body'"):
+        load_data(tmp_path / "mail", text_column="body")
     (tmp_path / "mail" / "cache-1.arrow").write_bytes(b"of the library")
     assert load_data(tmp_path / "mail").fingerprint == data.fingerprint
     (tmp_path / "mail" / "indices.arrow").write_bytes(b"")
