@@ -101,3 +101,11 @@ def all_tensors(archive: Archive) -> dict[str, Tensor]:
         f"{name}/{key}": tensor for name, part in archive.parts.items() for key, tensor in all_tensors(part).items()
     }
     return {**archive.tensors, **inside}
+
+
+def assert_same(one: Archive, other: Archive) -> None:
+    """Two archives hold the same values and the same tensors, to the bit."""
+    assert one.meta == other.meta
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        assert torch.equal(tensor, other.tensors[name]), name
