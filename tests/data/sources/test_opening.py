@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
+from tests.data.sources.samples import LARGE, image_set, images_table, parts_of
+from tests.data.sources.test_webdataset import labelled, write_tar
 from tests.engine.object_storage import upload
 
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError, ParameterError
@@ -18,8 +21,6 @@ from evergrow.data import Samples, Shard, Source, read, source_from
 from evergrow.data.items import Texts
 from evergrow.data.readers import READERS, register_reader
 from evergrow.data.sources import make_source, part_of_files, spans
-
-LARGE = 1 << 30
 
 
 @pytest.fixture
@@ -123,6 +124,56 @@ def test_limits_are_checked(vectors: Path) -> None:
     (vectors / "a.xyz").touch()
     with pytest.raises(InputError, match="must be a folder, or end like a data file"):
         read(vectors / "a.xyz")
+
+
+def write_parquet(path: Path) -> None:
+    table = images_table(6)
+    pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=3)
+
+
+def write_arrow(path: Path) -> None:
+    image_set(5).save_to_disk(path.parent / "saved")
+    next((path.parent / "saved").glob("*.arrow")).rename(path)
+
+
+ROWS = {"X": np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32), "y": np.arange(500)}
+HEAD, TAIL, ENDS = (0, 2048), (-2500, 0), (-200, 200)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "places"),
+    [
+        ("a.npz", lambda path: np.savez(path, **ROWS), ENDS),
+        ("b.npz", lambda path: np.savez_compressed(path, **ROWS), ENDS),
+        ("a.safetensors", lambda path: save_file(ROWS, path), ENDS),
+        ("a.parquet", write_parquet, TAIL),
+        ("a.arrow", write_arrow, HEAD),
+        ("a.tar", lambda path: write_tar(path, labelled(0, 10)), HEAD),
+    ],
+)
+def test_damaged_files_never_end_in_another_error(
+    name: str, write: Callable[[Path], object], places: tuple[int, int], tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    write(path)
+    body = path.read_bytes()
+    said = []
+    for number in range(120):
+        rng = np.random.default_rng(number)
+        broken = bytearray(body)
+        if number % 3 == 0:
+            broken = broken[: int(rng.integers(0, len(body.rstrip(b"\0")) - 16))]
+        else:
+            for place in rng.integers(*places, 4):
+                broken[place] = int(rng.integers(256))
+        path.write_bytes(broken)
+        try:
+            parts = parts_of(read(path), rows=100)
+            assert all(part.features is None or np.isfinite(part.features).all() for part in parts)
+        except EvergrowError as error:
+            said.append(str(error))
+    assert len(said) >= 40  # a changed byte may leave a sound file, a cut one does not
+    assert all(name in message for message in said)
 
 
 def test_a_source_of_ones_own(tmp_path: Path) -> None:
