@@ -98,14 +98,10 @@ def test_a_part_is_the_same_file_whenever_it_is_made(data, tmp_path: Path) -> No
     X, y = data
     template = made().fit(X, y).spawn()
     for name in ("first", "again"):
-        learn_shard(template, Block(X[:50], y[:50])).save(tmp_path / name)
+        shard = learn_shard(template, Block(X[:50], y[:50]))
+        assert shard.info()["novelty"] is None  # parts carry no calibration
+        shard.save(tmp_path / name)
     assert (tmp_path / "first").read_bytes() == (tmp_path / "again").read_bytes()
-
-
-def test_parts_carry_no_calibration(data) -> None:
-    X, y = data
-    part = learn_shard(made().fit(X, y).spawn(), Block(X[:50], y[:50]))
-    assert part.info()["novelty"] is None
 
 
 def test_what_cannot_be_divided_is_refused(data) -> None:
@@ -119,10 +115,6 @@ def test_what_cannot_be_divided_is_refused(data) -> None:
         learn_shard(template, Block(X[:, :5], y))
     with pytest.raises(MergeError, match="at least one"):
         merge_shards([])
-
-
-def test_labels_of_another_kind_are_refused(data) -> None:
-    X, _ = data
     template = made().fit(X, np.arange(len(X)) % 3).spawn()
     with pytest.raises(LabelError, match="integers as before"):
         learn_shard(template, Block(X[:4], np.array(list("abcd"))))
