@@ -163,19 +163,14 @@ def test_relabelled_samples_are_those_taught_as_the_other_class(options: dict[st
     assert learner.history_[-1].names == {"crow": "raven"}
 
 
-def test_data_without_labels_are_moved_whole_and_into_a_new_class() -> None:
+def test_data_without_labels_are_moved_whole_and_of_others_the_class() -> None:
     X, y = birds()
     learner = fitted()
     expected = taught_so(learner, [(X, np.where(y == "crow", "hooded crow", y))])
     require_same(learner.relabel(X[y == "crow"], "crow", "hooded crow"), expected)
     assert "crow" not in learner.n_samples_
-
-
-def test_of_labelled_data_only_the_class_is_moved() -> None:
-    X, y = birds()
-    learner = fitted()
-    learner.relabel((X, y), "crow", "raven")
-    assert learner.n_samples_ == {"jay": 30, "owl": 30, "raven": 60, "rook": 30}
+    learner.relabel((X, np.where(y == "crow", "hooded crow", y)), "jay", "raven")  # of labelled data only the class
+    assert learner.n_samples_ == {"hooded crow": 30, "owl": 30, "raven": 60, "rook": 30}
 
 
 def test_samples_that_cannot_be_moved() -> None:

@@ -381,6 +381,7 @@ def test_tools_of_scikit_learn_take_a_learner(data: Any, tmp_path: Path) -> None
     assert twin is not learner
     with pytest.raises(UnknownNameError, match="method"):
         twin.set_params(methd="klda")
+    assert twin.set_params(options={"n_units": 0}).options == {"n_units": 0}
     pipeline = make_pipeline(StandardScaler(), small()).fit(X, y)
     assert pipeline.score(X, y) > 0.9
     joblib.dump(pipeline, tmp_path / "pipeline.joblib")

@@ -116,23 +116,6 @@ def test_undone_revisions_go_first(path: Path, blobs: Data) -> None:
     assert {"1.evg", "2.evg", "4.evg"} <= set(kept(path))
 
 
-def test_copies_of_one_model_can_be_merged(path: Path, tmp_path: Path, blobs: Data) -> None:
-    Learner.load(path).save(tmp_path / "plain.evg")
-    for base in (path, tmp_path / "plain.evg"):
-        sides = []
-        for name, label in (("a.evg", 5), ("b.evg", 4)):
-            copy = tmp_path / f"{base.stem}-{name}"
-            copy.write_bytes(base.read_bytes())
-            X, y = part(blobs, label)
-            teach(copy, (X + 0.1, y), "on its own")
-            sides.append(open_model(copy))
-        sides[0].merge(sides[1], base=open_model(base))
-        commit(tmp_path / f"{base.stem}-all.evg", sides[0])
-        merged = open_model(tmp_path / f"{base.stem}-all.evg")
-        assert merged.n_samples_ == {0: 50, 1: 50, 2: 50, 3: 50, 4: 100, 5: 50}
-        assert [change.what for change in merged.history_][-2:] == ["update", "merge"]
-
-
 # -- writers ------------------------------------------------------------------------------------------------
 
 

@@ -63,10 +63,11 @@ def test_parts_of_the_same_content_count_each_at_its_place(data) -> None:
         merge_shards(learn_shard(template, block) for _ in range(2))
 
 
-def test_an_update_by_parts_is_an_update(data) -> None:
+@pytest.mark.parametrize("start", [lambda learner: learner, Learner.spawn], ids=["taught", "empty"])
+def test_an_update_by_parts_is_an_update(data, start) -> None:
     X, y = data
     old, new = y < "d", y >= "c"
-    plain, whole = made().fit(X[old], y[old]), made().fit(X[old], y[old])
+    plain, whole = (start(made().fit(X[old], y[old])) for _ in range(2))
     plain.partial_fit(X[new] + 1, y[new])
     total = merge_shards(learn_shard(whole.spawn(), block) for block in blocks(X[new] + 1, y[new], 40))
     complete_update(whole, total, Block(X[new] + 1, y[new]))
@@ -74,16 +75,6 @@ def test_an_update_by_parts_is_an_update(data) -> None:
     assert whole.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
     told = [[(change.what, change.samples, change.classes) for change in model.history_] for model in (whole, plain)]
     assert told[0] == told[1]
-
-
-def test_an_empty_learner_of_another_site_learns_by_parts(data) -> None:
-    X, y = data
-    site = made().fit(X[:100], y[:100]).spawn()
-    plain = made().fit(X[:100], y[:100]).spawn().partial_fit(X[100:], y[100:])
-    total = merge_shards(learn_shard(site.spawn(), block) for block in blocks(X[100:], y[100:], 70))
-    complete_update(site, total, Block(X[100:], y[100:]))
-    np.testing.assert_allclose(site.head_.decision_function(X), plain.head_.decision_function(X), rtol=0, atol=1e-9)
-    assert site.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
 
 
 def test_parts_can_be_merged_as_any_learners_can(data) -> None:
