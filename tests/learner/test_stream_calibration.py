@@ -51,16 +51,6 @@ def test_a_stream_calibrates_probabilities_and_novelty(stream: Learner) -> None:
     assert small(normalize="none").fit(part(blobs(40), 0, 1, 2)).is_unknown(100.0 + test[0]).all()
 
 
-def test_files_and_revisions_keep_it(stream: Learner, tmp_path: Path) -> None:
-    X = blobs(5, seed=2)[0]
-    stream.save(tmp_path / "m.evg")
-    back = Learner.load(tmp_path / "m.evg", device="cpu")
-    assert back._state().calibration == stream._state().calibration
-    assert back.threshold() == stream.threshold()
-    np.testing.assert_allclose(back.predict_proba(X), stream.predict_proba(X), rtol=1e-9)
-    np.testing.assert_allclose(back.novelty_score(X), stream.novelty_score(X), rtol=1e-6, atol=1e-9)
-
-
 def test_merging_joins_both_sides_in_any_order() -> None:
     data, X = blobs(30), blobs(5, seed=3)[0]
     base = small().fit(part(data, 0, 1, 2))
