@@ -29,8 +29,8 @@ import numpy as np
 
 from evergrow import Classifier
 from evergrow.core.devices import resolve_device
-from evergrow.core.feature_blocks import block_slices, join_blocks
 from evergrow.data import Dataset, FeatureSet, load_data, save_features, search_path
+from evergrow.data.items import block_slices, join_blocks
 from evergrow.features import Backbone, Preprocessing, create_backbone
 from evergrow.features.feature_sets import describe_features, featurize
 from evergrow.head.base import with_blocks

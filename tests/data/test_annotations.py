@@ -53,23 +53,21 @@ def test_coco_with_what_cannot_be_used(tmp_path: Path) -> None:
         assert data.train.items.raw(0).read_bytes() == PNG
 
 
-def test_coco_as_it_is_published(tmp_path: Path) -> None:
-    for part, n in (("train", 4), ("val", 2)):
+@pytest.mark.parametrize(
+    ("test", "folder", "file"),
+    [
+        ("val", "{part}2017", "annotations/instances_{part}2017.json"),  # as it is published
+        ("valid", "{part}", "{part}/_annotations.coco.json"),
+    ],
+)
+def test_coco_of_two_parts(test: str, folder: str, file: str, tmp_path: Path) -> None:
+    for part, n in ((test, 2), ("train", 4)):
         pairs = [(f"{part}{number}.png", ["cat" if number % 2 else "dog"]) for number in range(n)]
-        images(tmp_path / f"{part}2017", [name for name, _ in pairs])
-        write(tmp_path / "annotations" / f"instances_{part}2017.json", coco(pairs))
-    for source in (tmp_path, tmp_path / "annotations" / "instances_train2017.json"):
+        images(tmp_path / folder.format(part=part), [name for name, _ in pairs])
+        path = write(tmp_path / file.format(part=part), coco(pairs))
+    for source in (tmp_path, path) if test == "val" else (tmp_path,):
         data = read_parts(source)
         assert (len(data.train), len(data.test), data.test.labels.tolist()) == (4, 2, ["dog", "cat"])
-
-
-def test_coco_in_a_training_and_a_test_folder(tmp_path: Path) -> None:
-    for part, n in (("train", 4), ("valid", 2)):
-        pairs = [(f"{number}.png", ["cat" if number % 2 else "dog"]) for number in range(n)]
-        images(tmp_path / part, [name for name, _ in pairs])
-        write(tmp_path / part / "_annotations.coco.json", coco(pairs))
-    data = read_parts(tmp_path)
-    assert (len(data.train), len(data.test)) == (4, 2)
 
 
 def task(reference: str, choices: list[str], kind: str = "image", **more: Any) -> dict[str, Any]:
@@ -106,6 +104,9 @@ def test_label_studio_texts_and_the_small_form(tmp_path: Path) -> None:
     assert read_parts(write(tmp_path / "y.json", small)).train.labels.tolist() == ["ham", "spam"]
 
 
+EMPTY: dict[str, Any] = {"annotations": [], "categories": []}
+
+
 @pytest.mark.parametrize(
     ("content", "match"),
     [
@@ -113,14 +114,11 @@ def test_label_studio_texts_and_the_small_form(tmp_path: Path) -> None:
         ([], "got another JSON"),
         ([1, 2], "got another JSON"),
         ("text", "got another JSON"),
-        ({"images": 3, "annotations": [], "categories": []}, "images must be a list of objects"),
-        ({"images": [{"id": True, "file_name": "a"}], "annotations": [], "categories": []}, "as its id, got True"),
-        ({"images": [{"id": 1, "file_name": " "}], "annotations": [], "categories": []}, "file_name must be a text"),
-        ({"images": [{"id": 1, "file_name": None}], "annotations": [], "categories": []}, "file_name must be a text"),
-        (
-            {"images": [{"id": 1, "file_name": "a"}, {"id": 1, "file_name": "b"}], "annotations": [], "categories": []},
-            "id of its own, got 1 twice",
-        ),
+        ({**EMPTY, "images": 3}, "images must be a list of objects"),
+        ({**EMPTY, "images": [{"id": True, "file_name": "a"}]}, "as its id, got True"),
+        ({**EMPTY, "images": [{"id": 1, "file_name": " "}]}, "file_name must be a text"),
+        ({**EMPTY, "images": [{"id": 1, "file_name": None}]}, "file_name must be a text"),
+        ({**EMPTY, "images": [{"id": 1, "file_name": name} for name in "ab"]}, "id of its own, got 1 twice"),
         (coco([("a.png", [])]), r"exactly one class, got none \(without a class: 1\)"),
         (coco([("a.png", ["x", "y"])]), "of several classes: 1"),
         ([{"id": 1}], "task 1 must have an 'image' or a 'text'"),
@@ -145,16 +143,13 @@ def test_annotations_of_nothing_nesting_and_bad_letters(tmp_path: Path) -> None:
         read_parts(tmp_path / "x.json")
 
 
-def test_images_outside_of_the_folder_are_not_followed(tmp_path: Path) -> None:
+def test_images_outside_of_the_folder_or_named_twice_are_refused(tmp_path: Path) -> None:
     images(tmp_path, ["secret.png"])
+    twice = coco([("secret.png", ["cat"]), ("secret.png", ["dog"])])
+    with pytest.raises(FileFormatError, match="every image once"):
+        read_parts(write(tmp_path / "x.json", twice))
     folder = tmp_path / "deep" / "down" / "set"
     for name in ("../../../secret.png", str(tmp_path / "secret.png")):
         path = write(folder / "x.json", coco([(name, ["cat"])]))
         with pytest.raises(DatasetNotFoundError, match=r"1 of 1 are not"):
             read_parts(path)
-
-
-def test_an_image_named_twice_is_refused(tmp_path: Path) -> None:
-    images(tmp_path, ["a.png"])
-    with pytest.raises(FileFormatError, match="every image once"):
-        read_parts(write(tmp_path / "x.json", coco([("a.png", ["cat"]), ("a.png", ["dog"])])))

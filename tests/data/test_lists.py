@@ -43,6 +43,8 @@ def test_a_list_finds_its_partner(tree: Tree) -> None:
     data = load_data(_text(root / "mine_train.txt", _rows(0, 5)))
     assert data.name == "mine"
     assert len(data.y_test) == 4
+    alone = load_data(_text(root / "all.txt", _rows(0, 7)))
+    assert (len(alone.y_train), len(alone.y_test)) == (12, 2)
 
 
 def test_lists_written_from_elsewhere(tree: Tree) -> None:
@@ -78,12 +80,6 @@ def test_integers_sort_as_numbers_and_names_stay_if_folders_do_not_match(tree: T
     assert data.y_test.tolist() == [1, 0]
 
 
-def test_one_list_is_split(tree: Tree) -> None:
-    root = tree(COUNTS)
-    data = load_data(_text(root / "all.txt", _rows(0, 7)))
-    assert (len(data.y_train), len(data.y_test)) == (12, 2)
-
-
 @pytest.mark.parametrize(
     ("lines", "match"),
     [
@@ -109,12 +105,7 @@ def test_missing_images_are_counted_and_named(tree: Tree) -> None:
     _text(root / "train.txt", [("x/gone.png", 0), ("x/lost.png", 1)])
     with pytest.raises(DatasetNotFoundError, match=r"got none of them.*by root"):
         load_data(root)
-
-
-def test_test_label_without_training(tree: Tree) -> None:
-    root = tree(COUNTS)
     _text(root / "train.txt", _rows(0, 5)[:5])
-    _text(root / "test.txt", _rows(5, 7))
     with pytest.raises(LabelError, match="'n02' in the test set only"):
         load_data(root)
 

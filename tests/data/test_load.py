@@ -31,6 +31,8 @@ def test_bytes_are_images_and_floats_are_features(tmp_path: Path) -> None:
     assert isinstance(data.train.items, Images)
     assert data.class_names == ("cat", "dog")
     np.testing.assert_array_equal(data.test.items.raw(3), PIXELS[3])
+    with pytest.raises(FileFormatError, match="which are read by load_data"):
+        load_features(tmp_path / "images.npz")
     flat = {
         key: value.reshape(len(value), -1).astype(np.float32) if key[0] == "X" else value
         for key, value in IMAGES.items()
@@ -65,12 +67,6 @@ def test_bad_image_arrays(changes: dict[str, np.ndarray], match: str, tmp_path: 
     np.savez(tmp_path / "bad.npz", **{**IMAGES, **changes})
     with pytest.raises(FileFormatError, match=match):
         load_data(tmp_path / "bad.npz")
-
-
-def test_features_loader_points_to_this_one(tmp_path: Path) -> None:
-    np.savez(tmp_path / "images.npz", **IMAGES)
-    with pytest.raises(FileFormatError, match="which are read by load_data"):
-        load_features(tmp_path / "images.npz")
 
 
 def test_real_cifar_images(shared: Path) -> None:
@@ -111,9 +107,6 @@ def test_names_are_looked_up_in_the_search_path(alone: Path, tree: Tree, monkeyp
 def test_bad_options(settings: dict[str, object], match: str) -> None:
     with pytest.raises(ParameterError, match=match):
         load_data("cub", **settings)
-
-
-def test_unknown_options_name_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="nearest: 'label_column'"):
         load_data("cub", label_colum="x")
 

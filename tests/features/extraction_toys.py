@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +15,7 @@ from PIL import Image
 from evergrow.data.items import Images, Items, Kind
 from evergrow.features.base import Backbone, BackboneSpec
 
+ROOT = Path(__file__).parents[2]
 SIDE = 8
 
 
@@ -133,3 +136,29 @@ def log_decoding(path: Path, pause: float = 0.0) -> None:
         return decode(source, **options)
 
     images.decode_image = logged
+
+
+def run_python(code: str) -> subprocess.Popen[str]:
+    """Start a process that runs this code in the root of the project."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def start_encoding(images: Images, cache: Path, log: Path, *, pause: float, workers: int = 0) -> subprocess.Popen[str]:
+    """Start a process that encodes slowly by chunks of four, and prints how many it computed and the features."""
+    return run_python(
+        "from pathlib import Path\n"
+        "from tests.features.extraction_toys import *\n"
+        "from evergrow.features import cache, encode\n"
+        "cache.CHUNK = 4\n"
+        f"log_decoding(Path({str(log)!r}), pause={pause})\n"
+        f"files = Images({images.names!r}, root=Path({str(images.root)!r}))\n"
+        f"result = encode(Toy(), files, cache={str(cache)!r}, on_error='skip', workers={workers}, batch_size=2)\n"
+        "print(result.computed, result.X.tobytes().hex())\n"
+    )

@@ -45,6 +45,7 @@ def test_every_family_gives_its_pooled_features(name: str) -> None:
     assert features.dtype == torch.float32
     torch.testing.assert_close(features, expected, atol=1e-4, rtol=1e-3)
     assert not any(p.requires_grad for p in model.parameters())
+    assert backbone.encode(batch[:0]).shape == (0, backbone.n_features)
 
 
 @pytest.mark.parametrize(
@@ -185,11 +186,6 @@ def test_batches_that_are_none(batch: object) -> None:
         image_backbone("test_resnet", weights="random").encode(batch)  # type: ignore[arg-type]
 
 
-def test_an_empty_batch() -> None:
-    backbone = image_backbone("test_resnet", weights="random")
-    assert backbone.encode(torch.zeros(0, 3, 32, 32)).shape == (0, backbone.n_features)
-
-
 def test_descriptions_survive_json_and_give_the_backbone_back() -> None:
     backbone = image_backbone("test_vit", weights="random", preset="pilot", seed=3, img_size=64)
     spec = BackboneSpec.from_dict(json.loads(json.dumps(backbone.spec.to_dict())))
@@ -201,18 +197,14 @@ def test_descriptions_survive_json_and_give_the_backbone_back() -> None:
     assert again.transform == backbone.transform
 
 
-def test_a_description_does_not_take_other_weights() -> None:
+def test_a_description_does_not_take_other_weights_and_says_where_its_file_was() -> None:
     spec = image_backbone("test_vit", weights="random", seed=3).spec
-    changed = BackboneSpec.from_dict(spec.to_dict() | {"options": {"seed": 4}})
-    with pytest.raises(WeightsError, match=f"must be those that the model was made with.*{spec.weights_hash}"):
-        backbone_from_spec(changed, device="cpu")
-
-
-def test_a_description_says_where_its_file_was() -> None:
-    spec = image_backbone("test_vit", weights="random").spec
-    gone = BackboneSpec.from_dict(spec.to_dict() | {"weights": "file:/no/such/file.pth", "options": {}})
-    with pytest.raises(WeightsError, match=r"/no/such/file\.pth does not exist: give weights="):
-        backbone_from_spec(gone, device="cpu")
+    for changes, message in (
+        ({"options": {"seed": 4}}, f"must be those that the model was made with.*{spec.weights_hash}"),
+        ({"weights": "file:/no/such/file.pth", "options": {}}, r"/no/such/file\.pth does not exist: give weights="),
+    ):
+        with pytest.raises(WeightsError, match=message):
+            backbone_from_spec(BackboneSpec.from_dict(spec.to_dict() | changes), device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -249,9 +241,6 @@ def test_old_names_of_timm_are_understood() -> None:
 def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         create_backbone("test_vit", weights="random", device="cpu", **options)  # type: ignore[arg-type]
-
-
-def test_names_that_are_none() -> None:
     for name in ("", 3, None):
         with pytest.raises(ParameterError, match="must be a name or a torch module"):
             create_backbone(name)  # type: ignore[arg-type]

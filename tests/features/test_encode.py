@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import tracemalloc
 from pathlib import Path
@@ -15,7 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.features.extraction_toys import LetterCounter, Synthetic, Toy, expected_features, write_images
+from tests.features.extraction_toys import (
+    LetterCounter,
+    Synthetic,
+    Toy,
+    expected_features,
+    run_python,
+    start_encoding,
+    write_images,
+)
 
 from evergrow.core.errors import (
     CacheWarning,
@@ -33,9 +39,7 @@ from evergrow.features import cache as cache_module
 from evergrow.features import images as decoding
 from evergrow.features.cache import FeatureCache
 from evergrow.features.encoding import distance
-from evergrow.features.loader import ImageReader, choose_workers
-
-ROOT = Path(__file__).parents[2]
+from evergrow.features.loader import choose_workers
 
 
 @pytest.fixture
@@ -46,17 +50,6 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def images(tmp_path: Path) -> Images:
     return write_images(tmp_path / "images", 23)
-
-
-def run_python(code: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 # -- the features ---------------------------------------------------------------------------------------
@@ -105,17 +98,13 @@ def test_texts_come_back_in_order_and_are_run_by_length() -> None:
     assert sum(max(map(len, batch)) * len(batch) for batch in backbone.seen) < 8 * 50  # less padding than in any order
 
 
-def test_the_global_random_state_is_left_alone(images: Images) -> None:
+def test_the_global_state_is_left_alone_and_a_surrounding_autocast_changes_nothing(images: Images) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    encode(Toy(), images, cache=False, workers=2, batch_size=4)
+    plain = encode(Toy(), images, cache=False, workers=2, batch_size=4, join=False).X
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_surrounding_autocast_does_not_change_the_features(images: Images) -> None:
-    plain = encode(Toy(), images, cache=False, join=False).X
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = encode(Toy(), images, cache=False, join=False).X
+        inside = encode(Toy(), images, cache=False, batch_size=4, join=False).X
     np.testing.assert_array_equal(inside, plain)
 
 
@@ -154,11 +143,16 @@ def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_a_corrupt_image_is_fatal_and_named(images: Images, tmp_path: Path) -> None:
-    (images.root / "odd/005.png").write_text("no image")
+def test_a_corrupt_image_is_fatal_and_named_and_skipping_goes_on_from_there(images: Images, tmp_path: Path) -> None:
+    (images.root / "odd/013.png").write_text("no image")
+    options: dict[str, Any] = {"cache": tmp_path / "cache", "batch_size": 2}
     for workers in (0, 2):
-        with pytest.raises(ImageError, match=r"odd/005\.png.*on_error='skip'"):
-            encode(Toy(), images, cache=tmp_path / "cache", workers=workers, batch_size=2)
+        with pytest.raises(ImageError, match=r"odd/013\.png.*on_error='skip'"):
+            encode(Toy(), images, workers=workers, **options)
+    with pytest.warns(DataWarning):
+        result = encode(Toy(), images, workers=0, **options, on_error="skip")
+    assert result.computed == 11
+    assert 13 not in result.rows
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -183,18 +177,6 @@ def test_corrupt_images_are_skipped_and_all_named(images: Images, tmp_path: Path
     assert again.rows.tolist() == good
     with pytest.raises(ImageError, match=r"even/002\.png"):  # the entry does not depend on what to do about errors
         encode(Toy(), images, **{**options, "on_error": "raise"})
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_what_a_fatal_image_interrupted_is_taken_up_by_skipping(images: Images, tmp_path: Path) -> None:
-    (images.root / "odd/013.png").write_text("no image")
-    options = {"cache": tmp_path / "cache", "batch_size": 2, "workers": 0}
-    with pytest.raises(ImageError):
-        encode(Toy(), images, **options)
-    with pytest.warns(DataWarning):
-        result = encode(Toy(), images, **options, on_error="skip")
-    assert result.computed == 11
-    assert 13 not in result.rows
 
 
 def test_nothing_readable_is_an_error_even_when_skipping(images: Images, tmp_path: Path) -> None:
@@ -238,13 +220,6 @@ def test_an_image_that_the_system_refused_is_tried_again(
     assert encode(Toy(), images, **options).computed == 0
 
 
-def test_the_reason_of_a_failure_names_no_folder_of_this_machine(images: Images) -> None:
-    (images.root / "even/000.png").write_text("no image")
-    (failure,) = ImageReader(images, Toy().transform).read([0])[2]
-    assert str(images.root) not in failure.reason
-    assert not failure.passing
-
-
 def test_features_that_are_not_finite_are_refused(images: Images, tmp_path: Path) -> None:
     class Broken(Toy):
         def encode(self, batch: Any) -> torch.Tensor:
@@ -255,6 +230,8 @@ def test_features_that_are_not_finite_are_refused(images: Images, tmp_path: Path
     with pytest.raises(NumericalError, match="must be finite, got NaN or infinity from toy in 1 of a batch of 23"):
         encode(Broken(), images, cache=tmp_path / "cache")
     assert FeatureCache(tmp_path / "cache").list() == []
+    with pytest.raises(NumericalError, match="must be finite"):
+        encode_batch(Broken(), [torch.zeros(3, 8, 8)])
 
 
 def test_wrong_requests(images: Images) -> None:
@@ -349,17 +326,8 @@ def test_half_precision_only_where_it_is_safe(scale: float, precision: str) -> N
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_killed_run_goes_on_at_its_last_whole_chunk(images: Images, tmp_path: Path, workers: int) -> None:
     (images.root / "odd/003.png").write_text("no image")
-    log, cache = tmp_path / "log", tmp_path / "cache"
-    code = (
-        "from pathlib import Path\n"
-        "from tests.features.extraction_toys import *\n"
-        "from evergrow.features import cache, encode\n"
-        "cache.CHUNK = 4\n"
-        f"log_decoding(Path({str(log)!r}), pause=0.05)\n"
-        f"files = Images({images.names!r}, root=Path({str(images.root)!r}))\n"
-        f"encode(Toy(), files, cache={str(cache)!r}, on_error='skip', workers={workers}, batch_size=2)\n"
-    )
-    process = run_python(code)
+    cache = tmp_path / "cache"
+    process = start_encoding(images, cache, tmp_path / "log", pause=0.05, workers=workers)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         if any(info.done >= 8 for info in FeatureCache(cache).list()):
@@ -379,29 +347,6 @@ def test_a_killed_run_goes_on_at_its_last_whole_chunk(images: Images, tmp_path: 
     np.testing.assert_array_equal(result.X, whole.X)
     assert result.failures == whole.failures
     assert result.rows.tolist() == whole.rows.tolist()
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_a_resumed_run_looks_at_nothing_that_is_done(
-    images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decode, seen = decoding.decode_image, []
-
-    def stop_at_ten(source: Any, **options: Any) -> Any:
-        seen.append(source.name)
-        if len(seen) == 10:
-            raise KeyboardInterrupt
-        return decode(source, **options)
-
-    options = {"cache": tmp_path / "cache", "workers": 0, "batch_size": 2}
-    monkeypatch.setattr(decoding, "decode_image", stop_at_ten)
-    with pytest.raises(KeyboardInterrupt):
-        encode(Toy(), images, **options)
-    first = len(seen)
-    result = encode(Toy(), images, **options)
-    assert result.computed == 15  # two chunks; nothing of a CPU's waits for the batch after it
-    assert len(seen) - first == result.computed
-    np.testing.assert_allclose(result.X, expected_features(images), rtol=1e-5, atol=1e-6)
 
 
 def test_chunk_by_chunk_is_the_same_and_memory_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,12 +414,3 @@ def test_a_prepared_batch_is_encoded_as_the_items_are(images: Images) -> None:
     expected = encode(backbone, images.take(range(6)), cache=False)
     np.testing.assert_array_equal(encode_batch(backbone, prepared), expected.X)
     assert encode_batch(LetterCounter(), ["a", "bc"])[:, 0].tolist() == [1, 2]
-
-
-def test_a_prepared_batch_is_checked() -> None:
-    class Broken(LetterCounter):
-        def encode(self, batch: Any) -> torch.Tensor:
-            return super().encode(batch) * torch.nan
-
-    with pytest.raises(NumericalError, match="must be finite"):
-        encode_batch(Broken(), ["a"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -96,17 +97,11 @@ def test_palette_with_transparency_keeps_its_colours_and_does_not_warn(tmp_path:
 
 @pytest.mark.parametrize("suffix", [".png", ".tif"])
 def test_16_bit_grey_is_scaled_and_not_clipped(tmp_path: Path, suffix: str) -> None:
-    levels = np.array([[0, 255, 256], [32768, 65534, 65535]], dtype=np.uint16)
+    levels = np.array([[0, 255, 300], [32768, 65534, 65535]], dtype=np.uint16)
     path = tmp_path / f"deep{suffix}"
     Image.fromarray(levels).save(path)
     expected = np.rint(levels / 257).astype(np.uint8)
     np.testing.assert_array_equal(pixels(decode_image(path))[..., 0], expected)
-
-
-def test_a_dark_16_bit_image_stays_dark(tmp_path: Path) -> None:
-    path = tmp_path / "dark.png"
-    Image.fromarray(np.full((3, 3), 300, dtype=np.uint16)).save(path)
-    assert pixels(decode_image(path)).max() == 1
 
 
 def test_floating_point_grey(tmp_path: Path) -> None:
@@ -133,13 +128,6 @@ def test_one_pixel_and_unicode_paths(tmp_path: Path) -> None:
     assert decode_image(path).size == (1, 1)
 
 
-def test_text_named_jpg(tmp_path: Path) -> None:
-    path = tmp_path / "note.jpg"
-    path.write_text("not an image")
-    with pytest.raises(ImageError, match=r"readable image file, got .*note\.jpg: its content is of no known image"):
-        decode_image(path)
-
-
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".gif", ".webp", ".bmp"])
 def test_truncated_files_are_named(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"half{suffix}"
@@ -152,12 +140,19 @@ def test_truncated_files_are_named(tmp_path: Path, suffix: str) -> None:
             decode_image(path)
 
 
-@pytest.mark.parametrize("make", [lambda p: None, lambda p: p.touch(), lambda p: p.mkdir()])
-def test_missing_empty_and_folders(tmp_path: Path, make: object) -> None:
-    path = tmp_path / "x.jpg"
-    make(path)  # type: ignore[operator]
-    with pytest.raises(ImageError, match=r"x\.jpg"):
-        decode_image(path)
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: None, ""),
+        (lambda path: path.touch(), ""),
+        (lambda path: path.mkdir(), ""),
+        (lambda path: path.write_text("not an image"), "its content is of no known image"),
+    ],
+)
+def test_files_that_are_no_image(tmp_path: Path, make: Callable[[Path], object], reason: str) -> None:
+    make(tmp_path / "x.jpg")
+    with pytest.raises(ImageError, match=rf"got .*x\.jpg.*{reason}"):
+        decode_image(tmp_path / "x.jpg")
 
 
 def bomb(width: int, height: int) -> bytes:

@@ -102,7 +102,7 @@ def test_kinds_that_are_none() -> None:
 
 
 @pytest.fixture
-def hub() -> Iterator[tuple[str, dict[str, int]]]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     """Serve one weights file the way the hub does, and count what is asked for."""
     body = save({k: v.contiguous() for k, v in timm.create_model("test_resnet", num_classes=1000).state_dict().items()})
     seen = {"GET": 0, "HEAD": 0}
@@ -134,42 +134,34 @@ def hub() -> Iterator[tuple[str, dict[str, int]]]:
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", seen
+    monkeypatch.setattr(sources, "_endpoint", lambda: f"http://127.0.0.1:{server.server_address[1]}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    yield seen
     server.shutdown()
     server.server_close()
 
 
 def test_weights_are_downloaded_once_and_then_come_from_the_cache(
-    hub: tuple[str, dict[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address, seen = hub
-    monkeypatch.setattr(sources, "_endpoint", lambda: address)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(variable, raising=False)
     first = create_backbone("test_resnet.r160_in1k", device="cpu")
     assert first.spec.weights == "hub"
-    asked = dict(seen)
+    asked = dict(hub)
     assert asked["GET"] == 1
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert create_backbone("test_resnet.r160_in1k", weights="hub", device="cpu").spec == first.spec
-    assert seen == asked
+    assert hub == asked
     with pytest.raises(WeightsError, match=rf"on another machine.*{tmp_path}"):
         create_backbone("test_vit.r160_in1k")
 
 
-def test_a_file_that_the_hub_does_not_have(
-    hub: tuple[str, dict[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "_endpoint", lambda: hub[0])
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(variable, raising=False)
+def test_a_file_that_the_hub_does_not_have(hub: dict[str, int]) -> None:
     with pytest.raises(WeightsError, match=r"the download failed \(\w*EntryNotFoundError"):
         create_backbone("test_vit.r160_in1k")
-    assert hub[1]["HEAD"] >= 2  # both file names were tried
+    assert hub["HEAD"] >= 2  # both file names were tried
 
 
 @pytest.mark.usefixtures("offline")

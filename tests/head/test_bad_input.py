@@ -81,12 +81,6 @@ def test_a_failure_in_the_middle_of_learning_changes_nothing(model, blobs, monke
     assert model.classes_.tolist() == list(range(6))
 
 
-def test_one_class_in_the_first_task(blobs):
-    X, y = blobs
-    with pytest.raises(LabelError, match="at least 2 classes in the first batch, got 1"):
-        SCLClassifier(**SMALL).fit(X[y == 0], y[y == 0])
-
-
 def test_a_failed_fit_leaves_a_fitted_learner_as_it_was(model, blobs):
     X, y = blobs
     before = model.decision_function(X)
@@ -137,27 +131,27 @@ PARAMETERS = [
 ]
 
 
-@pytest.mark.parametrize(("setting", "message"), PARAMETERS)
-def test_bad_parameters(setting, message, blobs):
-    with pytest.raises(ParameterError, match=message):
-        SCLClassifier(**{**SMALL, **setting}).fit(*blobs)
+OF_THE_CLASSIFIER = [
+    ({"alpha": "holdout"}, "alpha"),
+    ({"readout": "lda"}, "readout"),
+    ({"normalize": "l3"}, "normalize"),
+    ({"layer": "furier"}, "nearest: 'fourier'"),
+    ({"layer": 3}, "layer must be a layer, its name or None, got int"),
+    ({"n_units": -1}, "n_units"),
+    ({"shape_directions": -1}, "shape_directions"),
+]
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("kind", "setting", "message"),
     [
-        ({"alpha": "holdout"}, "alpha"),
-        ({"readout": "lda"}, "readout"),
-        ({"normalize": "l3"}, "normalize"),
-        ({"layer": "furier"}, "nearest: 'fourier'"),
-        ({"layer": 3}, "layer must be a layer, its name or None, got int"),
-        ({"n_units": -1}, "n_units"),
-        ({"shape_directions": -1}, "shape_directions"),
+        *((SCLClassifier, {**SMALL, **setting}, message) for setting, message in PARAMETERS),
+        *((Classifier, setting, message) for setting, message in OF_THE_CLASSIFIER),
     ],
 )
-def test_bad_parameters_of_the_classifier(setting, message, blobs):
+def test_bad_parameters(kind, setting, message, blobs):
     with pytest.raises(ParameterError, match=message):
-        Classifier(**setting).fit(*blobs)
+        kind(**setting).fit(*blobs)
 
 
 def test_a_gpu_where_none_is(blobs):

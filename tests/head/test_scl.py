@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from sklearn.base import clone
 from sklearn.datasets import load_digits
 
 from evergrow import Classifier, SCLClassifier
@@ -56,31 +55,6 @@ def test_other_settings_are_incremental_too(blobs, settings):
     joint = model.spawn().partial_fit(X, y)
     assert relative(model.settle().decision_function(X), joint.settle().decision_function(X)) < 1e-7
     assert model.alpha_ == pytest.approx(joint.alpha_)
-
-
-def test_one_sample_at_a_time_mixed_classes(blobs):
-    X, y = blobs
-    model = SCLClassifier(alpha=0.05, **SMALL).fit(X[:60], y[:60])
-    for i in range(60, 120):
-        model.partial_fit(X[i : i + 1], y[i : i + 1])
-    assert relative(model.decision_function(X), joint_logits(model, X[:120], y[:120], X)) < 1e-6
-
-
-def test_string_labels_arrive_in_any_order(blobs):
-    X, y = blobs
-    names = np.array(["pear", "fig", "apple", "kiwi", "plum", "lime"])[y]
-    model = learn(SCLClassifier(**SMALL), X, names, [["pear", "fig"], ["plum"], ["apple", "lime", "kiwi"]])
-    assert model.classes_.tolist() == sorted(set(names))
-    assert model.score(X, names) > 0.9
-
-
-def test_predictions_are_pure(blobs):
-    X, y = blobs
-    model = SCLClassifier(**SMALL).fit(X, y)
-    first = model.decision_function(X)
-    model.predict_proba(X)
-    model.novelty_score(X)
-    assert np.array_equal(first, model.decision_function(X))
 
 
 def test_same_seed_same_model_whatever_else_runs(blobs):
@@ -148,19 +122,11 @@ def test_spawn_is_empty_until_it_learns(blobs):
 def test_unlearn_equals_never_seen(blobs, solver):
     X, y = blobs
     model = SCLClassifier(alpha=0.05, solver=solver, **SMALL).fit(X, y)
-    gone = np.arange(300) % 3 == 0
+    gone = (np.arange(300) % 7 == 0) | (y == 4)  # with the last sample its class goes
     never = model.spawn().partial_fit(X[~gone], y[~gone])
     model.unlearn(X[gone], y[gone])
+    assert model.classes_.tolist() == never.classes_.tolist() == [0, 1, 2, 3, 5]
     assert model.class_counts_.tolist() == never.class_counts_.tolist()
-    assert relative(model.decision_function(X), never.decision_function(X)) < 1e-6
-
-
-def test_unlearning_the_last_sample_removes_the_class(blobs):
-    X, y = blobs
-    model = SCLClassifier(alpha=0.05, **SMALL).fit(X, y)
-    model.unlearn(X[y == 4], y[y == 4])
-    assert 4 not in model.classes_
-    never = model.spawn().partial_fit(X[y != 4], y[y != 4])
     assert relative(model.decision_function(X), never.decision_function(X)) < 1e-6
 
 
@@ -231,16 +197,6 @@ def test_novelty_finds_unknown_classes():
     assert roc_auc_score(~known[~train], model.novelty_score(X[~train])) > 0.85
 
 
-def test_two_classes_have_one_signed_column(blobs):
-    X, y = blobs
-    two = y < 2
-    model = SCLClassifier(**SMALL).fit(X[two], y[two])
-    decision = model.decision_function(X[two])
-    assert decision.shape == (two.sum(),)
-    assert np.array_equal(model.predict(X[two]), model.classes_[(decision > 0).astype(int)])
-    assert model.predict_proba(X[two]).shape == (two.sum(), 2)
-
-
 def test_log_status_and_diagnostics(blobs):
     X, y = blobs
     model = SCLClassifier(alpha=0.01, scales=(1.0, 3.0), block_size=10, tol=0.05, random_state=0).fit(X, y)
@@ -251,13 +207,6 @@ def test_log_status_and_diagnostics(blobs):
     assert 0 < figures["effective_rank"] <= model.n_units_
     assert figures["condition_number"] > 1
     assert model.layer_.n_features_in == 10
-
-
-def test_clone_is_unfitted_and_independent(blobs):
-    X, y = blobs
-    model = SCLClassifier(**SMALL).fit(X, y)
-    with pytest.raises(NotFittedError):
-        clone(model).predict(X)
 
 
 @pytest.mark.parametrize("verbose", [0, 1])

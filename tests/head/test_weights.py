@@ -12,8 +12,7 @@ import torch
 from evergrow.core.errors import InputError, LabelError, UnlearnError, UnsupportedError
 from evergrow.head import Classifier, SCLClassifier
 from evergrow.head.base import HEADS
-from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
-from evergrow.head.linalg.statistics import RidgeStatistics
+from evergrow.head.linalg.scatter import ClassGeometry
 from evergrow.lab.heads import SimpleCILClassifier
 from evergrow.lab.methods import create_method, list_methods
 
@@ -68,27 +67,6 @@ def test_what_was_weighed_can_be_taken_out(data: Data, rows: int, tmp_path: Path
     again = Classifier.load(tmp_path / "head.evg")
     assert (again.settle().decision_function(X) == learned.decision_function(X)).all()
     assert torch.equal(again.model_.masses, learned.model_.masses)
-
-
-def test_following_weighted_rows_is_solving_anew() -> None:
-    source = torch.Generator().manual_seed(0)
-    H = torch.randn(40, 6, generator=source, dtype=torch.float64)
-    codes, weights = torch.arange(40) % 3, torch.rand(40, generator=source, dtype=torch.float64) * 3 + 0.1
-
-    def solved(rows: slice) -> SolvedScatter:
-        targets = torch.nn.functional.one_hot(codes[rows], 3).double()
-        root = weights[rows].sqrt()[:, None]
-        stats = RidgeStatistics.create(6, 3).update(H[rows] * root, targets * root).reduced()
-        masses = torch.bincount(codes[rows], weights[rows], minlength=3)
-        return SolvedScatter.of(ClassGeometry.of(stats, masses), alpha=0.3)
-
-    whole = solved(slice(0, 40))
-    grown = solved(slice(0, 30)).learned(H[30:], codes[30:], [0, 1, 2], weights[30:])
-    shrunk = whole.unlearned(H[30:], codes[30:], weights[30:])
-    for found, wanted in ((grown, whole), (shrunk, solved(slice(0, 30)))):
-        torch.testing.assert_close(found.counts, wanted.counts)
-        torch.testing.assert_close(found.solve_means(), wanted.solve_means())
-        assert found.trace_inverse() == pytest.approx(wanted.trace_inverse())
 
 
 def test_rows_are_scored_as_if_their_weight_had_not_been_learned(data: Data) -> None:

@@ -12,7 +12,6 @@ from evergrow.core.errors import FileFormatError, NotFittedError
 from evergrow.core.record import from_values, to_values
 from evergrow.learner.calibration import (
     ENOUGH,
-    FOLD_ROWS,
     Calibration,
     Scores,
     assign_folds,
@@ -29,13 +28,6 @@ def test_folds_leave_something_of_every_class() -> None:
     assert folds[28] >= 0
     assert np.array_equal(folds, assign_folds(codes, counts, seed=0))
     assert not np.array_equal(folds, assign_folds(codes, counts, seed=1))
-
-
-def test_folds_of_large_batches_are_small() -> None:
-    codes = np.arange(12_000) % 20
-    folds = assign_folds(codes, np.bincount(codes), seed=0)
-    assert folds.max() + 1 == 12_000 / FOLD_ROWS
-    assert np.bincount(folds).max() < 1.2 * FOLD_ROWS
 
 
 def test_large_batches_are_scored_in_part() -> None:
@@ -90,13 +82,6 @@ def test_thresholds_are_quantiles() -> None:
     assert calibration.threshold(1e-6) == max(calibration.parts[0].points)
     with pytest.raises(NotFittedError, match="two samples"):
         Calibration().threshold()
-
-
-def test_both_sides_are_merged_and_common_parts_count_once() -> None:
-    base = few(np.arange(5.0), 10)
-    mine, theirs = few(np.arange(3.0), 20, base), few(np.arange(4.0), 30, base)
-    assert mine.merged(theirs, base).n == 12
-    assert few(np.arange(3.0), 20).merged(few(np.arange(4.0), 30)).n == 7
 
 
 def test_files_hold_it() -> None:

@@ -122,40 +122,28 @@ def test_two_classes_swap_their_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("edit", "given", "said"),
     [
-        ({"crwo": "corvid"}, "got 'crwo'; nearest: 'crow'"),
-        ({"crow": "owl"}, "that of another class, got 'owl' for 'crow'; to make 'owl' and 'crow' one class, merge"),
-        ({"crow": "x", "owl": "x"}, "got 'x' for 'owl'; to make 'crow' and 'owl' one class, merge"),
-        ({"crow": "crow"}, "another than the old one, got 'crow' for both"),
-        ({"crow": " "}, "names that can be seen"),
-        ({}, "at least one class, got none"),
+        ("rename_classes", [{"crwo": "corvid"}], "got 'crwo'; nearest: 'crow'"),
+        ("rename_classes", [{"crow": "owl"}], "another class, got 'owl' for 'crow'; to make 'owl' and 'crow' one"),
+        ("rename_classes", [{"crow": "x", "owl": "x"}], "got 'x' for 'owl'; to make 'crow' and 'owl' one class, merge"),
+        ("rename_classes", [{"crow": "crow"}], "another than the old one, got 'crow' for both"),
+        ("rename_classes", [{"crow": " "}], "names that can be seen"),
+        ("rename_classes", [{}], "at least one class, got none"),
+        ("merge_classes", [["crow", "rok"], "corvid"], "got 'rok'; nearest: 'rook'"),
+        ("merge_classes", [["crow"], "corvid"], "at least two different ones, got 'crow'"),
+        ("merge_classes", [["crow", "crow"], "crow"], "at least two different ones, got 'crow'"),
+        ("merge_classes", [[], "corvid"], "at least two"),
+        ("merge_classes", [["crow", "rook"], ""], "names that can be seen"),
     ],
 )
-def test_names_that_do_not_do(names: dict[str, str], said: str) -> None:
+def test_names_that_do_not_do(edit: str, given: list[Any], said: str) -> None:
     learner = fitted()
     before = learner.decision_function(birds(seed=9)[0])
     with pytest.raises(LabelError, match=said):
-        learner.rename_classes(names)
+        getattr(learner, edit)(*given)
     assert learner.revision_ == 1
     np.testing.assert_array_equal(learner.decision_function(birds(seed=9)[0]), before)
-
-
-@pytest.mark.parametrize(
-    ("names", "into", "said"),
-    [
-        (["crow", "rok"], "corvid", "got 'rok'; nearest: 'rook'"),
-        (["crow"], "corvid", "at least two different ones, got 'crow'"),
-        (["crow", "crow"], "crow", "at least two different ones, got 'crow'"),
-        ([], "corvid", "at least two"),
-        (["crow", "rook"], "", "names that can be seen"),
-    ],
-)
-def test_classes_that_cannot_be_merged(names: list[str], into: str, said: str) -> None:
-    learner = fitted()
-    with pytest.raises(LabelError, match=said):
-        learner.merge_classes(names, into)
-    assert learner.revision_ == 1
 
 
 def test_all_classes_may_become_one() -> None:
@@ -175,19 +163,14 @@ def test_relabelled_samples_are_those_taught_as_the_other_class(options: dict[st
     assert learner.history_[-1].names == {"crow": "raven"}
 
 
-def test_data_without_labels_are_moved_whole_and_into_a_new_class() -> None:
+def test_data_without_labels_are_moved_whole_and_of_others_the_class() -> None:
     X, y = birds()
     learner = fitted()
     expected = taught_so(learner, [(X, np.where(y == "crow", "hooded crow", y))])
     require_same(learner.relabel(X[y == "crow"], "crow", "hooded crow"), expected)
     assert "crow" not in learner.n_samples_
-
-
-def test_of_labelled_data_only_the_class_is_moved() -> None:
-    X, y = birds()
-    learner = fitted()
-    learner.relabel((X, y), "crow", "raven")
-    assert learner.n_samples_ == {"jay": 30, "owl": 30, "raven": 60, "rook": 30}
+    learner.relabel((X, np.where(y == "crow", "hooded crow", y)), "jay", "raven")  # of labelled data only the class
+    assert learner.n_samples_ == {"hooded crow": 30, "owl": 30, "raven": 60, "rook": 30}
 
 
 def test_samples_that_cannot_be_moved() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from evergrow import Learner
-from evergrow.core.archive import Archive, read_archive, write_archive
-from evergrow.core.errors import FileFormatError, LabelError, NotFittedError, ParameterError, UnlearnError
+from evergrow.core.archive import Archive
+from evergrow.core.errors import LabelError, NotFittedError, ParameterError, UnlearnError
 from evergrow.learner.modelfile import commit, history, locked_model, redo, rollback
 
 OPTIONS = {"n_units": 20}
@@ -21,16 +21,6 @@ def rows(axis: int = 0) -> np.ndarray:
 
 def empty() -> Learner:
     return Learner(None, options=OPTIONS, device="cpu").begin()
-
-
-def test_a_model_of_one_class_answers_and_goes_on() -> None:
-    learner = Learner(None, options=OPTIONS, device="cpu").fit(rows(), ["ant"] * 30)
-    assert learner.predict(rows()[:2]).tolist() == ["ant", "ant"]
-    assert np.array_equal(learner.predict_proba(rows()[:2]), [[1.0], [1.0]])
-    assert learner.is_unknown(rows(2)).all()
-    assert not learner.is_unknown(rows()).all()
-    learner.partial_fit(rows(1), ["bee"] * 30)
-    assert learner.score(np.concatenate([rows(), rows(1)]), ["ant"] * 30 + ["bee"] * 30) > 0.9
 
 
 def test_an_empty_model_is_saved_loaded_and_taught(tmp_path: Path) -> None:
@@ -83,16 +73,6 @@ def test_an_empty_model_must_know_what_it_will_learn_from() -> None:
         Learner().begin("sound")
     with pytest.raises(ParameterError, match="adapt must be None"):
         Learner(adapt="ssf").begin("image")
-
-
-def test_a_file_that_counts_samples_without_a_head_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "empty.evg"
-    empty().save(path)
-    archive = read_archive(path)
-    archive.meta["counts"] = {"ant": 3}
-    write_archive(path, archive)
-    with pytest.raises(FileFormatError, match="counts samples"):
-        Learner.load(path)
 
 
 def test_a_model_without_its_last_class_is_empty_again() -> None:

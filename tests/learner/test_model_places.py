@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.learner.toys import Data, part, teach
 from typer.testing import CliRunner
 
 from evergrow.cli.registry import build_app
@@ -22,34 +24,11 @@ from evergrow.learner.modelfile import (
     history,
     locked_model,
     open_model,
+    redo,
     rollback,
 )
 
-Data = tuple[np.ndarray, np.ndarray]
-
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links and modes")
-
-
-def part(data: Data, *classes: int) -> Data:
-    rows = np.isin(data[1], classes)
-    return data[0][rows], data[1][rows]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, blobs: Data) -> Path:
-    """A folder with a model that was fitted and updated twice."""
-    path = tmp_path_factory.mktemp("made") / "model.evg"
-    commit(path, Learner(None, options={"n_units": 20}).fit(part(blobs, 0, 1, 2)))
-    for label in (3, 4):
-        with locked_model(path) as learner:
-            commit(path, learner.partial_fit(part(blobs, label)))
-    return path.parent
-
-
-@pytest.fixture
-def path(made: Path, tmp_path: Path) -> Path:
-    shutil.copytree(made, tmp_path / "real")
-    return tmp_path / "real" / "model.evg"
 
 
 def mode(path: Path) -> int:
@@ -94,8 +73,13 @@ def test_there_is_one_lock_whatever_the_name(path: Path, tmp_path: Path) -> None
         commit(tmp_path / "link.evg", learner.forget_classes("0"))  # the same writer by another name
     stale = open_model(path)
     forget(tmp_path / "link.evg", "1")
+    before = path.read_bytes()
     with pytest.raises(BusyError, match="changed since"):
         commit(path, stale.forget_classes("2"))
+    assert path.read_bytes() == before  # what another wrote meanwhile
+    open_model(path).forget_classes("3").save(tmp_path / "link.evg")  # a plain save goes through links too
+    assert (tmp_path / "link.evg").is_symlink()
+    assert "3" not in open_model(path).class_names_
 
 
 def test_a_link_to_nothing_is_an_error(path: Path, tmp_path: Path) -> None:
@@ -107,13 +91,6 @@ def test_a_link_to_nothing_is_an_error(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelWriteError, match="link to nothing"):
         commit(link, open_model(path))
     assert sorted(os.listdir(tmp_path)) == ["link.evg", "real"]
-
-
-def test_a_plain_save_goes_through_links_too(path: Path, tmp_path: Path) -> None:
-    (tmp_path / "link.evg").symlink_to("real/model.evg")
-    open_model(path).forget_classes("0").save(tmp_path / "link.evg")
-    assert (tmp_path / "link.evg").is_symlink()
-    assert "0" not in open_model(path).class_names_
 
 
 # -- modes and owners ---------------------------------------------------------------------------------------
@@ -183,8 +160,7 @@ def foreign(path: Path, blobs: Data) -> Path:
     other = path.with_name("other.evg")
     commit(other, Learner(None, options={"n_units": 20}, random_state=7).fit(part(blobs, 0, 5)))
     for label in (3, 4):
-        with locked_model(other) as learner:
-            commit(other, learner.partial_fit(part(blobs, label)))
+        teach(other, part(blobs, label))
     return other
 
 
@@ -201,25 +177,36 @@ def test_a_foreign_revision_is_not_installed(path: Path, blobs: Data) -> None:
     assert open_model(path).class_names_.tolist() == ["0", "1", "2"]
 
 
-def test_a_revision_that_was_edited_and_signed_again_is_not_installed(path: Path) -> None:
-    target, before = folder(path) / "2.evg", path.read_bytes()
+def damaged(target: Path) -> None:
+    body = bytearray(target.read_bytes())
+    body[-50] ^= 1
+    target.write_bytes(body)
+
+
+def signed_again(target: Path) -> None:
     archive = read_archive(target)
     archive.meta["reason"] = "edited"
     write_archive(target, archive)
     assert read_archive(target).meta["reason"] == "edited"  # whole by its own checksum
-    with pytest.raises(FileFormatError, match="another model or was altered"):
-        rollback(path)
-    assert path.read_bytes() == before
 
 
-def test_a_link_in_the_history_is_not_installed(path: Path) -> None:
-    before = path.read_bytes()
-    (folder(path) / "2.evg").unlink()
-    (folder(path) / "2.evg").symlink_to("../model.evg")
-    with pytest.raises(FileFormatError, match="ordinary file"):
+def a_link(target: Path) -> None:
+    target.unlink()
+    target.symlink_to("../model.evg")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [(damaged, "checksum"), (signed_again, "another model or was altered"), (a_link, "ordinary file")],
+)
+def test_a_revision_that_was_changed_is_not_installed(path: Path, change: Callable[[Path], None], said: str) -> None:
+    before, told = path.read_bytes(), history(path)
+    change(folder(path) / "2.evg")
+    with pytest.raises(FileFormatError, match=said):
         rollback(path)
     assert not path.is_symlink()
     assert path.read_bytes() == before
+    assert history(path) == told
 
 
 def test_a_planted_copy_of_the_newest_revision_does_not_hide_the_model(path: Path, blobs: Data) -> None:
@@ -258,13 +245,14 @@ def test_the_history_is_no_link(path: Path, tmp_path: Path) -> None:
         b"[" * 100_000,
         b'[{"change": {"what": "fit"}}]',
         json.dumps([{"change": {"what": "rollback", "when": 3, "samples": "x"}, "before": 1, "after": 2}]).encode(),
+        json.dumps([{"change": {"what": "redone", "when": "", "samples": 1}, "before": 1, "after": 2}]).encode(),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_a_broken_log_is_one_line_and_nothing_is_written(path: Path, text: bytes) -> None:
     before = path.read_bytes()
     (folder(path) / "log.json").write_bytes(text)
-    for use in (history, rollback, forget):
+    for use in (history, rollback, redo, forget):
         with pytest.raises(FileFormatError, match=r"log\.json must be a list of rollbacks.*the model is as it was"):
             use(path)
     for command in (["inspect"], ["rollback"], ["forget"]):

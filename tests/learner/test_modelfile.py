@@ -5,80 +5,68 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.learner.toys import Data, part, teach
 
 from evergrow.core.errors import BusyError, FileFormatError, NewerSchemaError, NotFittedError, ParameterError
 from evergrow.core.seeding import generator
 from evergrow.learner import modelfile
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import (
+    History,
     ModelNotFoundError,
     ModelWriteError,
     commit,
     history,
     locked_model,
     open_model,
+    open_revision,
+    redo,
     rollback,
 )
 
-Data = tuple[np.ndarray, np.ndarray]
 
-
-def part(data: Data, *classes: int) -> Data:
-    rows = np.isin(data[1], classes)
-    return data[0][rows], data[1][rows]
+def folder(path: Path) -> Path:
+    return path.with_name("model.evg.history")
 
 
 @pytest.fixture
-def path(tmp_path: Path, blobs: Data) -> Path:
-    """A model that was fitted and updated twice: revisions 1, 2 and 3."""
-    path = tmp_path / "model.evg"
-    learner = Learner(None, options={"n_units": 30}).fit(part(blobs, 0, 1, 2))
-    assert commit(path, learner) == 1
-    for label in (3, 4):
-        with locked_model(path) as learner:
-            assert commit(path, learner.partial_fit(part(blobs, label)), f"class {label}") == label - 1
-    return path
+def found(path: Path) -> list[bytes]:
+    """The bytes of each revision."""
+    return [(folder(path) / f"{number}.evg").read_bytes() for number in (1, 2, 3)]
 
 
 def kept(path: Path) -> list[str]:
-    return sorted(file.name for file in path.with_name("model.evg.history").iterdir())
+    return sorted(file.name for file in folder(path).iterdir())
 
 
-def test_history_is_in_the_file(path: Path) -> None:
+def test_history_is_in_the_file(path: Path, blobs: Data) -> None:
     told = [(change.what, change.samples, change.revision, change.note) for change in history(path)]
     assert told == [("fit", 150, 1, ""), ("update", 50, 2, "class 3"), ("update", 50, 3, "class 4")]
     assert open_model(path).history_ == history(path)
+    assert commit(path, open_model(path)) == 3  # nothing new: nothing is written
     assert kept(path) == ["1.evg", "2.evg", "3.evg"]
-    assert os.path.samefile(path, path.with_name("model.evg.history") / "3.evg")
+    assert teach(path, part(blobs, 5)) == 4
+    assert os.path.samefile(path, folder(path) / "4.evg")
 
 
-def test_rollback_restores_every_byte_and_is_recorded(path: Path) -> None:
-    folder = path.with_name("model.evg.history")
-    first, second = (folder / "1.evg").read_bytes(), (folder / "2.evg").read_bytes()
+def test_rollback_restores_every_byte_and_is_recorded(path: Path, found: list[bytes]) -> None:
     change = rollback(path)
-    assert path.read_bytes() == second
+    assert path.read_bytes() == found[1]
     assert (change.what, change.revision, change.note) == ("rollback", 2, "undid update")
     assert [entry.what for entry in history(path)] == ["fit", "update", "rollback"]
     rollback(path)
-    assert path.read_bytes() == first
+    assert path.read_bytes() == found[0]
     assert [entry.what for entry in history(path)] == ["fit", "rollback", "rollback"]
     with pytest.raises(ParameterError, match="nothing to undo"):
         rollback(path)
-
-
-def test_rollback_by_several(path: Path) -> None:
-    first = (path.with_name("model.evg.history") / "1.evg").read_bytes()
-    change = rollback(path, 2)
-    assert path.read_bytes() == first
-    assert change.note == "undid update, update"
-    assert change.samples == 100
 
 
 @pytest.mark.parametrize("n", [3, 0, -1, 1.5])
@@ -91,9 +79,9 @@ def test_rollback_beyond_what_is_kept(path: Path, n: float) -> None:
 
 
 def test_numbers_are_never_used_twice(path: Path, blobs: Data) -> None:
-    rollback(path, 2)
-    with locked_model(path) as learner:
-        assert commit(path, learner.partial_fit(part(blobs, 5))) == 4
+    change = rollback(path, 2)
+    assert (change.note, change.samples) == ("undid update, update", 100)
+    assert teach(path, part(blobs, 5)) == 4
     assert [(entry.what, entry.revision) for entry in history(path)] == [("fit", 1), ("rollback", 1), ("update", 4)]
     assert open_model(path).class_names_.tolist() == ["0", "1", "2", "5"]
     rollback(path)
@@ -109,16 +97,9 @@ def test_several_changes_at_once_are_one_revision(path: Path, blobs: Data) -> No
     assert open_model(path).revision_ == 3
 
 
-def test_nothing_new_writes_nothing(path: Path) -> None:
-    before = kept(path)
-    assert commit(path, open_model(path)) == 3
-    assert kept(path) == before
-
-
 def test_only_so_many_are_kept(path: Path, blobs: Data) -> None:
     for _ in range(4):
-        with locked_model(path) as learner:
-            commit(path, learner.partial_fit(part(blobs, 5)), keep=2)
+        teach(path, part(blobs, 5), keep=2)
     assert kept(path) == ["5.evg", "6.evg", "7.evg"]
     with pytest.raises(ParameterError, match="n must be at most 2"):
         rollback(path, 3)
@@ -130,28 +111,9 @@ def test_only_so_many_are_kept(path: Path, blobs: Data) -> None:
 
 def test_undone_revisions_go_first(path: Path, blobs: Data) -> None:
     rollback(path)
-    with locked_model(path) as learner:
-        commit(path, learner.partial_fit(part(blobs, 5)), keep=2)
+    teach(path, part(blobs, 5), keep=2)
     assert "3.evg" not in kept(path)
     assert {"1.evg", "2.evg", "4.evg"} <= set(kept(path))
-
-
-def test_copies_of_one_model_can_be_merged(path: Path, tmp_path: Path, blobs: Data) -> None:
-    Learner.load(path).save(tmp_path / "plain.evg")
-    for base in (path, tmp_path / "plain.evg"):
-        sides = []
-        for name, label in (("a.evg", 5), ("b.evg", 4)):
-            copy = tmp_path / f"{base.stem}-{name}"
-            copy.write_bytes(base.read_bytes())
-            with locked_model(copy) as learner:
-                X, y = part(blobs, label)
-                commit(copy, learner.partial_fit((X + 0.1, y)), "on its own")
-            sides.append(open_model(copy))
-        sides[0].merge(sides[1], base=open_model(base))
-        commit(tmp_path / f"{base.stem}-all.evg", sides[0])
-        merged = open_model(tmp_path / f"{base.stem}-all.evg")
-        assert merged.n_samples_ == {0: 50, 1: 50, 2: 50, 3: 50, 4: 100, 5: 50}
-        assert [change.what for change in merged.history_][-2:] == ["update", "merge"]
 
 
 # -- writers ------------------------------------------------------------------------------------------------
@@ -167,53 +129,21 @@ def test_a_second_writer_is_told(path: Path) -> None:
     assert len(history(path)) == 3
 
 
-def test_another_thread_is_another_writer(path: Path) -> None:
-    caught: list[Exception] = []
-
-    def write() -> None:
-        try:
-            rollback(path)
-        except BusyError as error:
-            caught.append(error)
-
-    with locked_model(path):
-        thread = threading.Thread(target=write)
-        thread.start()
-        thread.join()
-    assert len(caught) == 1
-
-
-def test_a_second_writer_may_wait(path: Path) -> None:
-    done: list[str] = []
-
-    def write() -> None:
-        rollback(path, wait=True)
-        done.append("rolled back")
-
-    with locked_model(path):
-        thread = threading.Thread(target=write)
-        thread.start()
-        time.sleep(0.1)
-        assert not done
-    thread.join()
-    assert done == ["rolled back"]
-
-
-def test_what_another_wrote_meanwhile_is_not_overwritten(path: Path, blobs: Data) -> None:
-    slow = open_model(path).partial_fit(part(blobs, 5))
-    with locked_model(path) as learner:
-        commit(path, learner.forget_classes("4"))
-    before = path.read_bytes()
-    with pytest.raises(BusyError, match="changed since"):
-        commit(path, slow)
-    assert path.read_bytes() == before
+def test_another_thread_is_another_writer_and_may_wait(path: Path) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        with locked_model(path):
+            with pytest.raises(BusyError):
+                threads.submit(rollback, path).result()
+            waiting = threads.submit(rollback, path, wait=True)
+            time.sleep(0.1)
+            assert not waiting.done()
+        assert waiting.result().what == "rollback"
 
 
 def test_the_lock_is_let_go_after_an_error(path: Path, blobs: Data) -> None:
     with pytest.raises(ZeroDivisionError), locked_model(path):
         raise ZeroDivisionError
-    with locked_model(path) as learner:
-        commit(path, learner.partial_fit(part(blobs, 5)))
+    teach(path, part(blobs, 5))
 
 
 # -- failures -----------------------------------------------------------------------------------------------
@@ -246,52 +176,49 @@ def test_without_hard_links_copies_are_kept(tmp_path: Path, blobs: Data, monkeyp
     path = tmp_path / "model.evg"
     commit(path, Learner(None, options={"n_units": 30}).fit(part(blobs, 0, 1)))
     first = path.read_bytes()
-    with locked_model(path) as learner:
-        commit(path, learner.partial_fit(part(blobs, 2)))
+    teach(path, part(blobs, 2))
     rollback(path)
     assert path.read_bytes() == first
     assert kept(path) == ["1.evg", "2.evg", "log.json"]
 
 
 def test_leftovers_are_cleaned_at_the_next_change(path: Path, blobs: Data) -> None:
-    folder = path.with_name("model.evg.history")
-    leftovers = [folder / ".9.evg.abc.part", path.with_name(".model.evg.x.part"), path.with_name(".model.evg.y.part")]
+    leftovers = [
+        folder(path) / ".9.evg.abc.part",
+        path.with_name(".model.evg.x.part"),
+        path.with_name(".model.evg.y.part"),
+    ]
     leftovers[0].write_bytes(b"half")
     os.link(path, leftovers[1])
     leftovers[2].touch()
     foreign = [path.with_name(".other.evg.x.part"), path.with_name(".model.evg.z.part")]
     for file in foreign:
         file.write_bytes(b"somebody is writing this")
-    with locked_model(path) as learner:
-        commit(path, learner.partial_fit(part(blobs, 5)))
+    teach(path, part(blobs, 5))
     assert not any(file.exists() for file in leftovers)
     assert all(file.exists() for file in foreign)
 
 
-def test_a_rollback_that_did_not_happen_is_not_told(path: Path, blobs: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(*_: object) -> None:
+@pytest.mark.parametrize("change", [rollback, redo])
+def test_what_a_crash_cut_short_did_not_happen(
+    change: Callable[[Path], object], path: Path, found: list[bytes], blobs: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollback(path)
+    told = history(path)
+
+    def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(modelfile, "_publish", killed)
-    with pytest.raises(KeyboardInterrupt):
-        rollback(path)
-    monkeypatch.undo()
-    assert [entry.what for entry in history(path)] == ["fit", "update", "update"]
-    with locked_model(path) as learner:
-        commit(path, learner.partial_fit(part(blobs, 5)))
-    assert [entry.what for entry in history(path)] == ["fit", "update", "update", "update"]
-
-
-def test_damaged_revisions_are_not_restored(path: Path) -> None:
-    before = path.read_bytes()
-    target = path.with_name("model.evg.history") / "2.evg"
-    body = bytearray(target.read_bytes())
-    body[-50] ^= 1
-    target.write_bytes(body)
-    with pytest.raises(FileFormatError, match="checksum"):
-        rollback(path)
-    assert path.read_bytes() == before
-    assert [entry.what for entry in history(path)] == ["fit", "update", "update"]
+    with monkeypatch.context() as patch:
+        patch.setattr(modelfile, "_publish", crash)
+        with pytest.raises(KeyboardInterrupt):
+            change(path)
+    assert path.read_bytes() == found[1]
+    assert history(path) == told
+    redo(path)
+    assert path.read_bytes() == found[2]
+    teach(path, part(blobs, 5))
+    assert [entry.what for entry in history(path)] == ["fit", "update", "update", "rollback", "redo", "update"]
 
 
 def test_missing_foreign_and_newer_files(path: Path, tmp_path: Path, blobs: Data) -> None:
@@ -327,8 +254,7 @@ def test_a_newer_model_is_neither_read_nor_replaced(path: Path, monkeypatch: pyt
 def test_a_model_that_was_replaced_by_hand_is_kept_too(path: Path, blobs: Data) -> None:
     Learner(None, options={"n_units": 30}).fit(part(blobs, 4, 5)).save(path)  # its number 1 is taken already
     foreign = path.read_bytes()
-    with locked_model(path) as learner:
-        assert commit(path, learner.partial_fit(part(blobs, 0))) == 5
+    assert teach(path, part(blobs, 0)) == 5
     rollback(path)
     assert path.read_bytes() == foreign
 
@@ -344,12 +270,99 @@ def test_a_fresh_fit_over_a_model_can_be_undone(path: Path, blobs: Data) -> None
 def test_a_copy_goes_on_by_itself(path: Path, tmp_path: Path, blobs: Data) -> None:
     copy = tmp_path / "copy.evg"
     copy.write_bytes(path.read_bytes())
-    with locked_model(copy) as learner:
-        assert commit(copy, learner.partial_fit(part(blobs, 5))) == 4
+    assert teach(copy, part(blobs, 5)) == 4
     rollback(copy)
     assert copy.read_bytes() == path.read_bytes()
     with pytest.raises(ParameterError, match="nothing to undo: none of the earlier states"):
         rollback(copy)
+
+
+# -- redo and revisions --------------------------------------------------------------------------------------
+
+
+def test_redo_takes_rollbacks_back_one_by_one(path: Path, found: list[bytes]) -> None:
+    rollback(path)
+    rollback(path)
+    assert path.read_bytes() == found[0]
+    assert redo(path).note == "redid update"
+    assert path.read_bytes() == found[1]
+    redo(path)
+    assert path.read_bytes() == found[2]
+    assert [change.what for change in history(path)] == ["fit", "update", "update", *["rollback"] * 2, *["redo"] * 2]
+    with pytest.raises(ParameterError, match=r"nothing to redo: the latest change of .* is no rollback"):
+        redo(path)
+
+
+def test_redo_of_several_at_once(path: Path, found: list[bytes]) -> None:
+    rollback(path, 2)
+    redo(path)  # one rollback, of two revisions
+    assert path.read_bytes() == found[2]
+    rollback(path)
+    rollback(path)
+    with pytest.raises(ParameterError, match="n must be at most 2"):
+        redo(path, 3)
+    assert path.read_bytes() == found[0]
+    redo(path, 2)
+    assert path.read_bytes() == found[2]
+    rollback(path)
+    assert path.read_bytes() == found[1]
+
+
+def test_nothing_is_redone_once_something_else_was_learned(path: Path, blobs: Data) -> None:
+    rollback(path)
+    teach(path, part(blobs, 5))
+    now = path.read_bytes()
+    with pytest.raises(ParameterError, match="nothing to redo"):
+        redo(path)
+    rollback(path)
+    redo(path)
+    assert path.read_bytes() == now
+
+
+def test_only_what_was_undone_is_put_back(path: Path, found: list[bytes]) -> None:
+    rollback(path)
+    place = History(path)
+    place.file(3).unlink()
+    place.file(3).write_bytes(found[0])  # another model in its place
+    with pytest.raises(ParameterError, match="no longer kept in"):
+        redo(path)
+    assert path.read_bytes() == found[1]
+
+
+def test_a_fresh_model_says_where_history_would_lie(tmp_path: Path, blobs: Data) -> None:
+    path = tmp_path / "m.evg"
+    commit(path, Learner(options={"n_units": 20}).fit(part(blobs, 0, 1)))
+    with pytest.raises(ParameterError, match=r"nothing to undo: .*m\.evg is as it was first written;.*\.evg\.history"):
+        rollback(path)
+    with pytest.raises(ParameterError, match="nothing to redo"):
+        redo(path)
+
+
+def test_revisions_can_be_asked(path: Path, found: list[bytes]) -> None:
+    assert [sum(open_revision(path, n).n_samples_.values()) for n in (1, 2, 3)] == [150, 200, 250]
+    rollback(path)
+    assert sum(open_revision(path, 3).n_samples_.values()) == 250  # undone, and named by the log
+    with pytest.raises(ParameterError, match=r"Revision 9 is not kept; kept are 1 to 3"):
+        open_revision(path, 9)
+    for number in (1, 8):  # another in its place, and one that nothing vouches for
+        History(path).file(number).write_bytes(found[1])
+        with pytest.raises(FileFormatError, match="another model or was altered"):
+            open_revision(path, number)
+
+
+def test_who_changed_a_model_is_in_its_history(tmp_path: Path, blobs: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.evg"
+    monkeypatch.setenv("EVERGROW_AUTHOR", "Ada")
+    commit(path, Learner(options={"n_units": 20}).fit(part(blobs, 0, 1)))
+    teach(path, part(blobs, 2), who="service")
+    monkeypatch.setenv("EVERGROW_AUTHOR", "")
+    rollback(path)
+    redo(path, who="Bob")
+    assert [change.who for change in history(path)] == ["Ada", "service", "", "Bob"]
+    monkeypatch.delenv("EVERGROW_AUTHOR")
+    monkeypatch.setattr("getpass.getuser", lambda: "root")
+    teach(path, part(blobs, 3))
+    assert history(path)[-1].who == "root"
 
 
 # -- kill -9 ------------------------------------------------------------------------------------------------
@@ -406,8 +419,7 @@ def test_killed_at_any_moment_the_model_is_old_or_new(tmp_path: Path, rounds: in
         assert learner.revision_ >= last
         last = learner.revision_
     nursery.communicate()
-    with locked_model(path) as learner:
-        commit(path, learner.partial_fit((X, y)), keep=3)
+    teach(path, (X, y), keep=3)
     assert last > 1
     assert not [file for file in tmp_path.rglob("*.part") if file.stat().st_nlink > 1 or "history" in str(file)]
     rollback(path)

@@ -63,10 +63,11 @@ def test_parts_of_the_same_content_count_each_at_its_place(data) -> None:
         merge_shards(learn_shard(template, block) for _ in range(2))
 
 
-def test_an_update_by_parts_is_an_update(data) -> None:
+@pytest.mark.parametrize("start", [lambda learner: learner, Learner.spawn], ids=["taught", "empty"])
+def test_an_update_by_parts_is_an_update(data, start) -> None:
     X, y = data
     old, new = y < "d", y >= "c"
-    plain, whole = made().fit(X[old], y[old]), made().fit(X[old], y[old])
+    plain, whole = (start(made().fit(X[old], y[old])) for _ in range(2))
     plain.partial_fit(X[new] + 1, y[new])
     total = merge_shards(learn_shard(whole.spawn(), block) for block in blocks(X[new] + 1, y[new], 40))
     complete_update(whole, total, Block(X[new] + 1, y[new]))
@@ -74,16 +75,6 @@ def test_an_update_by_parts_is_an_update(data) -> None:
     assert whole.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
     told = [[(change.what, change.samples, change.classes) for change in model.history_] for model in (whole, plain)]
     assert told[0] == told[1]
-
-
-def test_an_empty_learner_of_another_site_learns_by_parts(data) -> None:
-    X, y = data
-    site = made().fit(X[:100], y[:100]).spawn()
-    plain = made().fit(X[:100], y[:100]).spawn().partial_fit(X[100:], y[100:])
-    total = merge_shards(learn_shard(site.spawn(), block) for block in blocks(X[100:], y[100:], 70))
-    complete_update(site, total, Block(X[100:], y[100:]))
-    np.testing.assert_allclose(site.head_.decision_function(X), plain.head_.decision_function(X), rtol=0, atol=1e-9)
-    assert site.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
 
 
 def test_parts_can_be_merged_as_any_learners_can(data) -> None:
@@ -98,14 +89,10 @@ def test_a_part_is_the_same_file_whenever_it_is_made(data, tmp_path: Path) -> No
     X, y = data
     template = made().fit(X, y).spawn()
     for name in ("first", "again"):
-        learn_shard(template, Block(X[:50], y[:50])).save(tmp_path / name)
+        shard = learn_shard(template, Block(X[:50], y[:50]))
+        assert shard.info()["novelty"] is None  # parts carry no calibration
+        shard.save(tmp_path / name)
     assert (tmp_path / "first").read_bytes() == (tmp_path / "again").read_bytes()
-
-
-def test_parts_carry_no_calibration(data) -> None:
-    X, y = data
-    part = learn_shard(made().fit(X, y).spawn(), Block(X[:50], y[:50]))
-    assert part.info()["novelty"] is None
 
 
 def test_what_cannot_be_divided_is_refused(data) -> None:
@@ -119,10 +106,6 @@ def test_what_cannot_be_divided_is_refused(data) -> None:
         learn_shard(template, Block(X[:, :5], y))
     with pytest.raises(MergeError, match="at least one"):
         merge_shards([])
-
-
-def test_labels_of_another_kind_are_refused(data) -> None:
-    X, _ = data
     template = made().fit(X, np.arange(len(X)) % 3).spawn()
     with pytest.raises(LabelError, match="integers as before"):
         learn_shard(template, Block(X[:4], np.array(list("abcd"))))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.learner.toys import Data, part
 
 from evergrow import Learner
 from evergrow.core.errors import FewSamplesWarning, FileFormatError
@@ -14,19 +15,12 @@ from evergrow.core.record import from_values, to_values
 from evergrow.head.fold_outs import TEMPERATURES
 from evergrow.learner.calibration import Calibration
 
-Data = tuple[np.ndarray, np.ndarray]
-
 
 def blobs(per_class: int, classes: int = 12, seed: int = 0) -> Data:
     rng = np.random.default_rng(seed)
     y = np.repeat(np.arange(classes), per_class)
     centres = np.random.default_rng(99).normal(size=(classes, 16))
     return 1.5 * centres[y] + rng.normal(size=(len(y), 16)), y
-
-
-def part(data: Data, *labels: int) -> Data:
-    rows = np.isin(data[1], labels)
-    return data[0][rows], data[1][rows]
 
 
 def small(**options: Any) -> Learner:
@@ -57,16 +51,6 @@ def test_a_stream_calibrates_probabilities_and_novelty(stream: Learner) -> None:
     assert small(normalize="none").fit(part(blobs(40), 0, 1, 2)).is_unknown(100.0 + test[0]).all()
 
 
-def test_files_and_revisions_keep_it(stream: Learner, tmp_path: Path) -> None:
-    X = blobs(5, seed=2)[0]
-    stream.save(tmp_path / "m.evg")
-    back = Learner.load(tmp_path / "m.evg", device="cpu")
-    assert back._state().calibration == stream._state().calibration
-    assert back.threshold() == stream.threshold()
-    np.testing.assert_allclose(back.predict_proba(X), stream.predict_proba(X), rtol=1e-9)
-    np.testing.assert_allclose(back.novelty_score(X), stream.novelty_score(X), rtol=1e-6, atol=1e-9)
-
-
 def test_merging_joins_both_sides_in_any_order() -> None:
     data, X = blobs(30), blobs(5, seed=3)[0]
     base = small().fit(part(data, 0, 1, 2))
@@ -82,17 +66,6 @@ def test_merging_joins_both_sides_in_any_order() -> None:
     np.testing.assert_allclose(forth.novelty_score(X), back.novelty_score(X), rtol=1e-6, atol=1e-6)
 
 
-def test_copies_count_what_they_have_in_common_once(tmp_path: Path) -> None:
-    data = blobs(30)
-    small().fit(part(data, 0, 1, 2)).partial_fit(part(data, 3)).save(tmp_path / "base.evg")
-    base, a, b = (Learner.load(tmp_path / "base.evg", device="cpu") for _ in range(3))
-    a.partial_fit(part(data, 4, 5))
-    b.partial_fit(part(data, 6))
-    a.merge(b, base=base)
-    assert len(a._state().calibration.parts) == 4
-    assert len(a._state().calibration.unknown) == 3
-
-
 def test_edits_leave_it_and_one_row_of_a_class_adds_only_to_the_unknown(stream: Learner) -> None:
     data = blobs(40)
     learner = small().fit(part(data, 0, 1, 2))
@@ -106,16 +79,6 @@ def test_edits_leave_it_and_one_row_of_a_class_adds_only_to_the_unknown(stream: 
     learner.forget_classes("3").unlearn((data[0][:5], data[1][:5]))
     assert learner.head_.temperature_ == warmth
     assert np.isfinite(learner.novelty_score(data[0])).all()
-
-
-def test_a_learner_of_single_rows_has_a_guess() -> None:
-    data = blobs(1)
-    learner = small().fit(data)
-    assert learner._state().calibration == Calibration()
-    assert learner.head_.temperature_ >= 1.0
-    assert np.isfinite(learner.predict_proba(data[0])).all()
-    learner.partial_fit(blobs(1, seed=5))
-    assert len(learner._state().calibration.parts) == 1
 
 
 def test_rows_without_doubt_leave_the_temperature_at_the_guess() -> None:

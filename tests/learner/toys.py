@@ -13,6 +13,21 @@ from torch import Tensor, nn
 
 from evergrow.core.archive import Archive
 from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.learner.modelfile import commit, locked_model
+
+Data = tuple[np.ndarray, np.ndarray]
+
+
+def part(data: Data, *classes: int) -> Data:
+    """Return the rows of some classes."""
+    rows = np.isin(data[1], classes)
+    return data[0][rows], data[1][rows]
+
+
+def teach(path: Path | str, data: Data, note: str = "", **settings: Any) -> int:
+    """Let a model file learn more, as one change; return its number."""
+    with locked_model(path) as learner:
+        return commit(path, learner.partial_fit(data), note, **settings)
 
 
 class Letters(Backbone):
@@ -86,3 +101,11 @@ def all_tensors(archive: Archive) -> dict[str, Tensor]:
         f"{name}/{key}": tensor for name, part in archive.parts.items() for key, tensor in all_tensors(part).items()
     }
     return {**archive.tensors, **inside}
+
+
+def assert_same(one: Archive, other: Archive) -> None:
+    """Two archives hold the same values and the same tensors, to the bit."""
+    assert one.meta == other.meta
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        assert torch.equal(tensor, other.tensors[name]), name

@@ -1,61 +1,213 @@
-"""Feature files as sources: rows equal those of the ordinary reader, and no more than them is read."""
+"""Feature files: both formats, the search path, every way a file can be wrong, and no more is read than is needed."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
-from safetensors.torch import save_file as save_tensors
+from safetensors.torch import save_file
 from tests.data.sources.conftest import Traffic
+from tests.data.sources.samples import LARGE, labels_of, parts_of
 from tests.engine.object_storage import upload
 
-from evergrow.core.errors import EvergrowError, FileFormatError, InputError
-from evergrow.data import FeatureSet, Samples, Source, load_features, read, save_features, source_from
+from evergrow.core.errors import FileFormatError, InputError, NewerSchemaError, ParameterError
+from evergrow.data import (
+    DatasetNotFoundError,
+    FeatureSet,
+    Source,
+    arrays,
+    load_features,
+    read,
+    save_features,
+    source_from,
+)
+from evergrow.data.intake import read_items
 from evergrow.data.items import Images
+from evergrow.data.load import load_data
+from evergrow.lab.streams import Protocol, stream_of
 
-LARGE = 1 << 30
+pytestmark = pytest.mark.usefixtures("alone")
+both_formats = pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 
-
-@pytest.fixture
-def features() -> FeatureSet:
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(50, 6)).astype(np.float32)
-    y = np.arange(50) % 3
-    return FeatureSet("toy", X[:40], y[:40], X[40:], y[40:], ("ant", "bee", "cat"))
-
-
-def whole(source: Source, rows: int = 7) -> tuple[np.ndarray, list[str]]:
-    data = [source.read(shard) for shard in source.shards(rows, LARGE)]
-    return np.concatenate([part.features for part in data]), [label for part in data for label in part.labels.tolist()]
+X = np.arange(24, dtype=np.float16).reshape(6, 4)
+Y = np.array([0, 0, 1, 1, 2, 2], dtype=np.int16)
+ARRAYS = {"X_train": X, "y_train": Y, "X_test": X[::2].copy(), "y_test": Y[::2].copy()}
 
 
-@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def write(path: Path, arrays: Mapping[str, Any], **texts: str) -> Path:
+    """Write arrays in the format that the name says, and texts as it holds them."""
+    if path.suffix == ".npz":
+        np.savez(path, **arrays, **{key: np.array(text) for key, text in texts.items()})
+    else:
+        save_file({key: torch.as_tensor(value) for key, value in arrays.items()}, path, texts)
+    return path
+
+
+def rows_of(source: Source, rows: int = 7) -> tuple[np.ndarray, list[str]]:
+    parts = parts_of(source, rows)
+    return np.concatenate([part.features for part in parts]), labels_of(parts)
+
+
+# -- what is read and written -----------------------------------------------------------------------------
+
+
+def test_both_formats_give_the_same_and_keep_the_stored_type(tmp_path: Path) -> None:
+    np.savez(tmp_path / "toy.npz", classes=np.array(["a", "b", "c"]), **ARRAYS)
+    write(tmp_path / "toy.safetensors", ARRAYS, classes=json.dumps(["a", "b", "c"]))
+    one, two = load_features(tmp_path / "toy.npz"), load_features(tmp_path / "toy.safetensors")
+    assert one.fingerprint == two.fingerprint
+    for data in (one, two):
+        assert (data.name, data.X_train.dtype, data.class_names) == ("toy", np.float16, ("a", "b", "c"))
+        np.testing.assert_array_equal(data.X_test, ARRAYS["X_test"])
+
+
+@pytest.mark.parametrize("names", [("X", "y"), ("features", "labels")])
+@both_formats
+def test_arrays_of_no_part_are_all_for_training(tmp_path: Path, names: tuple[str, str], suffix: str) -> None:
+    data = load_features(write(tmp_path / f"toy{suffix}", dict(zip(names, (X, Y)))))
+    np.testing.assert_array_equal(data.X_train, X)
+    np.testing.assert_array_equal(data.y_train, Y)
+    assert len(data.X_test) == len(data.y_test) == 0
+
+
+def test_types(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(6, 4))
+    for dtype, expected in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"), ("i4", "f8")):
+        stored = (values * 9).astype(dtype)
+        got, _ = rows_of(read(write(tmp_path / f"{dtype}.npz", {"X": stored, "y": Y})))
+        assert got.dtype == np.dtype(expected)
+        assert np.array_equal(got, stored.astype(expected))
+    half = torch.tensor(values).bfloat16()
+    path = write(tmp_path / "half.safetensors", {"X": half, "y": Y})
+    for got in (rows_of(read(path))[0], load_features(path).X_train):
+        assert np.array_equal(got, half.float().numpy())
+
+
+@both_formats
 @pytest.mark.parametrize("part", ["train", "test", "all"])
-def test_rows_are_those_of_the_ordinary_reader(tmp_path: Path, features: FeatureSet, suffix: str, part: str) -> None:
-    save_features(tmp_path / f"toy.{suffix}", features)
-    source = read(tmp_path / f"toy.{suffix}", part=part)
-    X, labels = whole(source)
-    parts = ["train", "test"] if part == "all" else [part]
-    expected = np.concatenate([getattr(features, f"X_{name}") for name in parts])
-    codes = np.concatenate([getattr(features, f"y_{name}") for name in parts])
-    assert X.dtype == np.float32
-    assert X.tobytes() == expected.tobytes()
-    assert labels == [features.class_names[code] for code in codes]
-    assert source.kind == "features"
+def test_a_written_file_is_read_back_whole(tmp_path: Path, suffix: str, part: str) -> None:
+    rows, codes = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32), np.arange(50) % 3
+    about = {"name": "net", "n_features": 6}
+    names = ("ant", "bee", "dög")
+    data = FeatureSet("toy", rows[:40], codes[:40], rows[40:], codes[40:], names, about, origin="abc")
+    save_features(tmp_path / f"toy{suffix}", data)
+    back = load_features(tmp_path / f"toy{suffix}")
+    assert (back.class_names, back.describe()["backbone"]) == (names, about)
+    assert back.fingerprint != data.fingerprint  # what is in a file is known by its contents
+    assert np.array_equal(back.X_train, rows[:40])
+    assert np.array_equal(back.y_test, codes[40:])
+    source = read(tmp_path / f"toy{suffix}", part=part)
+    got, labels = rows_of(source)
+    chosen = {"train": slice(40), "test": slice(40, 50), "all": slice(50)}[part]
+    assert (source.kind, got.dtype) == ("features", np.float32)
+    assert got.tobytes() == rows[chosen].tobytes()
+    assert labels == [names[code] for code in codes[chosen]]
 
 
-@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
-def test_only_the_rows_of_a_shard_are_read(tmp_path: Path, features: FeatureSet, suffix: str, traffic: Traffic) -> None:
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    data = FeatureSet("set", np.eye(2), np.array(["a", "b"]), np.eye(2), np.array(["a", "b"]))
+    with pytest.raises(ParameterError, match=r"\.npz instead"):
+        save_features(tmp_path / "set.safetensors", data)
+    with pytest.raises(ParameterError, match="must end in"):
+        save_features(tmp_path / "set.csv", data)
+    assert list(tmp_path.glob("*set*")) == []
+
+
+def test_fingerprint_follows_the_contents_only() -> None:
+    one = FeatureSet("one", *ARRAYS.values())
+    two = FeatureSet("two", *(value.copy() for value in ARRAYS.values()))
+    other = FeatureSet("one", X + 1, *list(ARRAYS.values())[1:])
+    assert one.fingerprint == two.fingerprint != other.fingerprint
+
+
+def test_rows_are_copied_task_by_task() -> None:
+    data = FeatureSet("toy", *ARRAYS.values())
+    for task in stream_of(data, Protocol(increment=1)):
+        features, labels = data.train(task.train)
+        assert features.shape == (2, 4)
+        assert set(labels.tolist()) == set(task.classes.tolist())
+        assert not np.shares_memory(features, data.X_train)
+
+
+def test_a_file_without_a_test_part(tmp_path: Path) -> None:
+    X, y = np.eye(20), np.repeat(["a", "b"], 10)
+    np.savez(tmp_path / "bare.npz", X_train=X, y_train=y)
+    save_features(tmp_path / "saved.npz", FeatureSet("x", X, y, X[:0], y[:0], whole=True))
+    for name in ("bare.npz", "saved.npz"):
+        data = load_features(tmp_path / name)
+        assert (data.whole, len(data.y_train), len(data.y_test)) == (True, 20, 0)
+        assert load_data(tmp_path / name, test_size=0).whole
+        drawn = load_data(tmp_path / name, test_size=0.3)
+        assert isinstance(drawn, FeatureSet)
+        assert (drawn.whole, len(drawn.y_train), len(drawn.y_test)) == (False, 14, 6)
+        assert np.array_equal(np.concatenate([drawn.X_train, drawn.X_test]).sum(axis=0), np.ones(20))
+        with pytest.raises(InputError, match="needs a test set"):
+            stream_of(data)
+    with pytest.raises(InputError, match="X_test must be empty where whole is true"):
+        FeatureSet("x", X, y, X, y, whole=True)
+    with pytest.raises(InputError, match="X_test must be a non-empty"):
+        FeatureSet("x", X, y, X[:0], y[:0])
+
+
+def test_pixels_are_images(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (10, 4, 4, 3), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", X_train=pixels, y_train=np.arange(10) % 2, classes=np.array(["a", "b"]))
+    source = read(tmp_path / "images.npz")
+    parts = parts_of(source, rows=4)
+    assert source.kind == "image"
+    assert isinstance(parts[1].items, Images)
+    assert np.array_equal(np.concatenate([part.items.pixels for part in parts]), pixels)
+    assert labels_of(parts) == ["a", "b"] * 5
+
+
+def test_blocks_are_joined_as_the_ordinary_reader_joins_them(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
+    y = np.arange(9) % 3
+    save_features(tmp_path / "blocks.npz", FeatureSet("blocks", X, y, X, y, widths=(2, 3)))
+    expected = load_features(tmp_path / "blocks.npz").train(np.arange(9))[0]
+    assert rows_of(read(tmp_path / "blocks.npz"), rows=4)[0].tobytes() == expected.tobytes()
+
+
+# -- where files are found, and what is read of them ------------------------------------------------------
+
+
+def test_names_are_found_in_every_place_and_evergrow_data_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for scale, folder in enumerate((Path("data"), tmp_path / "one", tmp_path / "two"), start=1):
+        folder.mkdir()
+        np.savez(folder / "toy.npz", **{**ARRAYS, "X_train": scale * X})
+    np.testing.assert_array_equal(load_features("toy").X_train, X)
+    monkeypatch.setenv("EVERGROW_DATA", os.pathsep.join(str(tmp_path / name) for name in ("empty", "two", "one")))
+    np.testing.assert_array_equal(load_features("toy").X_train, 3 * X)
+    with pytest.raises(DatasetNotFoundError, match=r"'toyy' here. Did you mean 'toy'") as caught:
+        load_features("toyy")
+    assert isinstance(caught.value, FileNotFoundError)
+
+
+def test_many_files_in_the_order_of_their_names(alone: Path) -> None:
+    for name in ("b", "a", ".hidden", "c"):
+        np.savez(alone / f"{name}.npz", X=np.full((3, 2), ord(name[0]), np.float32), y=np.array([name] * 3))
+    assert rows_of(read(alone))[1] == list("aaabbbccc")
+    assert rows_of(read(alone / "[ab].npz"))[1] == list("aaabbb")
+
+
+@both_formats
+def test_only_the_rows_of_a_shard_are_read(tmp_path: Path, suffix: str, traffic: Traffic) -> None:
     X = np.random.default_rng(1).normal(size=(20_000, 8)).astype(np.float32)
     y = np.arange(20_000) % 5
-    save_features(tmp_path / f"big.{suffix}", FeatureSet("big", X, y, X[:10], y[:10]))
+    save_features(tmp_path / f"big{suffix}", FeatureSet("big", X, y, X[:10], y[:10]))
     upload(tmp_path, "memory://sets")
-    size = (tmp_path / f"big.{suffix}").stat().st_size
-    far = read(f"memory://sets/big.{suffix}")
+    size = (tmp_path / f"big{suffix}").stat().st_size
+    far = read(f"memory://sets/big{suffix}")
     shards = list(far.shards(rows=100, size=LARGE))
     assert traffic.total < size / 3  # planning read headers
     traffic.sizes.clear()
@@ -63,7 +215,7 @@ def test_only_the_rows_of_a_shard_are_read(tmp_path: Path, features: FeatureSet,
     data = worker.read(shards[150])
     assert data.features.tobytes() == X[15_000:15_100].tobytes()
     assert data.labels.tolist() == [str(code) for code in y[15_000:15_100]]
-    assert data.names()[0] == f"big.{suffix}[15000]"
+    assert data.names()[0] == f"big{suffix}[15000]"
     assert traffic.total < size / 3
     traffic.sizes.clear()
     worker.read(shards[151])
@@ -78,116 +230,156 @@ def test_packed_arrays_are_read_whole_but_once(tmp_path: Path, traffic: Traffic)
     upload(tmp_path, "memory://sets")
     for name in ("packed.npz", "columns.npz"):
         traffic.sizes.clear()
-        far = read(f"memory://sets/{name}")
-        got, labels = whole(far, rows=100)
+        got, labels = rows_of(read(f"memory://sets/{name}"), rows=100)
         assert got.tobytes() == X.tobytes()
         assert labels == y.tolist()
         assert traffic.total < 2.5 * (tmp_path / name).stat().st_size
 
 
-def test_types_and_shapes(tmp_path: Path) -> None:
-    X = np.random.default_rng(0).normal(size=(6, 4))
-    labels = np.arange(6)
-    for dtype, expected in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"), ("i4", "f8")):
-        np.savez(tmp_path / f"{dtype}.npz", X=(X * 9).astype(dtype), y=labels)
-        got, _ = whole(read(tmp_path / f"{dtype}.npz"))
-        assert got.dtype == np.dtype(expected)
-        assert np.array_equal(got, (X * 9).astype(dtype).astype(expected))
-    save_tensors({"X": torch.tensor(X).bfloat16(), "y": torch.arange(6)}, tmp_path / "half.safetensors")
-    got, _ = whole(read(tmp_path / "half.safetensors"))
-    assert np.array_equal(got, torch.tensor(X).bfloat16().float().numpy())
+# -- what is wrong ----------------------------------------------------------------------------------------
 
 
-def test_pixels_are_images(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (10, 4, 4, 3), dtype=np.uint8)
-    np.savez(tmp_path / "images.npz", X_train=pixels, y_train=np.arange(10) % 2, classes=np.array(["a", "b"]))
-    source = read(tmp_path / "images.npz")
-    data = [source.read(shard) for shard in source.shards(4, LARGE)]
-    assert source.kind == "image"
-    assert isinstance(data[1].items, Images)
-    assert np.array_equal(np.concatenate([part.items.pixels for part in data]), pixels)
-    assert data[1].labels.tolist() == ["a", "b", "a", "b"]
-
-
-def test_blocks_are_joined_as_the_ordinary_reader_joins_them(tmp_path: Path) -> None:
-    X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
-    y = np.arange(9) % 3
-    save_features(tmp_path / "blocks.npz", FeatureSet("blocks", X, y, X, y, widths=(2, 3)))
-    expected = load_features(tmp_path / "blocks.npz").train(np.arange(9))[0]
-    assert whole(read(tmp_path / "blocks.npz"), rows=4)[0].tobytes() == expected.tobytes()
-
-
-def test_many_files_in_the_order_of_their_names(tmp_path: Path) -> None:
-    for name in ("b", "a", "c"):
-        np.savez(tmp_path / f"{name}.npz", X=np.full((3, 2), ord(name), np.float32), y=np.array([name] * 3))
-    assert whole(read(tmp_path))[1] == list("aaabbbccc")
-    assert whole(read(tmp_path / "[ab].npz"))[1] == list("aaabbb")
-
-
-def test_a_file_without_labels_has_none(tmp_path: Path) -> None:
-    np.savez(tmp_path / "plain.npz", X=np.eye(3, dtype=np.float32))
-    source = read(tmp_path / "plain.npz")
-    data: Samples = source.read(next(iter(source.shards(9, LARGE))))
-    assert data.labels is None
-    np.savez(tmp_path / "with.npz", X=np.eye(3, dtype=np.float32), y=np.arange(3))
-    with pytest.raises(FileFormatError, match=r"plain.npz must have labels like the files beside it"):
-        list(read(tmp_path).shards(9, LARGE))
-    assert len(list(read(tmp_path, labelled=False).shards(9, LARGE))) == 2
-
-
-def test_widths_that_differ_are_named_in_one_line(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", X=np.eye(3, dtype=np.float32), y=np.arange(3))
-    np.savez(tmp_path / "b.npz", X=np.eye(5, dtype=np.float32), y=np.arange(5))
+def test_files_side_by_side_must_be_alike(alone: Path) -> None:
+    np.savez(alone / "a.npz", X=np.eye(3, dtype=np.float32))
+    assert parts_of(read(alone / "a.npz"))[0].labels is None
+    np.savez(alone / "b.npz", X=np.eye(3, dtype=np.float32), y=np.arange(3))
+    with pytest.raises(FileFormatError, match=r"a.npz must have labels like the files beside it"):
+        parts_of(read(alone))
+    assert len(parts_of(read(alone, labelled=False))) == 2
+    np.savez(alone / "b.npz", X=np.eye(5, dtype=np.float32))
     with pytest.raises(FileFormatError, match=r"one width, got 3 in a.npz and 5 in b.npz"):
-        list(read(tmp_path).shards(9, LARGE))
+        parts_of(read(alone))
 
 
-@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
-def test_damaged_files_are_refused_by_name(tmp_path: Path, suffix: str) -> None:
-    X = np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32)
-    path = tmp_path / f"a.{suffix}"
-    if suffix == "npz":
-        np.savez(path, X=X, y=np.arange(500))
-    else:
-        save_file({"X": X, "y": np.arange(500)}, path)
-    body = path.read_bytes()
-    said: list[str] = []
-    for number in range(60):
-        rng = np.random.default_rng(number)
-        broken = bytearray(body)
-        if number % 2:
-            broken = broken[: int(rng.integers(0, len(body)))]
-        else:  # the headers at both ends
-            for place in rng.integers(0, 200, 4):
-                broken[int(place) * (1 if number % 4 else -1)] = int(rng.integers(256))
-        path.write_bytes(broken)
-        try:
-            source = read(path)
-            for shard in source.shards(100, LARGE):
-                source.read(shard)
-        except EvergrowError as error:
-            said.append(str(error))
-    assert len(said) >= 30  # a flipped byte may leave a sound file, a cut one does not
-    assert all(f"a.{suffix}" in message for message in said)
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"X_test": None}, "lacks X_test"),
+        ({"y_test": None}, "lacks y_test"),
+        ({"X_train": X[:, :3]}, "columns like X_train"),
+        ({"y_train": Y[:3]}, "must hold 6 integers or strings"),
+        ({"y_test": np.array([0, 1, 9])}, r"\[9\] besides"),
+        ({"X_train": np.where(X == 9, np.nan, X)}, "row 2"),
+        ({"X_train": X.astype(int)}, "floating-point"),
+        ({"y_train": Y + 0.5}, "integers or strings"),
+        ({"y_train": np.array([{}] * 6)}, r"toy\.npz must be a whole NPZ file of plain arrays"),
+    ],
+)
+def test_wrong_contents_are_typed_errors(changes: dict[str, Any], match: str, tmp_path: Path) -> None:
+    arrays = {key: value for key, value in {**ARRAYS, **changes}.items() if value is not None}
+    with pytest.raises(FileFormatError, match=match):
+        load_features(write(tmp_path / "toy.npz", arrays))
 
 
-def test_what_is_no_table_of_features_is_refused(tmp_path: Path) -> None:
-    cases = {
-        "lacks": ({"Z": np.eye(3)}, "must hold an array X_train, X or features, got 'Z'"),
-        "deep": ({"X": np.zeros((2, 3, 4), np.float32)}, "must be feature vectors of shape"),
-        "short": ({"X": np.eye(3), "y": np.arange(2)}, "y must hold 3 integers or strings"),
-    }
-    for name, (arrays, message) in cases.items():
-        np.savez(tmp_path / f"{name}.npz", **arrays)
-        with pytest.raises(FileFormatError, match=message):
-            list(read(tmp_path / f"{name}.npz").shards(9, LARGE))
-    np.savez(tmp_path / "nan.npz", X=np.array([[1.0], [np.nan]]), y=np.arange(2))
-    source = read(tmp_path / "nan.npz")
-    with pytest.raises(InputError, match=r"nan.npz must be finite, .* row 1"):
-        source.read(next(iter(source.shards(9, LARGE))))
-    np.savez(tmp_path / "pickled.npz", X=np.array([{}], dtype=object))
-    with pytest.raises(FileFormatError, match=r"pickled\.npz must be a whole NPZ file of plain arrays"):
-        list(read(tmp_path / "pickled.npz").shards(9, LARGE))
+@pytest.mark.parametrize(
+    ("arrays", "error", "match"),
+    [
+        ({"Z": np.eye(3)}, FileFormatError, "must hold an array X_train, X or features, got 'Z'"),
+        ({"X": np.zeros((2, 3, 4), np.float32)}, FileFormatError, "must be feature vectors of shape"),
+        ({"X": np.eye(3), "y": np.arange(2)}, FileFormatError, "y must hold 3 integers or strings"),
+        ({"X": np.array([[1.0], [np.nan]])}, InputError, r"toy.npz must be finite, .* row 1"),
+    ],
+)
+def test_what_is_no_table_of_features_is_refused(
+    arrays: dict[str, Any], error: type[Exception], match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=match):
+        parts_of(read(write(tmp_path / "toy.npz", arrays)))
+
+
+def npy(header: str, values: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode("latin-1") + values
+
+
+def entry(shape: str, dtype: str, values: bytes = b"") -> bytes:
+    return npy(f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n", values)
+
+
+def write_entries(path: Path, compression: int = zipfile.ZIP_STORED, **entries: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, value in ARRAYS.items():
+            buffer = io.BytesIO()
+            np.save(buffer, value)
+            entries.setdefault(name, buffer.getvalue())
+        for name, body in entries.items():
+            archive.writestr(f"{name}.npy", body)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        (entry("(1000000000000, 4)", "<f8"), "another number of bytes"),
+        (entry("(-6, 4)", "<f8", bytes(8)), "another number of bytes"),
+        (entry("(6, 4)", "<f8", b"x" * 191), "another number of bytes"),
+        (entry("(6, 4)", "|O", b"x" * 400), "must hold plain values"),
+        (entry("6, 4", "<f8"), "must "),
+        (entry("(" * 5000 + ")" * 5000, "<f8"), "must begin with the header of an array"),
+        (entry("(6, 4)", "<nothing"), "must begin with the header of an array"),
+        (npy("{'descr': '<f8', 'fortran_order': False, 'sha"), "must begin with the header of an array"),
+        (npy("{'descr': [[[['<f8'", bytes(8)), "must begin with the header of an array"),
+        (npy("(" * 9000), "must begin with the header of an array"),
+        (b"\x93NUMPY\x03\x00" + b"\0" * 200, "must "),
+        (b"\x93NUMPY", "must be a whole NP"),
+        (b"", "must be a whole NP"),
+    ],
+)
+def test_arrays_that_are_damaged_or_lie_are_refused(body: bytes, match: str, tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_bytes(body)
+    write_entries(tmp_path / "x.npz", X_train=body)
+    with pytest.raises(FileFormatError, match=match):
+        load_features(tmp_path / "x.npz")
+    for name in ("x.npy", "x.npz"):
+        with pytest.raises(FileFormatError, match=match):
+            read_items(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"classes": entry("(1000000000000,)", "<U0")},
+        {"classes": entry("(1,)", "<U1000000000")},
+        {"backbone": entry("()", "<U1", "[".encode("utf-32-le"))},
+        {"evergrow": entry("()", "<U3", "NaN".encode("utf-32-le"))},
+    ],
+)
+def test_hostile_texts_of_an_npz_end_in_a_file_error(entries: dict[str, bytes], tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError):
+        load_features(write_entries(tmp_path / "toy.npz", **entries))
+
+
+@pytest.mark.parametrize("metadata", [{"classes": "5"}, {"classes": "[[1]]"}, {"backbone": "[" * 50_000}])
+def test_hostile_metadata_ends_in_a_file_error(metadata: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError):
+        load_features(write(tmp_path / "toy.safetensors", ARRAYS, **metadata))
+    small = {key: torch.from_numpy(value).to(torch.float8_e4m3fn) for key, value in ARRAYS.items()}
+    with pytest.raises(FileFormatError, match="plain numbers"):
+        load_features(write(tmp_path / "toy.safetensors", small))
+
+
+def test_an_archive_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "ROOM", 2**16)
+    zeros = entry("(262144, 4)", "<f8", bytes(2**23))
+    with pytest.raises(FileFormatError, match="must unpack to at most"):
+        load_features(write_entries(tmp_path / "bomb.npz", zipfile.ZIP_DEFLATED, X_train=zeros))
+    with pytest.raises(FileFormatError, match="stored or deflated"):
+        load_features(write_entries(tmp_path / "odd.npz", zipfile.ZIP_BZIP2))
+
+
+@both_formats
+def test_kind_version_and_unknown_fields(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"set{suffix}"
+    save_features(path, FeatureSet("set", *ARRAYS.values(), unknown={"licence": "CC0"}))
+    again = load_features(path)
+    assert again.unknown == {"licence": "CC0"}
+    assert again.fingerprint == FeatureSet("set", *ARRAYS.values()).fingerprint
+    for stamp, error in (
+        ({"schema": "feature-set", "version": 99, "evergrow": "7.0"}, NewerSchemaError),
+        ({"schema": "learner", "version": 1}, FileFormatError),
+        ({"version": "two"}, FileFormatError),
+    ):
+        with pytest.raises(error):
+            load_features(write(path, ARRAYS, evergrow=json.dumps(stamp)))
 
 
 def test_a_file_that_changed_since_the_shards_were_made_is_refused(tmp_path: Path) -> None:

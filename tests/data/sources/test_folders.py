@@ -1,44 +1,321 @@
-"""Image folders and tables as sources: the same shards from disk, memory and S3, and clear refusals."""
+"""Images in folders: both layouts, what is left out, every way they can be wrong, and the same from any storage."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
+from tests.data.conftest import PNG, Tree
 from tests.data.sources.conftest import Traffic
-from tests.data.sources.samples import bodies, jpeg
+from tests.data.sources.samples import LARGE, bodies, jpeg, labels_of, names_of, parts_of
 from tests.engine.object_storage import upload
 
-from evergrow.core.errors import (
-    DatasetNotFoundError,
-    DataWarning,
-    EvergrowError,
-    FileFormatError,
-    ImageError,
-    InputError,
-)
-from evergrow.data import load_data, read, source_from, sources
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, ImageError, InputError, LabelError
+from evergrow.data import Dataset, load_data, read, source_from, sources
 from evergrow.data.items import Images
+from evergrow.lab.streams import Protocol, stream_of
 
-LARGE = 1 << 30
+pytestmark = pytest.mark.usefixtures("alone")
+
+BOTH = {"train/cat": 6, "train/dog": 5, "test/cat": 2, "test/dog": 3}
+
+
+def test_train_and_test_folders(tree: Tree) -> None:
+    root = tree(BOTH)
+    data = load_data(root)
+    assert isinstance(data, Dataset)
+    assert (data.name, data.kind, data.layout) == ("pets", "image", "train-test")
+    assert data.class_names == ("cat", "dog")
+    assert data.y_train.tolist() == [0] * 6 + [1] * 5
+    assert data.y_test.tolist() == [0] * 2 + [1] * 3
+    assert data.y_train.dtype == np.int64
+    assert data.train.items.name(6) == "train/dog/000.png"
+    assert data.train.items.raw(6).read_bytes() == PNG
+    names = {part: names_of(parts_of(read(root, part=part), rows=4)) for part in ("train", "test", "all")}
+    assert names == {"train": data.train.names(), "test": data.test.names(), "all": names["train"] + names["test"]}
+    kept = load_data(root, test_size=0)
+    assert (kept.whole, kept.fingerprint) == (False, data.fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("folders", "layout", "classes"),
+    [
+        ({f"inner/{key}": count for key, count in BOTH.items()}, "train-test", ("cat", "dog")),
+        ({"train/a": 10, "train/b": 10}, "class-folders", ("a", "b")),
+        ({"bus": 6, "train": 6}, "class-folders", ("bus", "train")),
+        ({"Train/a": 5, "VAL/a": 2}, "train-test", ("a",)),
+        ({"TRAINING/a": 5, "Validation/a": 2}, "train-test", ("a",)),
+        ({"train/a": 5, "valid/a": 2}, "train-test", ("a",)),
+        (
+            {"train/кошка 🐈": 5, "train/ñandú": 5, "test/кошка 🐈": 1, "test/ñandú": 1},
+            "train-test",
+            ("ñandú", "кошка 🐈"),
+        ),
+        ({"cat/2019": 3, "cat/2020": 3, "dog/indoors": 5, "dog/2019": 1, "dog/x": 1}, "class-folders", ("cat", "dog")),
+    ],
+)
+def test_other_forms(folders: dict[str, int], layout: str, classes: tuple[str, ...], tree: Tree) -> None:
+    data = load_data(tree(folders))
+    assert (data.layout, data.class_names) == (layout, classes)
+    assert data.train.items.raw(0).is_file()
+    assert len(data.fingerprint) == 16
+
+
+def test_test_folder_goes_before_validation_unless_it_has_no_labels(tree: Tree) -> None:
+    root = tree({**BOTH, "val/cat": 1})
+    data = load_data(root)
+    assert len(data.y_test) == 5
+    assert any("val left out" in note for note in data.notes)
+    for folder in ("cat", "dog"):
+        for file in (root / "test" / folder).iterdir():
+            file.rename(root / "test" / f"{folder}{file.name}")
+        (root / "test" / folder).rmdir()
+    (root / "val" / "dog").mkdir()
+    (root / "val" / "dog" / "0.png").write_bytes(PNG)
+    assert load_data(root).test.items.name(0) == "val/cat/000.png"
+
+
+def test_stream_rows_index_the_items(tree: Tree) -> None:
+    data = load_data(tree(BOTH))
+    stream = stream_of(data, Protocol(increment=1, shuffle=False))
+    names = {data.train.items.name(int(row)).split("/")[1] for row in stream.tasks[1].train}
+    assert names == {"dog"}
+    assert data.test.items.take(stream.tasks[0].test).name(1) == "test/cat/001.png"
+
+
+# -- automatic split --------------------------------------------------------------------------------------
+
+
+def test_class_folders_are_split_by_class(tree: Tree) -> None:
+    root = tree({"a": 10, "b": 20, "c": 6})
+    data = load_data(root)
+    assert data.layout == "class-folders"
+    assert data.test_counts.tolist() == [2, 4, 1]
+    assert data.train_counts.tolist() == [8, 16, 5]
+    assert data.train.items.root is not None
+    assert isinstance(data.test.items, Images)
+    every = sorted(data.train.items.names + data.test.items.names)
+    assert every == sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
+    assert len(set(every)) == 36
+
+
+def test_split_follows_seed_and_size_and_no_other_class(tree: Tree) -> None:
+    root = tree({"a": 10, "b": 20})
+    one, again, other = load_data(root), load_data(root), load_data(root, seed=3)
+    assert one.test.items.names == again.test.items.names != other.test.items.names
+    assert load_data(root, test_size=0.5).test_counts.tolist() == [5, 10]
+    (root / "aa").mkdir()
+    for number in range(7):
+        (root / "aa" / f"{number}.png").write_bytes(PNG)
+    more = load_data(root)
+    assert [name for name in more.test.items.names if not name.startswith("aa/")] == list(one.test.items.names)
+
+
+@pytest.mark.parametrize("test_size", [0.01, 0.99])
+def test_every_class_is_on_both_sides_and_single_images_are_in_training(test_size: float, tree: Tree) -> None:
+    root = tree({"a": 2, "b": 3, "lonely": 1})
+    with pytest.warns(DataWarning, match="one sample are in the training set only: 'lonely'.*fewer than 5"):
+        data = load_data(root, test_size=test_size)
+    assert data.train_counts.min() >= 1
+    assert data.test_counts[:2].min() >= 1
+    assert (data.train_counts[2], data.test_counts[2]) == (1, 0)
+
+
+def test_no_split_leaves_everything_in_training(tree: Tree) -> None:
+    root = tree({"a": 9, "b": 8})
+    data = load_data(root, test_size=0)
+    assert data.train.items.root is not None
+    assert sorted(data.train.items.names) == sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
+    assert (data.whole, data.test, data.y_test.dtype) == (True, None, np.int64)
+    assert data.train_counts.tolist() == [9, 8]
+    assert data.test_counts.tolist() == [0, 0]
+    assert data.notes[-1].startswith("no test set")
+    assert data.fingerprint != load_data(root).fingerprint
+    with pytest.raises(InputError, match="needs a test set"):
+        stream_of(data)
+
+
+def test_no_split_takes_what_is_there(tree: Tree) -> None:
+    root = tree({"a": 1, "void": 0})
+    with pytest.warns(DataWarning, match="'pets' can be used but: .*left out: 'void'.*fewer than 5") as said:
+        data = load_data(root, test_size=0, allow_empty=True)
+    assert len(said) == 1
+    assert (data.class_names, len(data.train)) == (("a",), 1)
+
+
+# -- what is left out -------------------------------------------------------------------------------------
+
+
+def test_nested_folders_and_foreign_files(tree: Tree) -> None:
+    root = tree({**BOTH, "train/cat/from phone/2024": 2, "train/.thumbnails": 3, "train/__MACOSX": 1})
+    for name in ("train/cat/labels.txt", "train/cat/.hidden.png", "train/cat/noend", "train/loose.png", "readme.md"):
+        (root / name).write_bytes(PNG)
+    (root / "train/cat/upper.JPEG").write_bytes(PNG)
+    data = load_data(root)
+    assert data.train_counts.tolist() == [9, 5]
+    assert "train/cat/from phone/2024/000.png" in data.train.items.names
+    note = next(note for note in data.notes if "left out" in note)
+    for part in ("not images (.txt): 1", "not images (no suffix): 1", "hidden: 3", "outside class folders: 1"):
+        assert part in note
+
+
+def test_order_is_by_name_and_not_by_disk(tree: Tree) -> None:
+    root = tree({"train/a": 5, "test/a": 1})
+    for name in ("z.png", "Z.png", "é.png", "10.png", "9.png"):
+        (root / "train/a" / name).write_bytes(PNG)
+    names = [name.rpartition("/")[2] for name in load_data(root).train.items.names]
+    assert names == sorted(names)
+    assert names[-2:] == ["z.png", "é.png"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: file names")
+def test_names_that_are_no_utf8(tree: Tree) -> None:
+    root = tree({"train/a": 5, "test/a": 1})
+    odd = os.fsencode(root) + b"/train/caf\xe9"
+    try:
+        os.mkdir(odd)
+    except OSError:
+        pytest.skip("needs another file system: this one refuses such names")
+    for number in range(5):
+        Path(os.fsdecode(odd), f"{number}.png").write_bytes(PNG)
+    with pytest.warns(DataWarning, match="without a test sample") as caught:
+        data = load_data(root)
+    assert r"caf\udce9" in str(caught[0].message)
+    str(caught[0].message).encode()
+    assert data.train.items.raw(9).read_bytes() == PNG
+    assert data.fingerprint
+
+
+def test_links_are_followed_and_loops_are_not(tree: Tree, tmp_path: Path) -> None:
+    root = tree({"train/a": 5, "train/b": 5, "test/a": 1, "test/b": 1})
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for number in range(6):
+        (elsewhere / f"{number}.png").write_bytes(PNG)
+    try:
+        (root / "train/linked").symlink_to(elsewhere, target_is_directory=True)
+    except OSError:
+        pytest.skip("needs another file system: no links on this one")
+    (root / "test/linked").symlink_to(elsewhere, target_is_directory=True)
+    (root / "train/a/self").symlink_to(root / "train/a")
+    (root / "train/a/up").symlink_to(root)
+    (root / "train/a/top").symlink_to(root.parent)
+    (root / "train/b/gone.png").symlink_to(root / "nothing.png")
+    (root / "train/b/round.png").symlink_to(root / "train/b/round.png")
+    data = load_data(root)
+    assert Counter(data.y_train.tolist()) == {0: 5, 1: 5, 2: 6}
+    note = next(note for note in data.notes if "left out" in note)
+    assert "links back to a folder above: 3" in note
+    assert "broken links: 2" in note
+
+
+# -- what is wrong ----------------------------------------------------------------------------------------
+
+
+def test_a_name_that_is_not_there_brings_the_nearest(tmp_path: Path, alone: Path) -> None:
+    (alone / "ten").mkdir()
+    (alone / "data").mkdir()
+    (alone / "data" / "birds.csv").write_text("text,label\n")
+    for name, near in (("tenn", "ten"), ("./tenn", "ten"), ("brids", "birds"), ("birds.cvs", "birds.csv")):
+        with pytest.raises(DatasetNotFoundError, match=f"No folder or file '{name}' here. Did you mean '{near}'?"):
+            load_data(name)
+    for name in ("xyz", "no/such/folder", "./gone", "gone.parquet"):
+        with pytest.raises(DatasetNotFoundError, match=f"No folder or file '{name}' here"):
+            load_data(name)
+    with pytest.raises(DatasetNotFoundError, match=r"No folder or file 'bird.csv' in .*data. Did you mean"):
+        load_data(alone / "data" / "bird.csv")
+
+
+def test_empty_class_is_named(tree: Tree) -> None:
+    root = tree({**BOTH, "train/empty": 0, "test/empty": 0})
+    (root / "train/empty/notes.txt").write_text("no image")
+    with pytest.raises(InputError, match=r"got none in 'train/empty'.*allow_empty"):
+        load_data(root)
+    with pytest.warns(DataWarning, match="without images left out: 'train/empty'"):
+        data = load_data(root, allow_empty=True)
+    assert data.class_names == ("cat", "dog")
+
+
+@pytest.mark.parametrize(("one", "other"), [("Cat", "cat"), ("caf\u00e9", "cafe\u0301")])
+def test_spelling_that_differs(one: str, other: str, tree: Tree) -> None:
+    root = tree({f"train/{one}": 5, f"test/{other}": 1})
+    if len({entry.name for entry in root.glob("*/*")}) < 2:
+        pytest.skip("needs another file system: this one makes no difference")
+    with pytest.raises(LabelError, match=r"spelled alike.*rename one"):
+        load_data(root)
+
+
+def test_class_without_test_images_is_a_warning(tree: Tree) -> None:
+    with pytest.warns(DataWarning, match="without a test sample: 'bird'"):
+        load_data(tree({**BOTH, "train/bird": 5}))
+
+
+def test_two_training_folders(tree: Tree) -> None:
+    root = tree({"train/a": 2, "Train/a": 2, "test/a": 2})
+    if len(list(root.iterdir())) < 3:
+        pytest.skip("needs another file system: this one makes no difference")
+    with pytest.raises(InputError, match="one folder called 'train'"):
+        load_data(root)
+
+
+@pytest.mark.parametrize(
+    ("folders", "error", "match"),
+    [
+        ({}, InputError, "one folder per class"),
+        ({"": 4}, InputError, "got no folder but 4 images"),
+        ({"train": 4, "test": 4}, InputError, "one folder per class"),
+        ({f"{name}/{key}": 2 for name in ("one", "two") for key in BOTH}, InputError, "several .'one', 'two'"),
+        ({"a": 1, "b": 1}, LabelError, "No test set can be drawn"),
+        ({**BOTH, "test/bird": 1, "test/fish": 1}, LabelError, "got 'bird', 'fish' in the test set only"),
+        ({**BOTH, "train/bird": 0, "test/bird": 2}, LabelError, "'bird' in the test set only"),
+    ],
+)
+def test_what_is_refused(folders: dict[str, int], error: type[Exception], match: str, tree: Tree) -> None:
+    with pytest.raises(error, match=match):
+        load_data(tree(folders), allow_empty=True)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a user without root")
+def test_unreadable_folder(tree: Tree) -> None:
+    root = tree(BOTH)
+    (root / "train/cat").chmod(0)
+    try:
+        with pytest.raises(DatasetNotFoundError, match="readable"):
+            load_data(root)
+    finally:
+        (root / "train/cat").chmod(0o700)
+
+
+def test_real_birds(shared: Path) -> None:
+    data = load_data(shared / "images" / "birds")
+    assert (data.n_classes, len(data.train), len(data.test)) == (20, 120, 60)
+    features = np.load(shared / "features" / "cub200_efficientnet_lite0.npz")
+    assert set(data.class_names) <= set(features["classes"].tolist())
+    assert {name.rpartition("/")[2] for name in data.train.items.names} <= {
+        name.rpartition("/")[2] for name in features["files_train"].tolist()
+    }
+
+
+# -- folders, tables and lists as sources ------------------------------------------------------------------
 
 
 def test_rows_are_those_of_the_ordinary_reader(images: Path) -> None:
     source = read(images / "classes")
-    data = [source.read(shard) for shard in source.shards(rows=5, size=LARGE)]
+    parts = parts_of(source, rows=5)
     with pytest.warns(DataWarning, match="fewer than 5"):
         expected = load_data(images / "classes", test_size=0)
     assert source.kind == "image"
-    assert [name for part in data for name in part.names()] == [
-        expected.train.items.name(row) for row in range(len(expected.train))
-    ]
-    labels = [expected.class_names[code] for code in expected.y_train]
-    assert [label for part in data for label in part.labels.tolist()] == labels
-    assert [len(part) for part in data] == [5, 5, 2]
-    assert isinstance(data[0].items, Images)  # files on disk are opened by whoever decodes them
+    assert names_of(parts) == expected.train.names()
+    assert labels_of(parts) == [expected.class_names[code] for code in expected.y_train]
+    assert [len(part) for part in parts] == [5, 5, 2]
+    assert isinstance(parts[0].items, Images)  # files on disk are opened by whoever decodes them
 
 
 def test_shards_do_not_depend_on_what_was_asked_before_and_follow_sizes(images: Path) -> None:
@@ -80,48 +357,27 @@ def test_identity_is_of_names_sizes_and_labels_alone(images: Path, tmp_path: Pat
     assert read(copy).identity() != identity
 
 
-def test_train_and_test_folders_are_parts(tmp_path: Path) -> None:
-    for number, name in enumerate(("train/a/1.jpg", "train/b/1.jpg", "train/b/2.jpg", "test/b/1.jpg")):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(jpeg(number))
-    names = {
-        part: [name for shard in source.shards(9, LARGE) for name in source.read(shard).names()]
-        for part in ("train", "test", "all")
-        for source in [read(tmp_path, part=part)]
-    }
-    assert names["test"] == ["test/b/1.jpg"]
-    assert names["all"] == [*names["train"], *names["test"]]
-    assert len(names["train"]) == 3
-
-
-def test_images_without_labels_are_found_wherever_they_lie(images: Path, tmp_path: Path) -> None:
-    (tmp_path / "deep/down").mkdir(parents=True)
-    (tmp_path / "1.jpg").write_bytes(jpeg(1))
-    (tmp_path / "deep/down/2.jpg").write_bytes(jpeg(2))
-    source = read(tmp_path, labelled=False)
-    (shard,) = source.shards(9, LARGE)
-    data = source.read(shard)
+def test_images_without_labels_are_found_wherever_they_lie(images: Path, tree: Tree) -> None:
+    (data,) = parts_of(read(tree({".": 1, "deep/down": 1}), labelled=False))
     assert data.labels is None
-    assert data.names() == ["1.jpg", "deep/down/2.jpg"]
-    table = read(images / "list.csv", labelled=False)
-    assert [table.read(shard).labels for shard in table.shards(99, LARGE)] == [None]
+    assert data.names() == ["000.png", "deep/down/000.png"]
+    assert parts_of(read(images / "list.csv", labelled=False))[0].labels is None
 
 
 def test_texts_of_a_table(tmp_path: Path) -> None:
-    (tmp_path / "mail.csv").write_text('text,label\n"buy, now",spam\nsee you,mail\n"two\nlines",mail\n')
-    source = read(tmp_path / "mail.csv")
-    data = [source.read(shard) for shard in source.shards(rows=2, size=LARGE)]
+    path = tmp_path / "mail.csv"
+    path.write_text('text,label\n"buy, now",spam\nsee you,mail\n"two\nlines",mail\n')
+    source = read(path)
+    parts = parts_of(source, rows=2)
     assert source.kind == "text"
-    assert [part.items.raw(0) for part in data] == ["buy, now", "two\nlines"]
-    assert [part.labels.tolist() for part in data] == [["spam", "mail"], ["mail"]]
+    assert [part.items.raw(0) for part in parts] == ["buy, now", "two\nlines"]
+    assert [part.labels.tolist() for part in parts] == [["spam", "mail"], ["mail"]]
     before = source.identity()
-    (tmp_path / "mail.csv").write_text('text,label\n"buy, NOW",spam\nsee you,mail\n"two\nlines",mail\n')
-    assert read(tmp_path / "mail.csv").identity() != before
+    path.write_text(path.read_text().replace("now", "NOW"))
+    assert read(path).identity() != before
 
 
 def test_an_image_that_went_away_is_one_image_not_the_shard(images: Path, traffic: Traffic) -> None:
-    import fsspec
-
     upload(images / "classes", "memory://sets")
     source = read("memory://sets")
     (shard,) = source.shards(99, LARGE)
@@ -131,20 +387,6 @@ def test_an_image_that_went_away_is_one_image_not_the_shard(images: Path, traffi
         data.items.raw(5)
     assert data.items.take([4, 6]).raw(1) == (images / "classes/bee/2.jpg").read_bytes()
     assert len(data) == 12
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda root: None, InputError, "must hold one folder per class"),
-        (lambda root: (root / "a").mkdir(), InputError, "at least one image"),
-        (lambda root: (root / "1.jpg").write_bytes(jpeg(0)), InputError, "but 1 images"),
-    ],
-)
-def test_a_folder_without_images_is_refused(tmp_path: Path, make: object, error: type, message: str) -> None:
-    make(tmp_path)
-    with pytest.raises(error, match=message):
-        list(read(tmp_path).shards(5, 5))
 
 
 def test_addresses_with_nothing_there_are_one_line(images: Path, tmp_path: Path, traffic: Traffic) -> None:
@@ -159,8 +401,6 @@ def test_addresses_with_nothing_there_are_one_line(images: Path, tmp_path: Path,
 
 
 def test_a_table_on_a_storage_leads_to_no_file_outside_its_folder(traffic: Traffic) -> None:
-    import fsspec
-
     system = fsspec.filesystem("memory")
     system.pipe_file("/secret.jpg", jpeg(0))
     system.pipe_file("/sets/list.csv", b"path,label\n../secret.jpg,a\n")
@@ -175,18 +415,10 @@ def test_an_image_file_of_impossible_size_is_refused(images: Path, monkeypatch: 
 
 
 def test_a_shard_that_contradicts_itself_is_refused(images: Path) -> None:
-    from dataclasses import replace
-
     source = read(images / "classes")
     shard = next(iter(source.shards(5, LARGE)))
     with pytest.raises(FileFormatError, match="must name 6 files"):
         source.read(replace(shard, rows=6))
-
-
-def test_the_bundled_layouts_of_folders_are_all_that_is_tried(images: Path) -> None:
-    with pytest.raises(EvergrowError, match="layout must be one of"):
-        read(images, layout="folders")
-    assert np.unique([shard.rows for shard in read(images / "classes").shards(1, LARGE)]).tolist() == [1]
 
 
 def test_lists_on_disk_find_their_images(images: Path, tmp_path: Path, traffic: Traffic) -> None:
@@ -195,40 +427,24 @@ def test_lists_on_disk_find_their_images(images: Path, tmp_path: Path, traffic: 
     (root / "splits").mkdir()
     (root / "splits/all.txt").write_text("".join(f"{file.relative_to(root)} {file.parent.name}\n" for file in files))
     source = read(root / "splits/all.txt")
-    data = [source_from(source.describe()).read(shard) for shard in source.shards(5, LARGE)]
-    assert [body for part in data for body in bodies(part)] == [file.read_bytes() for file in files]
-    assert data[0].labels.tolist() == ["ant"] * 4 + ["bee"]
+    parts = parts_of(source_from(source.describe()), rows=5)
+    assert bodies(*parts) == [file.read_bytes() for file in files]
+    assert labels_of(parts) == ["ant"] * 4 + ["bee"] * 4 + ["cat"] * 4
     upload(root / "splits", "memory://lists")
     with pytest.raises(InputError, match=r"all\.txt must be a table such as \.csv in a storage"):
         list(read("memory://lists/all.txt").shards(5, LARGE))
 
 
-def test_lines_without_labels_are_texts(tmp_path: Path) -> None:
-    (tmp_path / "mail.txt").write_text("buy now\n\nsee you\n")
-    source = read(tmp_path / "mail.txt", labelled=False)
-    (shard,) = source.shards(5, LARGE)
-    data = source.read(shard)
-    assert source.kind == "text"
-    assert data.labels is None
-    assert [data.items.raw(row) for row in range(2)] == ["buy now", "see you"]
-
-
-@pytest.mark.parametrize("far", [False, True])
-def test_metadata_beside_images_are_read_as_the_hub_means_them(tmp_path: Path, traffic: Traffic, far: bool) -> None:
+def test_metadata_beside_images_on_a_storage(tmp_path: Path, traffic: Traffic) -> None:
+    root = tmp_path / "hub"
+    root.mkdir()
     for row in range(3):
-        (tmp_path / f"{row}.jpg").write_bytes(jpeg(row))
-    (tmp_path / "metadata.csv").write_text("file_name,label\n0.jpg,a\n1.jpg,b\n2.jpg,a\n")
-    upload(tmp_path, "memory://hub")
-    source = read("memory://hub" if far else tmp_path)
-    (shard,) = source.shards(9, LARGE)
-    assert source.read(shard).labels.tolist() == ["a", "b", "a"]
-    assert bodies(source.read(shard)) == [jpeg(row) for row in range(3)]
-
-
-def test_hidden_files_are_no_data(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", X=np.eye(2), y=np.arange(2))
-    np.savez(tmp_path / ".b.npz", X=np.eye(3), y=np.arange(3))
-    assert list(read(tmp_path).files) == ["a.npz"]
+        (root / f"{row}.jpg").write_bytes(jpeg(row))
+    (root / "metadata.csv").write_text("file_name,label\n0.jpg,a\n1.jpg,b\n2.jpg,a\n")
+    upload(root, "memory://hub")
+    (data,) = parts_of(read("memory://hub"))
+    assert data.labels.tolist() == ["a", "b", "a"]
+    assert bodies(data) == [jpeg(row) for row in range(3)]
 
 
 def test_labels_that_no_terminal_shows_have_an_identity_too(tmp_path: Path) -> None:

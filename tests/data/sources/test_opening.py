@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
+from tests.data.sources.samples import LARGE, image_set, images_table, labels_of, parts_of
+from tests.data.sources.test_webdataset import labelled, write_tar
 from tests.engine.object_storage import upload
 
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError, ParameterError
@@ -18,8 +21,6 @@ from evergrow.data import Samples, Shard, Source, read, source_from
 from evergrow.data.items import Texts
 from evergrow.data.readers import READERS, register_reader
 from evergrow.data.sources import make_source, part_of_files, spans
-
-LARGE = 1 << 30
 
 
 @pytest.fixture
@@ -62,11 +63,10 @@ def test_names_with_marks_of_patterns_are_names_where_they_exist(vectors: Path) 
     (vectors / "a.npz").rename(odd)
     source = read(odd)
     assert source.read(next(source.shards(9, LARGE))).names()[0] == "[ab]{1,2}.npz[0]"
-    assert sum(shard.rows for shard in source_from(source.describe()).shards(9, LARGE)) == 5
+    assert sum(map(len, parts_of(source_from(source.describe())))) == 5
     table = vectors / "[x]*.csv"
     table.write_text("text,label\na,b\n")
-    source = read(table)
-    assert [source.read(shard).items.raw(0) for shard in source.shards(9, LARGE)] == ["a"]
+    assert [part.items.raw(0) for part in parts_of(read(table))] == ["a"]
 
 
 def test_relative_paths_are_described_in_full(vectors: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -74,8 +74,7 @@ def test_relative_paths_are_described_in_full(vectors: Path, monkeypatch: pytest
     source = read("a.npz")
     description = json.loads(json.dumps(source.describe()))
     monkeypatch.chdir("/")
-    (shard,) = source_from(description).shards(9, LARGE)
-    assert source_from(description).read(shard).labels.tolist() == ["a"] * 5
+    assert labels_of(parts_of(source_from(description))) == ["a"] * 5
     assert read(f"file://{vectors}/a.npz").identity() == source.identity()
 
 
@@ -123,6 +122,56 @@ def test_limits_are_checked(vectors: Path) -> None:
     (vectors / "a.xyz").touch()
     with pytest.raises(InputError, match="must be a folder, or end like a data file"):
         read(vectors / "a.xyz")
+
+
+def write_parquet(path: Path) -> None:
+    table = images_table(6)
+    pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=3)
+
+
+def write_arrow(path: Path) -> None:
+    image_set(5).save_to_disk(path.parent / "saved")
+    next((path.parent / "saved").glob("*.arrow")).rename(path)
+
+
+ROWS = {"X": np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32), "y": np.arange(500)}
+HEAD, TAIL, ENDS = (0, 2048), (-2500, 0), (-200, 200)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "places"),
+    [
+        ("a.npz", lambda path: np.savez(path, **ROWS), ENDS),
+        ("b.npz", lambda path: np.savez_compressed(path, **ROWS), ENDS),
+        ("a.safetensors", lambda path: save_file(ROWS, path), ENDS),
+        ("a.parquet", write_parquet, TAIL),
+        ("a.arrow", write_arrow, HEAD),
+        ("a.tar", lambda path: write_tar(path, labelled(0, 10)), HEAD),
+    ],
+)
+def test_damaged_files_never_end_in_another_error(
+    name: str, write: Callable[[Path], object], places: tuple[int, int], tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    write(path)
+    body = path.read_bytes()
+    said = []
+    for number in range(120):
+        rng = np.random.default_rng(number)
+        broken = bytearray(body)
+        if number % 3 == 0:
+            broken = broken[: int(rng.integers(0, len(body.rstrip(b"\0")) - 16))]
+        else:
+            for place in rng.integers(*places, 4):
+                broken[place] = int(rng.integers(256))
+        path.write_bytes(broken)
+        try:
+            parts = parts_of(read(path), rows=100)
+            assert all(part.features is None or np.isfinite(part.features).all() for part in parts)
+        except EvergrowError as error:
+            said.append(str(error))
+    assert len(said) >= 40  # a changed byte may leave a sound file, a cut one does not
+    assert all(name in message for message in said)
 
 
 def test_a_source_of_ones_own(tmp_path: Path) -> None:

@@ -1,90 +1,109 @@
-"""Parquet files as sources: rows equal those of pyarrow, and only the needed columns of the needed groups are read."""
+"""Parquet: texts, paths, bytes, features and the structs of Hugging Face; only what is needed is read."""
 
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from tests.data.conftest import PNG
 from tests.data.sources.conftest import Traffic
-from tests.data.sources.samples import bodies, jpeg
+from tests.data.sources.samples import LARGE, NAMES, bodies, images_table, jpeg, labels_of, names_of, parts_of
 from tests.engine.object_storage import upload
 
-from evergrow.core.errors import EvergrowError, FileFormatError, ImageError, InputError
-from evergrow.data import Source, read, source_from
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError, InputError
+from evergrow.data import load_data, parquet, read, source_from
+from evergrow.data.intake import read_items
 
-LARGE = 1 << 30
-
-
-def images_table(n: int = 20, side: int = 24) -> pa.Table:
-    """Return a table as the Hugging Face library writes it: images with their paths, and labels with names."""
-    cells = [{"bytes": jpeg(row, side), "path": f"{row}.jpg"} for row in range(n)]
-    about = {"info": {"features": {"label": {"names": ["ant", "bee", "cat"], "_type": "ClassLabel"}}}}
-    image = pa.array(cells, type=pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
-    ballast = pa.array([np.random.default_rng(row).bytes(5000).hex() for row in range(n)])
-    table = pa.table({"image": image, "label": pa.array([row % 3 for row in range(n)]), "ballast": ballast})
-    return table.replace_schema_metadata({b"huggingface": json.dumps(about).encode()})
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+pytestmark = [
+    pytest.mark.usefixtures("alone"),
+    pytest.mark.filterwarnings("ignore:data set:evergrow.core.errors.DataWarning"),  # few samples of each class
+]
 
 
-def rows_of(source: Source, rows: int = 7, size: int = LARGE) -> list[Any]:
-    return [source.read(shard) for shard in source.shards(rows, size)]
+def write(path: Path, columns: Any, **options: Any) -> Path:
+    pq.write_table(pa.table(columns), path, **options)
+    return path
 
 
-def test_images_with_names_of_labels(tmp_path: Path) -> None:
-    pq.write_table(images_table(), tmp_path / "a.parquet", row_group_size=5)
-    source = read(tmp_path / "a.parquet")
-    data = rows_of(source, rows=10)
-    assert source.kind == "image"
-    assert [len(part) for part in data] == [10, 10]
-    assert [body for part in data for body in bodies(part)] == [jpeg(row) for row in range(20)]
-    assert data[0].labels.tolist() == [("ant", "bee", "cat")[row % 3] for row in range(10)]
-    assert data[1].names()[0] == "a.parquet[10]"
+def test_texts(tmp_path: Path) -> None:
+    words = [f"message {row}" for row in range(12)]
+    labels = ["ham", "spam"] * 6
+    columns = {"text": words, "label": labels}
+    data = load_data(write(tmp_path / "mail.parquet", columns))
+    assert (data.layout, data.kind, len(data.train), len(data.test)) == ("parquet", "text", 10, 2)
+    assert data.train.items.raw(0) in words
+    with pytest.raises(FileFormatError, match=r"column 'split'; write the parts to files of their own"):
+        load_data(write(tmp_path / "both.parquet", {**columns, "split": ["train"] * 8 + ["test"] * 4}))
+    other = write(tmp_path / "other.parquet", {"body": words, "species": pa.array(labels).dictionary_encode()})
+    source = read(other, text_column="body", label_column="species")
+    parts = parts_of(source, rows=5)
+    assert source.kind == "text"
+    assert [part.items.raw(row) for part in parts for row in range(len(part))] == words
+    assert labels_of(parts) == labels
+    (plain,) = parts_of(read(other, text_column="species", labelled=False))
+    assert (plain.labels, plain.items.raw(1)) == (None, "spam")
+
+
+def test_image_bytes_in_several_groups_read_in_any_order(tmp_path: Path) -> None:
+    images = [PNG + bytes([row]) for row in range(100)]
+    columns = {"picture": images, "label": [row % 3 for row in range(100)]}
+    path = write(tmp_path / "x.parquet", columns, row_group_size=37)
+    data = load_data(path, test_size=0)
+    assert (data.kind, data.class_names) == ("image", ("0", "1", "2"))
+    order = [99, 0, 36, 37, 38, 98, 1, 73, 74, 50]
+    assert [data.train.items.raw(row) for row in order] == [images[row] for row in order]
+    again = pickle.loads(pickle.dumps(data.train))
+    assert bodies(again) == images
+    assert again.items.stamp() == data.train.items.stamp()
+    plain = write(tmp_path / "plain.parquet", {"image": images, "text": ["a"] * 100})
+    assert read_items(plain, "image").items.raw(2) == images[2]
+    assert read_items(plain, "text").items.raw(2) == "a"
+
+
+def test_files_of_the_hub_are_parts_with_class_names(tmp_path: Path) -> None:
+    (tmp_path / "pets/data").mkdir(parents=True)
+    counts = {"train-00000-of-00002": 5, "train-00001-of-00002": 4, "test-00000-of-00001": 3}
+    for name, n in counts.items():
+        write(tmp_path / f"pets/data/{name}.parquet", images_table(n))
+    for part, numbers in (("train", [5, 4]), ("test", [3]), ("all", [3, 5, 4])):
+        assert sorted(map(len, parts_of(read(tmp_path / "pets", part=part)))) == sorted(numbers)
+    data = load_data(tmp_path / "pets")
+    assert (data.layout, data.class_names) == ("parquet", tuple(NAMES))
+    assert bodies(data.train) == [jpeg(row) for row in (0, 1, 2, 3, 4, 0, 1, 2, 3)]
+    assert data.y_train.tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 0]
+    assert bodies(data.test) == [jpeg(row) for row in range(3)]
 
 
 def test_only_the_groups_and_columns_of_a_shard_are_read(tmp_path: Path, traffic: Traffic) -> None:
     (tmp_path / "far").mkdir()
-    pq.write_table(images_table(60, side=64), tmp_path / "far/train-0.parquet", row_group_size=5)
+    path = write(tmp_path / "far/train-0.parquet", images_table(60, side=64), row_group_size=5)
     upload(tmp_path / "far", "memory://sets")
     far, local = read("memory://sets"), read(tmp_path / "far")
     shards = list(far.shards(rows=10, size=LARGE))
     assert shards == list(local.shards(rows=10, size=LARGE))
     assert far.identity() == local.identity()
-    assert traffic.total < (tmp_path / "far/train-0.parquet").stat().st_size / 4  # the footer
+    assert traffic.total < path.stat().st_size / 4  # the footer
     worker = source_from(json.loads(json.dumps(far.describe())))
     worker.read(shards[0])
     traffic.sizes.clear()
-    data = worker.read(shards[3])
-    assert bodies(data) == [jpeg(row, 64) for row in range(30, 40)]
+    assert bodies(worker.read(shards[3])) == [jpeg(row, 64) for row in range(30, 40)]
     assert traffic.total == shards[3].size < 60_000  # without the ballast, 100 kB
 
 
 @pytest.mark.parametrize("size", [10, 3000, LARGE])
 def test_a_large_group_is_shared_out(tmp_path: Path, size: int) -> None:
-    pq.write_table(images_table(), tmp_path / "a.parquet", row_group_size=20)
-    data = rows_of(read(tmp_path / "a.parquet"), rows=6, size=size)
-    assert [body for part in data for body in bodies(part)] == [jpeg(row) for row in range(20)]
-    assert max(len(part) for part in data) <= 6
-    assert [name for part in data for name in part.names()] == [f"a.parquet[{row}]" for row in range(20)]
-
-
-def test_texts(tmp_path: Path) -> None:
-    texts = [f"text {row}" for row in range(9)]
-    table = pa.table(
-        {"sentence": texts, "label": pa.array([f"class {row % 2}" for row in range(9)]).dictionary_encode()}
-    )
-    pq.write_table(table, tmp_path / "a.parquet")
-    source = read(tmp_path / "a.parquet")
-    data = rows_of(source, rows=4)
-    assert source.kind == "text"
-    assert [part.items.raw(row) for part in data for row in range(len(part))] == texts
-    assert data[2].labels.tolist() == ["class 0", "class 1", "class 0"]  # of nine, three parts alike
-    other = read(tmp_path / "a.parquet", text_column="label", labelled=False)
-    assert rows_of(other)[0].labels is None
-    assert rows_of(other)[0].items.raw(1) == "class 1"
+    source = read(write(tmp_path / "a.parquet", images_table(), row_group_size=20))
+    parts = parts_of(source, rows=6, size=size)
+    assert source.kind == "image"
+    assert bodies(*parts) == [jpeg(row) for row in range(20)]
+    assert max(map(len, parts)) <= 6
+    assert names_of(parts) == [f"a.parquet[{row}]" for row in range(20)]
 
 
 @pytest.mark.parametrize("fixed", [True, False])
@@ -96,117 +115,128 @@ def test_features(tmp_path: Path, fixed: bool, dtype: type) -> None:
         pa.FixedSizeListArray.from_arrays(values, 4) if fixed else pa.ListArray.from_arrays(np.arange(0, 45, 4), values)
     )
     names = [f"{row}.jpg" for row in range(11)]
-    pq.write_table(
-        pa.table({"name": names, "label": ["a"] * 11, "feature": lists}), tmp_path / "f.parquet", row_group_size=5
-    )
-    source = read(tmp_path / "f.parquet")
-    data = rows_of(source, rows=3)
+    columns = {"name": names, "label": ["a"] * 11, "feature": lists}
+    source = read(write(tmp_path / "f.parquet", columns, row_group_size=5))
+    parts = parts_of(source, rows=3)
     expected = X.astype(np.float32) if dtype == np.float16 else X
     assert source.kind == "features"
-    assert np.concatenate([part.features for part in data]).tobytes() == expected.tobytes()
-    assert [name for part in data for name in part.names()] == names
+    assert np.concatenate([part.features for part in parts]).tobytes() == expected.tobytes()
+    assert names_of(parts) == names
 
 
-def test_widths_that_differ_are_named_in_one_line(tmp_path: Path) -> None:
-    for name, width in (("a", 3), ("b", 5)):
-        pq.write_table(pa.table({"feature": [[0.5] * width] * 2, "label": ["x", "y"]}), tmp_path / f"{name}.parquet")
-    with pytest.raises(FileFormatError, match=r"one width, got 3 in a.parquet and 5 in b.parquet"):
-        list(read(tmp_path).shards(9, LARGE))
-    pq.write_table(pa.table({"feature": [[0.5] * 3, [0.5] * 4], "label": ["x", "y"]}), tmp_path / "c.parquet")
-    source = read(tmp_path / "c.parquet")
-    with pytest.raises(FileFormatError, match=r"c.parquet: feature must hold vectors of one width"):
-        rows_of(source)
-
-
-def test_missing_columns_say_which_there_are(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"caption": ["a"], "kind": ["b"], "count": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(FileFormatError, match=r"must have a column of texts.*got 'caption', 'kind', 'count'"):
-        list(read(tmp_path / "a.parquet").shards(9, LARGE))
-    for options in ({"text_column": "caption", "label_column": "clas"}, {"text_column": "captoin"}):
-        with pytest.raises(FileFormatError, match=r"must have a column .*, got 'caption', 'kind', 'count'"):
-            list(read(tmp_path / "a.parquet", **options).shards(9, LARGE))
-    with pytest.raises(FileFormatError, match="column 'count' must hold bytes of images, got int64"):
-        list(read(tmp_path / "a.parquet", image_column="count").shards(9, LARGE))
-
-
-def test_missing_values(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": ["a", None], "label": ["x", "y"]}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"text must not be empty, got None for a.parquet\[1\]"):
-        rows_of(read(tmp_path / "a.parquet"))
-    pq.write_table(pa.table({"text": ["a", "b"], "label": ["x", None]}), tmp_path / "b.parquet")
-    with pytest.raises(InputError, match=r"b.parquet: every sample must have a label, got None in row 1"):
-        rows_of(read(tmp_path / "b.parquet"))
-    pq.write_table(pa.table({"image": [jpeg(0), None, b""], "label": ["x"] * 3}), tmp_path / "c.parquet")
-    (data,) = rows_of(read(tmp_path / "c.parquet"))
-    assert data.items.raw(0) == jpeg(0)
-    for row in (1, 2):
+def test_paths_in_structs_and_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    plain = write(tmp_path / "paths.parquet", {"path": ["a.png"], "label": ["x"]})
+    assert load_data(plain, test_size=0).train.items.raw(0).read_bytes() == PNG
+    cells = [{"bytes": None, "path": path} for path in ("a.png", "../../etc/passwd", None)]
+    data = load_data(write(tmp_path / "s.parquet", {"image": cells, "label": ["x", "y", "y"]}), test_size=0)
+    assert data.train.items.raw(0).read_bytes() == PNG
+    with pytest.raises(ImageError, match="must be in the folder"):
+        data.train.items.raw(1)
+    missing = read(write(tmp_path / "c.parquet", {"image": [jpeg(0), None, b""], "label": ["x"] * 3}))
+    (held,) = parts_of(missing)
+    assert held.items.raw(0) == jpeg(0)
+    for items, row in ((data.train.items, 2), (held.items, 1), (held.items, 2)):
         with pytest.raises(ImageError, match="its bytes are not in the table"):
-            data.items.raw(row)
-    pq.write_table(pa.table({"feature": [[1.0], [np.nan]], "label": ["x", "y"]}), tmp_path / "d.parquet")
-    with pytest.raises(InputError, match="must be finite"):
-        rows_of(read(tmp_path / "d.parquet"))
+            items.raw(row)
+    with pytest.raises(DatasetNotFoundError, match=r"1 of 1 are not"):
+        load_data(write(tmp_path / "lost.parquet", {"path": ["no.png"], "label": ["x"]}), test_size=0)
 
 
-def test_a_label_without_a_name_is_refused(tmp_path: Path) -> None:
-    table = images_table(3)
-    table = table.set_column(1, "label", pa.array([0, 1, 7]))
-    pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(InputError, match="labels must be among the 3 that it names, got 7"):
-        rows_of(read(tmp_path / "a.parquet"))
+OTHER = {"caption": ["a"], "kind": ["b"], "count": [1]}
+NOTHING = pa.array([], pa.string())
+XY = ["x", "y"]
 
 
-def test_files_of_the_hub_are_parts(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):
-        pq.write_table(pa.table({"text": [name], "label": ["x"]}), tmp_path / f"data/{name}.parquet")
-    texts = {
-        part: [data.items.raw(0) for data in rows_of(read(tmp_path, part=part))] for part in ("train", "test", "all")
-    }
-    assert texts["train"] == ["train-00000-of-00002", "train-00001-of-00002"]
-    assert texts["test"] == ["test-00000-of-00001"]
-    assert len(texts["all"]) == 3
+@pytest.mark.parametrize(
+    ("columns", "options", "error", "match"),
+    [
+        ({"text": ["a", None], "label": XY}, {}, InputError, r"text must not be empty, got None for x.parquet\[1\]"),
+        ({"text": ["a", "b"], "label": ["x", "  "]}, {}, InputError, "must have a label, got '' in row 1"),
+        ({"text": ["a", "b"], "label": ["x", None]}, {}, InputError, r"x.parquet: .* a label, got None in row 1"),
+        ({"text": ["a"], "label": [0.5]}, {}, InputError, "must have a label, got 0.5"),
+        ({"text": ["a"], "label": [float("nan")]}, {}, InputError, "must have a label, got nan"),
+        ({"text": [["a"]], "label": ["x"]}, {}, FileFormatError, "must have a column of texts"),
+        ({"text": ["a"], "class_": ["x"]}, {}, InputError, "must have labels; .*label_column"),
+        ({"text": NOTHING, "label": NOTHING}, {}, InputError, "at least one sample"),
+        ({"feature": [[1.0], [np.nan]], "label": XY}, {}, InputError, "must be finite"),
+        (
+            {"feature": [[0.5], [0.5] * 4], "label": XY},
+            {},
+            FileFormatError,
+            "x.parquet: feature must hold .* of one width",
+        ),
+        (images_table(3).set_column(1, "label", pa.array([0, 1, 7])), {}, InputError, "the 3 that it names, got 7"),
+        (OTHER, {}, FileFormatError, "must have a column of texts.*got 'caption', 'kind', 'count'"),
+        (OTHER, {"text_column": "captoin"}, FileFormatError, "must have a column .*, got 'caption', 'kind'"),
+        (OTHER, {"text_column": "caption", "label_column": "clas"}, FileFormatError, "must have a column .*, got 'cap"),
+        (OTHER, {"image_column": "count"}, FileFormatError, "column 'count' must hold bytes of images, got int64"),
+    ],
+)
+def test_wrong_columns(
+    columns: Any, options: dict[str, str], error: type[Exception], match: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=match):
+        load_data(write(tmp_path / "x.parquet", columns), test_size=0, **options)
 
 
-def test_columns_must_be_alike(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": ["a"], "label": ["x"]}), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "b.parquet")
-    with pytest.raises(FileFormatError, match="must have the same columns"):
-        list(read(tmp_path).shards(9, LARGE))
+@pytest.mark.parametrize(
+    ("one", "other", "match"),
+    [
+        ({"feature": [[0.5] * 3]}, {"feature": [[0.5] * 5]}, r"one width, got 3 in a.parquet and 5 in b.parquet"),
+        ({"text": ["a"], "label": ["x"]}, {"text": ["a"]}, "must have the same columns"),
+    ],
+)
+def test_files_must_be_alike(one: dict[str, Any], other: dict[str, Any], match: str, tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", one)
+    write(tmp_path / "b.parquet", other)
+    with pytest.raises(FileFormatError, match=match):
+        parts_of(read(tmp_path))
 
 
-def test_damaged_files_never_end_in_another_error(tmp_path: Path) -> None:
-    pq.write_table(images_table(6), tmp_path / "a.parquet", row_group_size=3)
-    body = (tmp_path / "a.parquet").read_bytes()
-    said = []
-    for number in range(120):
-        rng = np.random.default_rng(number)
-        broken = bytearray(body)
-        if number % 3 == 0:
-            broken = broken[: int(rng.integers(0, len(body)))]
-        for _ in range(3 if number % 3 else 0):
-            broken[-int(rng.integers(1, min(len(body), 2500)))] = int(rng.integers(256))
-        (tmp_path / "b.parquet").write_bytes(broken)
-        try:
-            rows_of(read(tmp_path / "b.parquet"), rows=2)
-        except EvergrowError as error:
-            said.append(str(error))
-    assert len(said) > 40
-    assert all("b.parquet" in message for message in said)
+def test_duplicate_columns_damage_and_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"]), pa.array(["x"])], names=["text", "text", "label"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(FileFormatError, match="every column once"):
+        load_data(tmp_path / "twice.parquet")
+    path = write(tmp_path / "x.parquet", {"text": ["a" * 1000] * 5000, "label": ["x", "y"] * 2500})
+    monkeypatch.setattr(parquet, "ROOM", 1000)
+    with pytest.raises(FileFormatError, match="must unpack to at most 100 times"):
+        load_data(path)
+    body = path.read_bytes()
+    for damaged in (b"", b"PAR1", body[:100], body[:-20] + bytes(20)):
+        path.write_bytes(damaged)
+        with pytest.raises(FileFormatError, match="whole Parquet file"):
+            load_data(path)
 
 
 def test_row_counts_that_lie_are_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": [f"t{row}" for row in range(300)], "label": ["x"] * 300}), tmp_path / "a.parquet")
-    body = (tmp_path / "a.parquet").read_bytes()
+    path = write(tmp_path / "a.parquet", {"text": [f"t{row}" for row in range(300)], "label": ["x"] * 300})
+    body = path.read_bytes()
+    footer = int.from_bytes(body[-8:-4], "little")
+    thrift = body[-8 - footer : -8]
     count = bytes([0xD8, 0x04])  # 300 as thrift writes it: zigzag, seven bits a byte
     for value, places in ((301, -1), (2**40, -1), (10, 1)):  # everywhere, or in one place of several
         lie, zigzag = b"", 2 * value
         while zigzag >= 128:
             lie, zigzag = lie + bytes([zigzag & 127 | 128]), zigzag >> 7
-        lie += bytes([zigzag])
-        footer = int.from_bytes(body[-8:-4], "little")
-        thrift = body[-8 - footer : -8]
-        told = thrift.replace(count, lie, places)
+        told = thrift.replace(count, lie + bytes([zigzag]), places)
         assert told != thrift
-        (tmp_path / "a.parquet").write_bytes(body[: -8 - footer] + told + len(told).to_bytes(4, "little") + b"PAR1")
+        path.write_bytes(body[: -8 - footer] + told + len(told).to_bytes(4, "little") + b"PAR1")
         with pytest.raises(FileFormatError, match=r"a\.parquet must"):
-            rows_of(read(tmp_path / "a.parquet"), rows=50)
+            parts_of(read(path), rows=50)
+
+
+def test_real_sentences(shared: Path, tmp_path: Path) -> None:
+    import pandas
+
+    frame = pandas.read_csv(shared / "texts" / "clinc150.csv", keep_default_na=False)
+    frame = frame[frame["split"] != "unknown"]
+    source = tmp_path / "clinc150.csv"
+    frame.to_csv(source, index=False)
+    (tmp_path / "parts").mkdir()
+    for part in ("train", "test"):
+        frame[frame["split"] == part].drop(columns="split").to_parquet(tmp_path / "parts" / f"{part}.parquet")
+    one, two = load_data(source), load_data(tmp_path / "parts")
+    assert (one.class_names, one.train.items.texts) == (two.class_names, two.train.items.texts)
+    assert one.y_test.tolist() == two.y_test.tolist()

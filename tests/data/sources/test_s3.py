@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from tests.data.sources.samples import bodies
-from tests.data.sources.test_parquet import images_table
+from tests.data.sources.samples import LARGE, bodies, image_set, images_table
 from tests.data.sources.test_webdataset import labelled, write_tar
 from tests.engine.object_storage import upload
 
@@ -19,8 +18,6 @@ from evergrow.core.errors import DatasetNotFoundError, EngineError
 from evergrow.data import Samples, read, source_from
 from evergrow.data.storage import Tree, write_file
 from evergrow.engine.parquet_out import write_features
-
-LARGE = 1 << 30
 
 
 def make_folder(root: Path, images: Path) -> str:
@@ -45,12 +42,17 @@ def make_npz(root: Path, images: Path) -> str:
     return "features.npz"
 
 
+def make_arrow(root: Path, images: Path) -> str:
+    image_set(20).save_to_disk(root / "saved", num_shards=2)
+    return "saved"
+
+
 def content(data: Samples) -> object:
     held = bodies(data) if data.items is not None else data.features.tobytes()
     return held, data.names(), data.labels.tolist()
 
 
-@pytest.mark.parametrize("make", [make_folder, make_tars, make_parquet, make_npz])
+@pytest.mark.parametrize("make", [make_folder, make_tars, make_parquet, make_npz, make_arrow])
 def test_the_same_as_on_disk(s3: str, images: Path, tmp_path: Path, make: Callable[[Path, Path], str]) -> None:
     name = make(tmp_path, images)
     address = f"{s3}/{make.__name__}"

@@ -77,18 +77,6 @@ def test_noise_is_switched_off_and_energy_stays(monkeypatch):
     assert weighted == pytest.approx(float(energies.sum()))
 
 
-def test_minimum_is_lower_than_any_of_a_grid():
-    made = search(*statistics(400))
-    best = made.minimum(torch.zeros(3, dtype=torch.float64))
-    lowest = min(
-        made._judge(torch.tensor([a, b, c], dtype=torch.float64))[0]
-        for a in range(-2, 7, 2)
-        for b in range(-2, 9, 2)
-        for c in range(-2, 7, 2)
-    )
-    assert made._judge(best)[0] <= lowest + 0.5
-
-
 def test_few_rows_stay_near_equal():
     near = choose_block_weights(*statistics(12), SIZES)
     far = choose_block_weights(*statistics(2000), SIZES)

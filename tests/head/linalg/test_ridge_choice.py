@@ -7,7 +7,6 @@ from evergrow.core.errors import NumericalError
 from evergrow.head.linalg import ridge_choice as module
 from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
 from evergrow.head.linalg.ridge_choice import Spectrum, alpha_grid, choose_by_gcv, choose_by_holdout
-from evergrow.head.linalg.scatter import ClassGeometry
 from evergrow.head.linalg.statistics import RidgeStatistics
 
 
@@ -20,9 +19,7 @@ def data(rng):
 
 @pytest.fixture
 def stats(data):
-    state = RidgeStatistics.create(15, 3)
-    state = state.update(*data)
-    return state.reduced()
+    return RidgeStatistics.create(15, 3).update(*data).reduced()
 
 
 def test_cholesky_reports_the_jitter_it_needed():
@@ -40,12 +37,6 @@ def test_cholesky_reports_the_jitter_it_needed():
 def test_cholesky_gives_up_with_the_usual_causes():
     with pytest.raises(NumericalError, match="Usual causes: alpha too small"):
         safe_cholesky(torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64)))
-
-
-def test_cholesky_does_not_change_its_argument(stats):
-    before = stats.gram.clone()
-    safe_cholesky(stats.gram, shift=1.0)
-    assert torch.equal(before, stats.gram)
 
 
 @pytest.mark.parametrize("block", [1, 4, 100])
@@ -86,8 +77,7 @@ def test_gcv_with_fewer_rows_than_features(rng, alpha):
     """The fit is nearly perfect here: against the dual form, which subtracts nothing."""
     H = torch.randn(20, 60, generator=rng, dtype=torch.float64)
     Y = torch.eye(4, dtype=torch.float64)[torch.arange(20) % 4]
-    state = RidgeStatistics.create(60, 4)
-    state = state.update(H, Y)
+    state = RidgeStatistics.create(60, 4).update(H, Y)
     M = alpha * torch.linalg.inv(H @ H.T + alpha * torch.eye(20, dtype=torch.float64))
     truth = 20 * float((M @ Y).square().sum()) / float(M.trace()) ** 2
     assert Spectrum.of(state.reduced()).gcv(alpha) == pytest.approx(truth, rel=1e-6)
@@ -102,8 +92,7 @@ def test_gcv_choice_is_not_fooled_by_samples_that_occur_twice(rng, way, monkeypa
     Y = torch.eye(2, dtype=torch.float64)[codes]
     choices = []
     for rows in (torch.arange(200), torch.cat([torch.arange(200), torch.tensor([0])])):
-        state = RidgeStatistics.create(400, 2)
-        state = state.update(H[rows], Y[rows])
+        state = RidgeStatistics.create(400, 2).update(H[rows], Y[rows])
         choices.append(choose_by_gcv(state, float(H.square().sum()) / 200))
     assert 0.3 < choices[1].minimiser / choices[0].minimiser < 3.0
 
@@ -133,24 +122,12 @@ def test_holdout_counts_errors(rng):
     H = torch.randn(60, 5, generator=rng, dtype=torch.float64)
     codes = (H[:, 0] > 0).long()
     Y = torch.eye(2, dtype=torch.float64)[codes]
-    state = RidgeStatistics.create(5, 2)
-    state = state.update(H[:40], Y[:40])
     H[:, 1:] *= torch.tensor([30.0, 10.0, 3.0, 1.0])  # the informative column is the smallest
-    state = RidgeStatistics.create(5, 2)
-    state = state.update(H[:40], Y[:40])
+    state = RidgeStatistics.create(5, 2).update(H[:40], Y[:40])
     grid = [1e-3, 1.0, 1e3, 1e6]
     choice = choose_by_holdout(state, H[40:], Y[40:], grid)
     errors = {a: float(((H[40:] @ state.solve(a).weights).argmax(1) != codes[40:]).double().mean()) for a in grid}
     assert errors[choice.alpha] == min(errors.values()) < max(errors.values())
-
-
-def test_scatter_is_that_of_rows_about_their_class_means(rng):
-    H = torch.randn(90, 6, generator=rng, dtype=torch.float64)
-    codes = torch.arange(90) % 3
-    state = RidgeStatistics.create(6, 3).update(H, torch.eye(3, dtype=torch.float64)[codes])
-    geometry = ClassGeometry.of(state, torch.bincount(codes))
-    about = [H[codes == c] - H[codes == c].mean(0) for c in range(3)]
-    assert torch.allclose(geometry.scatter, sum(rows.T @ rows for rows in about), atol=1e-10)
 
 
 def test_eigenvalues_that_cannot_be_computed_are_a_typed_error():

@@ -32,10 +32,12 @@ def test_it_is_the_inverse(make_classes):
 
 
 @pytest.mark.parametrize("rows", [1, 5, MAX_CORRECTIONS])
-def test_rows_learned_in_one_step(make_classes, rows):
+def test_rows_learned_in_one_step(make_classes, rows, device):
     made = make_classes(10, 30, 40)
+    made.rows, made.codes = made.rows.to(device), made.codes.to(device)
     start = len(made.codes) - rows
     followed = SolvedScatter.of(made.geometry(slice(start)), ALPHA)
+    assert (followed.inverse is not None) == (device.type == "cuda")
     followed = followed.learned(made.rows[start:], made.codes[start:], range(10))
     close(followed, SolvedScatter.of(made.geometry(), ALPHA))
 
@@ -106,11 +108,3 @@ def test_an_explicit_inverse_gives_the_same(make_classes):
     explicit = replace(followed, inverse=torch.cholesky_inverse(followed.factor.lower))
     for one in (followed, explicit):
         close(one.learned(made.rows[50:], made.codes[50:], range(6)), SolvedScatter.of(made.geometry(), ALPHA))
-
-
-def test_on_any_device(make_classes, device):
-    made = make_classes(6, 20, 10)
-    made.rows, made.codes = made.rows.to(device), made.codes.to(device)
-    followed = SolvedScatter.of(made.geometry(slice(50)), ALPHA)
-    assert (followed.inverse is not None) == (device.type == "cuda")
-    close(followed.learned(made.rows[50:], made.codes[50:], range(6)), SolvedScatter.of(made.geometry(), ALPHA))

@@ -1,0 +1,29 @@
+"""A model file with a history, for tests of what happens to files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.learner.toys import Data, part, teach
+
+from evergrow.learner.learner import Learner
+from evergrow.learner.modelfile import commit
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory, blobs: Data) -> Path:
+    """A folder with a model that was fitted and updated twice: revisions 1, 2 and 3."""
+    path = tmp_path_factory.mktemp("made") / "model.evg"
+    assert commit(path, Learner(None, options={"n_units": 20}).fit(part(blobs, 0, 1, 2))) == 1
+    for label in (3, 4):
+        assert teach(path, part(blobs, label), f"class {label}") == label - 1
+    return path.parent
+
+
+@pytest.fixture
+def path(made: Path, tmp_path: Path) -> Path:
+    """A model of three revisions of its own for each test."""
+    shutil.copytree(made, tmp_path / "real")
+    return tmp_path / "real" / "model.evg"
