@@ -1,4 +1,4 @@
-"""What width costs: one block of 384 features, six of them, and six with a budget of width."""
+"""What width costs: one block of 384 features, and six of them."""
 
 from __future__ import annotations
 
