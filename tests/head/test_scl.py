@@ -258,3 +258,13 @@ def test_clone_is_unfitted_and_independent(blobs):
     model = SCLClassifier(**SMALL).fit(X, y)
     with pytest.raises(NotFittedError):
         clone(model).predict(X)
+
+
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_verbose_reaches_the_construction(blobs, monkeypatch, verbose):
+    seen, build = [], GuidedLayer.build
+    monkeypatch.setattr(
+        GuidedLayer, "build", lambda self, *args, verbose, **more: seen.append(verbose) or build(self, *args, **more)
+    )
+    SCLClassifier(verbose=verbose, **SMALL).fit(*blobs)
+    assert seen == [verbose > 0]
