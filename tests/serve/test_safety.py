@@ -62,6 +62,34 @@ def test_a_page_elsewhere_can_neither_teach_nor_read(api: Api) -> None:
     assert api.post("teach", lesson, headers={"Origin": "http://localhost"}).status_code == 200
 
 
+def test_a_form_elsewhere_cannot_teach(api: Api) -> None:
+    """A browser sends text/plain to another site without asking; the service refuses the type."""
+    api.taught()
+    before = api.counts()
+    body = b'{"rows": [[1,1,1,1,1,1]], "label": "x"}'
+    assert api.post("teach", content=body, headers={"Content-Type": "text/plain"}).status_code == 415
+    assert api.counts() == before
+
+
+def test_a_script_in_a_class_name_is_text(api: Api) -> None:
+    name = "<script>alert(1)</script>"
+    api.create()
+    api.post("teach", {"rows": rows(0, 2), "label": name})
+    answer = api.get()
+    assert answer.json()["classes"][0]["name"] == name
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_pages_contain_no_inline_script() -> None:
+    folder = Path(__file__).parents[2] / "src" / "evergrow" / "serve"
+    pages = [*folder.glob("page/**/*.html"), *folder.glob("reference/**/*.html")]
+    assert len(pages) >= 2
+    for page in pages:
+        text = page.read_text()
+        for word in ("<script>", "onclick=", 'style="', "http://", "https://", "//cdn"):
+            assert word not in text, page
+
+
 def test_every_answer_forbids_scripts_of_others(api: Api) -> None:
     for path in ("/", "/docs/", "/api/v1/models", "/nowhere", "/docs/reference.js"):
         headers = api.client.get(path).headers
