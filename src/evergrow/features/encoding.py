@@ -440,7 +440,7 @@ class _Encoding:
 
         decoder = GpuDecoder(self.items, transform, device)
         with loaded_batches(FileReader(self.items, transform), rows, workers=workers, device=device) as files:
-            yield (decoder(batch) for batch in files)
+            yield decoder(files)
 
     def _encoded(self, batches: Iterator[LoadedBatch]) -> Iterator[tuple[LoadedBatch, NDArray[np.float32]]]:
         """Yield every batch with its features; a GPU always has the next batch before the last one is fetched."""

@@ -1,8 +1,7 @@
 """JPEG files decoded by the GPU that runs the backbone: processes beside it only read files and look at their headers.
 
-What a GPU does not take (other formats, CMYK, files cut short, images that are turned or need a border) is decoded as
-always. Its pixels differ from Pillow's where colours change, since it spreads the coarser colour channels in another
-way.
+Whatever the GPU does not take (other formats, CMYK, truncated files, images that need a border) is decoded by Pillow.
+The pixels differ from Pillow's where colours change, because the GPU interpolates the colour channels differently.
 """
 
 from __future__ import annotations
@@ -10,8 +9,10 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,11 +27,59 @@ from evergrow.features.loader import Failure, ImageReader, LoadedBatch
 from evergrow.features.preprocess import TORCH_FILTERS, Preprocessing
 
 _LARGEST_FILE = 2**26
-_LARGEST_IMAGE = 2**25
-"""Bytes of a file, and pixels of an image: what has more is decoded as always."""
+_LARGEST_IMAGE = 2**26
+"""Bytes of a file, and pixels of an image: what has more is decoded by Pillow."""
 
-_AT_ONCE = 16  # files that are decoded at a time, which bounds the GPU's memory
+_AT_ONCE = 2**27
+"""Pixels that are decoded at a time: 400 MB of the GPU's memory, and as much again four times while resizing."""
+
+_AHEAD = 3  # decoded batches that wait for the network
+
 _ORIENTATION = 0x0112  # of the EXIF block
+_TURNS: dict[int, Callable[[Tensor], Tensor]] = {
+    2: lambda pixels: pixels.flip(-1),
+    3: lambda pixels: pixels.flip(-2, -1),
+    4: lambda pixels: pixels.flip(-2),
+    5: lambda pixels: pixels.transpose(-2, -1),
+    6: lambda pixels: pixels.transpose(-2, -1).flip(-1),
+    7: lambda pixels: pixels.transpose(-2, -1).flip(-2, -1),
+    8: lambda pixels: pixels.transpose(-2, -1).flip(-2),
+}
+
+
+class Jpeg(NamedTuple):
+    """A file that the GPU can decode: its bytes, its number of pixels, and its EXIF orientation."""
+
+    data: bytes
+    pixels: int
+    orientation: int
+
+
+class FileBatch(NamedTuple):
+    """A batch on its way to the GPU. All files are one tensor: a tensor each would be slow to send between processes.
+
+    Parameters
+    ----------
+    rows : list of int
+        Row numbers of the images.
+    data : Tensor of uint8
+        The bytes of the files, one after another.
+    files : list of (int, int, int)
+        Bytes, pixels and EXIF orientation of each file.
+    places : list of int
+        Which images of the batch the files are.
+    others : Tensor of uint8 or None
+        The pixels of the other images, in order.
+    failures : list of Failure
+        Images that could not be read.
+    """
+
+    rows: list[int]
+    data: Tensor
+    files: list[tuple[int, int, int]]
+    places: list[int]
+    others: Tensor | None
+    failures: list[Failure]
 
 
 def check_decodable(backbone: Backbone) -> None:
@@ -46,47 +95,62 @@ def check_decodable(backbone: Backbone) -> None:
 
 
 class FileReader(ImageReader):
-    """Batches in which a JPEG file stays a file: its bytes (n,) stand in the place of the pixels (3, height, width)."""
+    """Reads batches in which JPEG files stay files."""
 
-    def load(self, source: Any, name: str | None = None) -> Tensor:
-        """Return the bytes of a file that a GPU can decode, the pixels of any other image."""
-        data = self._jpeg(source)
-        return super().load(source, name) if data is None else torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    def load(self, source: Any, name: str | None = None) -> Any:
+        """Return a :class:`Jpeg` if the GPU can decode the image, or else its pixels."""
+        found = self._jpeg(source)
+        return super().load(source, name) if found is None else found
 
-    def __getitems__(self, rows: Sequence[int]) -> tuple[list[int], list[Tensor], list[Failure]]:
-        """Return the rows that could be read, their bytes or pixels, and the failures."""
-        return self.read(rows)
+    def __getitems__(self, rows: Sequence[int]) -> FileBatch:
+        """Return a batch of files."""
+        read, loaded, failures = self.read(rows)
+        places = [place for place, item in enumerate(loaded) if isinstance(item, Jpeg)]
+        files = [loaded[place] for place in places]
+        others = [item for item in loaded if not isinstance(item, Jpeg)]
+        data = np.frombuffer(b"".join(file.data for file in files), dtype=np.uint8).copy()
+        about = [(len(file.data), file.pixels, file.orientation) for file in files]
+        return FileBatch(read, torch.from_numpy(data), about, places, torch.stack(others) if others else None, failures)
 
-    def _jpeg(self, source: Any) -> bytes | None:
+    def _jpeg(self, source: Any) -> Jpeg | None:
         try:
             if isinstance(source, (str, os.PathLike)):
-                with open(source, "rb") as file:  # what a link leads to may have no size and no end
+                with open(source, "rb") as file:  # a link may lead to something without size or end
                     data = file.read(_LARGEST_FILE + 1)
             else:
                 data = bytes(source) if isinstance(source, (bytes, bytearray, memoryview)) else b""
-            # A decoder of a GPU fills up what is missing of a file; here that is an error, which Pillow words.
+            # The GPU's decoder fills in the missing part of a truncated file. Pillow raises an error, as it should be.
             whole = data.startswith(b"\xff\xd8\xff") and data[-64:].rstrip(b"\0").endswith(b"\xff\xd9")
             if not whole or len(data) > _LARGEST_FILE:
                 return None
             with opened_image(io.BytesIO(data)) as image:
-                taken = image.format == "JPEG" and image.mode in ("RGB", "L")
-                taken = taken and image.height * image.width <= _LARGEST_IMAGE
-                taken = taken and image.getexif().get(_ORIENTATION, 1) == 1
-                fits = self._own is not None and self._own.window(image.height, image.width) is not None
-        except Exception:  # whatever is wrong with it is told by the way that all images take
+                (width, height), orientation = image.size, _orientation(image)
+                if image.format != "JPEG" or image.mode not in ("RGB", "L") or height * width > _LARGEST_IMAGE:
+                    return None
+        except Exception:  # Pillow will say what is wrong with the file
             return None
-        return data if taken and fits else None
+        upright = (width, height) if orientation >= 5 else (height, width)
+        fits = self._own is not None and self._own.window(*upright) is not None
+        return Jpeg(data, height * width, orientation) if fits else None
+
+
+def _orientation(image: Any) -> int:
+    try:
+        found = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # a damaged EXIF block says nothing about the pixels
+        return 1
+    return found if found in _TURNS else 1
 
 
 class GpuDecoder:
-    """Decodes, resizes and crops the files of a batch on a GPU.
+    """Decodes, resizes and crops files on a GPU, some batches ahead of the network.
 
     Parameters
     ----------
     items : Items
         The images, for those that the GPU does not take after all.
     transform : Preprocessing
-        What is made of an image.
+        How an image is resized and cropped.
     device : torch.device
         Where the backbone runs.
 
@@ -109,29 +173,97 @@ class GpuDecoder:
                 f"decode must be 'cpu' here, got 'gpu': torchvision has no JPEG decoder for {device} ({error})"
             ) from error
 
-    def __call__(self, batch: tuple[list[int], list[Tensor], list[Failure]]) -> LoadedBatch:
-        """Return a batch of pixels on the device."""
-        rows, images, failures = batch
-        files = [place for place, image in enumerate(images) if image.ndim == 1]
-        for start in range(0, len(files), _AT_ONCE):
-            places = files[start : start + _AT_ONCE]
-            try:
-                decoded: list[Tensor | None] = [*self._decode([images[place] for place in places])]
-            except RuntimeError:  # one of them, or too little memory
-                decoded = [None] * len(places)
-            for place, image in zip(places, decoded, strict=True):
-                cropped = None if image is None else self._cropped(image)
-                if cropped is None:  # decoded as always
-                    _, read, failed = self._reader.read([rows[place]])
-                    cropped, failures = (read[0] if read else images[place]), [*failures, *failed]
-                images[place] = cropped
-        kept = [place for place, image in enumerate(images) if image.ndim == 3]
-        pixels: Tensor | None = None
-        if kept:
-            pixels = torch.stack([images[place].to(self._device) for place in kept])
-            pixels = pixels.contiguous(memory_format=torch.channels_last)
-        failures = sorted(failures, key=lambda failure: failure.row)
-        return LoadedBatch(np.array([rows[place] for place in kept], dtype=np.int64), pixels, failures)
+    def __call__(self, batches: Iterable[FileBatch]) -> Iterator[LoadedBatch]:
+        """Yield batches of pixels on the device.
+
+        A thread decodes on a stream of its own; decoding on the network's stream would wait for the network.
+        """
+        if self._device.type == "cpu":
+            yield from map(self._decoded, batches)
+            return
+        stream = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+
+        def work(batch: FileBatch) -> tuple[LoadedBatch, Any]:
+            with torch.inference_mode(), torch.cuda.stream(stream):
+                loaded, done = self._decoded(batch), torch.cuda.Event()  # type: ignore[no-untyped-call]
+                done.record(stream)
+            return loaded, done
+
+        waiting: deque[Future[tuple[LoadedBatch, Any]]] = deque()
+        with ThreadPoolExecutor(1, "evergrow-decoding") as pool:
+            for batch in batches:
+                waiting.append(pool.submit(work, batch))
+                if len(waiting) > _AHEAD:
+                    yield self._arrived(*waiting.popleft().result())
+            while waiting:
+                yield self._arrived(*waiting.popleft().result())
+
+    def _arrived(self, loaded: LoadedBatch, done: Any) -> LoadedBatch:
+        if isinstance(loaded.batch, Tensor):
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(done)
+            loaded.batch.record_stream(current)  # its memory must not be reused before the network has read it
+        return loaded
+
+    def _decoded(self, batch: FileBatch) -> LoadedBatch:
+        n, failures = len(batch.rows), list(batch.failures)
+        shape = (n, 3, *self._own.size)
+        pixels = torch.empty(shape, dtype=torch.uint8, device=self._device, memory_format=torch.channels_last)
+        if batch.others is not None:
+            rest = np.setdiff1d(np.arange(n), batch.places)
+            pixels[torch.from_numpy(rest).to(self._device)] = batch.others.to(self._device, non_blocking=True)
+        kept = np.ones(n, dtype=bool)
+        alike: dict[tuple[int, ...], list[tuple[int, Tensor]]]
+        for part, images in self._parts(batch):
+            alike = defaultdict(list)
+            for number, image in zip(part, images, strict=True):
+                place = batch.places[number]
+                if image is not None and self._own.window(image.shape[1], image.shape[2]) is not None:
+                    alike[tuple(image.shape)].append((place, image))
+                    continue
+                _, read, failed = self._reader.read([batch.rows[place]])
+                failures += failed
+                kept[place] = bool(read)
+                if read:
+                    pixels[place] = read[0].to(self._device)
+            for found in alike.values():
+                places = torch.tensor([place for place, _ in found], device=self._device)
+                pixels[places] = self._cropped(torch.stack([image for _, image in found]))
+        rows = np.array(batch.rows, dtype=np.int64)[kept]
+        if not kept.all():
+            pixels = pixels[torch.from_numpy(kept).to(self._device)]
+        failures.sort(key=lambda failure: failure.row)
+        return LoadedBatch(rows, pixels if len(rows) else None, failures)
+
+    def _parts(self, batch: FileBatch) -> Iterator[tuple[list[int], list[Tensor | None]]]:
+        """Yield the numbers of files that fit into memory together, and their images; None for what is refused."""
+        files = torch.split(batch.data, [size for size, _, _ in batch.files])
+        part: list[int] = []
+        held = 0
+        for number, (_, area, _) in enumerate(batch.files):
+            if part and held + area > _AT_ONCE:
+                yield part, self._images(batch, [files[one] for one in part], part)
+                part, held = [], 0
+            part.append(number)
+            held += area
+        if part:
+            yield part, self._images(batch, [files[one] for one in part], part)
+
+    def _images(self, batch: FileBatch, files: list[Tensor], part: list[int]) -> list[Tensor | None]:
+        try:
+            decoded: list[Tensor | None] = [*self._decode(files)]
+        except RuntimeError:  # one of them, or too little memory: one by one
+            decoded = [self._alone(file) for file in files]
+        turns = [_TURNS.get(batch.files[number][2]) for number in part]
+        return [
+            image if image is None or turn is None else turn(image) for image, turn in zip(decoded, turns, strict=True)
+        ]
+
+    def _alone(self, file: Tensor) -> Tensor | None:
+        try:
+            return self._decode([file])[0]
+        except RuntimeError:
+            return None
 
     def _decode(self, files: list[Tensor]) -> list[Tensor]:
         from torchvision.io import ImageReadMode, decode_jpeg  # type: ignore[import-untyped, unused-ignore]
@@ -141,14 +273,10 @@ class GpuDecoder:
             decoded: list[Tensor] = decode_jpeg(files, mode=ImageReadMode.RGB, device=self._device)
         return decoded
 
-    def _cropped(self, image: Tensor) -> Tensor | None:
-        """Return an image resized and cropped, as bytes; None where it has another size than its header says."""
-        window = self._own.window(image.shape[1], image.shape[2])
-        if window is None:
-            return None
-        (height, width), top, left = window
-        pixels = image[None]
-        if (height, width) != image.shape[1:]:
-            pixels = interpolate(pixels.float(), (height, width), mode=self._own.interpolation, antialias=True)
-            pixels = pixels.round_().clamp_(0, 255).to(torch.uint8)
-        return pixels[0, :, top : top + self._own.size[0], left : left + self._own.size[1]]
+    def _cropped(self, images: Tensor) -> Tensor:
+        """Return images (n, 3, height, width) resized and cropped, as bytes."""
+        (height, width), top, left = self._own.window(images.shape[2], images.shape[3])
+        if (height, width) != images.shape[2:]:
+            resized = interpolate(images.float(), (height, width), mode=self._own.interpolation, antialias=True)
+            images = resized.round_().clamp_(0, 255).to(torch.uint8)
+        return images[:, :, top : top + self._own.size[0], left : left + self._own.size[1]]

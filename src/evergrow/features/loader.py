@@ -102,16 +102,16 @@ class ImageReader(Dataset[Any]):
         self._items, self._transform = items, transform
         self._own = transform if isinstance(transform, Preprocessing) else None
 
-    def load(self, source: Any, name: str | None = None) -> Tensor:
+    def load(self, source: Any, name: str | None = None) -> Any:
         """Return the tensor of one image, or raise :class:`ImageError`."""
         if self._own is None:
             return self._transform(images.decode_image(source, name=name))
         return self._own.pixels(images.decode_image(source, name=name, draft_size=self._own.draft_size))
 
-    def read(self, rows: Sequence[int]) -> tuple[list[int], list[Tensor], list[Failure]]:
+    def read(self, rows: Sequence[int]) -> tuple[list[int], list[Any], list[Failure]]:
         """Return the rows that could be read, what :meth:`load` makes of them, and the failures."""
         read: list[int] = []
-        loaded: list[Tensor] = []
+        loaded: list[Any] = []
         failures: list[Failure] = []
         for row, (name, source) in zip(rows, self._items.batch(rows), strict=True):
             try:
