@@ -395,7 +395,10 @@ class NoveltyPool:
         mean = shares @ np.array([part.mean for part in self.unknown])
         spread = (shares @ np.array([part.spread for part in self.unknown])).reshape(_TERMS, _TERMS)
         strength = max(float(default @ mean) / max(float(default @ spread @ default), 1e-12), 1e-3)
-        lower = np.linalg.cholesky(spread + PRIOR_STRENGTH * np.eye(_TERMS))
+        try:
+            lower = np.linalg.cholesky(spread + PRIOR_STRENGTH * np.eye(_TERMS))
+        except np.linalg.LinAlgError as error:  # no rows have such sums: a file was changed by hand
+            raise NumericalError("The sums that tell unknown things apart are damaged; fit the model again.") from error
         wanted = mean + PRIOR_STRENGTH * strength * default
         found = nnls(lower.T, np.linalg.solve(lower, wanted))[0]  # |L^T w - L^-1 v|^2 is the quadratic above
         return np.asarray(found / found.sum() if found.sum() > 0.0 else default / default.sum())
