@@ -142,6 +142,20 @@ def _orientation(image: Any) -> int:
     return found if found in _TURNS else 1
 
 
+def _parts(files: list[tuple[int, int, int]]) -> Iterator[list[int]]:
+    """Yield the numbers of files whose pixels fit into memory together."""
+    part: list[int] = []
+    held = 0
+    for number, (_, pixels, _) in enumerate(files):
+        if part and held + pixels > _AT_ONCE:
+            yield part
+            part, held = [], 0
+        part.append(number)
+        held += pixels
+    if part:
+        yield part
+
+
 class GpuDecoder:
     """Decodes, resizes and crops files on a GPU, some batches ahead of the network.
 
@@ -213,10 +227,9 @@ class GpuDecoder:
             rest = np.setdiff1d(np.arange(n), batch.places)
             pixels[torch.from_numpy(rest).to(self._device)] = batch.others.to(self._device, non_blocking=True)
         kept = np.ones(n, dtype=bool)
-        alike: dict[tuple[int, ...], list[tuple[int, Tensor]]]
-        for part, images in self._parts(batch):
-            alike = defaultdict(list)
-            for number, image in zip(part, images, strict=True):
+        for part in _parts(batch.files):
+            alike: dict[tuple[int, ...], list[tuple[int, Tensor]]] = defaultdict(list)
+            for number, image in zip(part, self._images(batch, part), strict=True):
                 place = batch.places[number]
                 if image is not None and self._own.window(image.shape[1], image.shape[2]) is not None:
                     alike[tuple(image.shape)].append((place, image))
@@ -235,21 +248,10 @@ class GpuDecoder:
         failures.sort(key=lambda failure: failure.row)
         return LoadedBatch(rows, pixels if len(rows) else None, failures)
 
-    def _parts(self, batch: FileBatch) -> Iterator[tuple[list[int], list[Tensor | None]]]:
-        """Yield the numbers of files that fit into memory together, and their images; None for what is refused."""
-        files = torch.split(batch.data, [size for size, _, _ in batch.files])
-        part: list[int] = []
-        held = 0
-        for number, (_, area, _) in enumerate(batch.files):
-            if part and held + area > _AT_ONCE:
-                yield part, self._images(batch, [files[one] for one in part], part)
-                part, held = [], 0
-            part.append(number)
-            held += area
-        if part:
-            yield part, self._images(batch, [files[one] for one in part], part)
-
-    def _images(self, batch: FileBatch, files: list[Tensor], part: list[int]) -> list[Tensor | None]:
+    def _images(self, batch: FileBatch, part: list[int]) -> list[Tensor | None]:
+        """Return the images of some files, upright; None for what the decoder refuses."""
+        every = torch.split(batch.data, [size for size, _, _ in batch.files])
+        files = [every[number] for number in part]
         try:
             decoded: list[Tensor | None] = [*self._decode(files)]
         except RuntimeError:  # one of them, or too little memory: one by one
