@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.commands import evergrow
-
-WriteSpec = Callable[..., Path]
+from tests.lab.bench.conftest import WriteSpec
 
 
 def lab(*args: object):

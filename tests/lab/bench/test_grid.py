@@ -8,24 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.lab.bench.conftest import WriteSpec, run
 
 from evergrow.core.errors import BusyError
 from evergrow.core.files import locked
 from evergrow.data import load_features
-from evergrow.lab.bench import load_spec, plan_grid, run_grid
+from evergrow.lab.bench import load_spec, plan_grid
 from evergrow.lab.records import Record, read_record, read_records
-
-WriteSpec = Callable[..., Path]
-
-
-def run(path: Path, **options: object):
-    return run_grid(load_spec(path), output=path.parent / "out", **options)
 
 
 def test_records_agree_with_an_independent_evaluation(folder: Path, head: type) -> None:
