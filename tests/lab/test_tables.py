@@ -157,6 +157,18 @@ def test_joint_references_are_not_ranked() -> None:
     assert [cell.rank for cell in column(table)] == [0, 1, 2]
 
 
+def test_a_metric_that_some_records_lack_has_a_hole_or_a_note() -> None:
+    held, other = (run(seed=seed, results={"a_last_within": 0.8}) for seed in (1, 2))
+    older = [run("older", 1), run("older", 2)]
+    text = render(compare([held, other, *older], ["a_last", "a_last_within"]), "table")
+    assert "A_within" in text
+    assert "80.00 ± 0.00" in text
+    assert next(line for line in text.splitlines() if "OLDER" in line).rstrip().endswith("-")
+    table = compare([held, run(seed=2)], ["a_last", "a_last_within"])
+    assert [cell.n for cell in table.cells] == [2, 1]
+    assert any("A_within is missing from seeds [2]" in line for line in table.notes)
+
+
 # -- names from anywhere -------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,6 @@ from evergrow.core.errors import ParameterError
 from evergrow.core.seeding import generator
 from evergrow.data import load_features
 from evergrow.lab.bench import SpecError, load_spec, plan_grid
-from evergrow.lab.bench.analyses import ANALYSES, Analysis
 from evergrow.lab.methods import create_method
 from evergrow.lab.records import Record, read_record, read_records
 from evergrow.lab.streams import Protocol, stream_of
@@ -95,10 +94,8 @@ def test_conditioning_takes_the_method_s_own_ridge_by_default(write: WriteSpec) 
 
 
 def test_every_layer_sees_the_same_samples(write: WriteSpec) -> None:
-    outcome = run(
-        write(add='[[analyses.methods]]\nname = "ri"\nlabel = "again"\noptions = { n_units = 12, alpha = 3 }')
-    )
-    first, second = outcome.records
+    again = '[[analyses.methods]]\nname = "ri"\nlabel = "again"\noptions = { n_units = 12, alpha = 3 }'
+    first, second = run(write(add=again)).records
     assert first.results == second.results  # the ridge of RI changes nothing about its layer
 
 
@@ -205,36 +202,6 @@ def test_records_are_of_their_own_kind(write: WriteSpec) -> None:
     assert str(outcome.folder.parent) not in path.read_text()
 
 
-@pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """Make the analysis of conditioning raise what is put into this list."""
-    errors: list[BaseException] = []
-    real = ANALYSES["conditioning"]
-
-    def measure(*args: Any) -> dict[str, Any]:
-        if errors:
-            raise errors.pop()
-        return real.measure(*args)
-
-    monkeypatch.setitem(ANALYSES, "conditioning", Analysis(real.settings, measure, real.needs))
-    return errors
-
-
-def test_failures_are_recorded_and_the_rest_goes_on(write: WriteSpec, broken: list[BaseException]) -> None:
-    path = write(("seeds = [1993]", "seeds = [1993, 1994]"))
-    broken.append(RuntimeError("broken"))
-    outcome = run(path)
-    assert [step.status for step in outcome.steps] == ["failed", "ok"]
-    assert outcome.exit_code == 1
-    record = read_record(outcome.folder / outcome.steps[0].run.file_name)
-    assert record.error is not None
-    assert record.error["message"] == "broken"
-    assert "Traceback" in record.error["traceback"]
-    assert record.results == {}
-    assert [step.action for step in run(path).steps] == ["failed", "skip"]
-    assert [step.status for step in run(path, retry_failed=True).steps] == ["ok", "ok"]
-
-
 # -- specs ----------------------------------------------------------------------------------------------
 
 
@@ -276,17 +243,6 @@ def test_command(write: WriteSpec, tmp_path: Path) -> None:
     assert again["analyses"][0]["action"] == "skip"
     assert again["analyses"][0]["figures"]["n_units"] == 12
     assert "1 ok; records in" in mechanism(path, "-o", out).stdout
-
-
-def test_command_failures(write: WriteSpec, tmp_path: Path, broken: list[BaseException]) -> None:
-    path, out = write(), tmp_path / "out"
-    broken.append(RuntimeError("broken"))
-    failed = mechanism(path, "-o", out)
-    assert failed.exit_code == 1
-    assert "RuntimeError: broken" in failed.stderr
-    again = mechanism(path, "-o", out)
-    assert again.exit_code == 1
-    assert "--retry-failed" in again.stdout
     wrong = mechanism(write(("seeds", "sedes")))
     assert wrong.exit_code == 2
     assert "nearest: 'seeds'" in wrong.stderr

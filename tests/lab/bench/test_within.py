@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.commands import evergrow
 from tests.lab.bench.conftest import WriteSpec, run
 
 from evergrow.data import load_data, load_features
@@ -19,9 +15,8 @@ from evergrow.data.items import Images
 from evergrow.features import create_backbone
 from evergrow.lab.methods import create_method
 from evergrow.lab.metrics import first_tasks, within_tasks
-from evergrow.lab.records import Record, read_record, write_record
+from evergrow.lab.records import Record
 from evergrow.lab.streams import Protocol, make_stream
-from evergrow.lab.tables import compare
 
 KEYS = {"a_last_within", "within_tasks"}
 
@@ -199,53 +194,3 @@ def test_scores_that_fail_cost_a_warning_and_not_the_finished(
     (warning,) = record.warnings
     assert "accuracy within tasks is not on record" in warning
     assert {"raises": "RuntimeError: out of luck", "shape": "(42, 3)", "nan": "got NaN"}[broken] in warning
-
-
-# -- tables ---------------------------------------------------------------------------------------------
-
-
-def show(*args: object) -> Any:
-    result = evergrow("lab", "show", *args)
-    assert result.exit_code == 0, result.output
-    return result
-
-
-@pytest.fixture
-def records(folder: Path) -> Path:
-    """Two records that hold accuracy within tasks, and how the same look without."""
-    finished(folder / "spec.toml")
-    (folder / "old").mkdir()
-    for path in (folder / "out").glob("*.json"):
-        record = read_record(path)
-        results = {key: value for key, value in record.results.items() if key not in KEYS}
-        other = replace(record, method="older", label="Older", run_id=f"older{record.seed}", results=results)
-        write_record(folder / "old" / path.name, other)
-    return folder
-
-
-@pytest.mark.parametrize("kind", ["table", "markdown", "latex", "csv"])
-def test_the_column_is_there_on_request_only(records: Path, kind: str) -> None:
-    title = "$A_{\\text{within}}$" if kind == "latex" else "A_within"
-    plain = show(records / "out", records / "old", "-f", kind).stdout
-    assert title not in plain
-    mixed = show(records / "out", records / "old", "-f", kind, "-m", "a_last", "-m", "a_last_within").stdout
-    assert title in mixed
-    values = [100 * read_record(path).results["a_last_within"] for path in (records / "out").glob("*.json")]
-    if kind == "csv":
-        rows = [row for row in csv.DictReader(io.StringIO(mixed)) if row["metric"] == title]
-        assert [row["method"] for row in rows] == ["NCM"]  # absent, not zero
-        assert float(rows[0]["mean"]) == pytest.approx(np.mean(values))
-    else:
-        (ours,) = [line for line in mixed.splitlines() if "NCM" in line]
-        (theirs,) = [line for line in mixed.splitlines() if "Older" in line]
-        assert f"{np.mean(values):.2f}" in ours
-        assert theirs.rstrip(" |\\").endswith("-")
-
-
-def test_a_mean_over_some_of_the_seeds_is_noted(records: Path) -> None:
-    new = [read_record(path) for path in sorted((records / "out").glob("*.json"))]
-    lacking = replace(new[0], results={key: value for key, value in new[0].results.items() if key not in KEYS})
-    table = compare([lacking, new[1]], ["a_last", "a_last_within"])
-    assert [cell.n for cell in table.cells] == [2, 1]
-    note = "A_within is missing from seeds [1993]"
-    assert any(note in line for line in table.notes)
