@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from evergrow.lab.records import Record
+from evergrow.lab.report.contents import RecordSet
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 
 Write = Callable[..., Path]
+
+
+def collected(runs: list[Record], analyses: list[Record] | None = None) -> RecordSet:
+    """Return records as a report sees them, all runs in one folder."""
+    return RecordSet({"mine": runs} if runs else {}, analyses or [])
 
 
 def _record(given: dict[str, Any], **values: Any) -> Record:
