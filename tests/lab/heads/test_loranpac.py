@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks import official
 
 from evergrow.lab.heads import LoRanPACClassifier
 from evergrow.lab.truncated import TruncatedBasis
@@ -22,8 +23,6 @@ from evergrow.lab.truncated import TruncatedBasis
     ],
 )
 def test_equals_the_official_incremental_svd(stream: Any, arrays: Any, n_units: int, settings: dict[str, Any]) -> None:
-    from benchmarks import official
-
     head = stream.teach(LoRanPACClassifier(n_units=n_units, random_state=2, device="cpu", **settings))
     names = {"alpha": "ridge", "batch_size": "batch"}
     plain = official.LoRanPAC(
