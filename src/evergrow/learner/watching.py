@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import BusyError, DatasetNotFoundError, EvergrowError, InputError, PathError
-from evergrow.core.files import PARTIAL, atomic_path, locked
+from evergrow.core.files import PARTIAL, atomic_path, locked, remove_leftovers
 from evergrow.data.intake import read_items
 from evergrow.features import Features
 from evergrow.learner.calibration import FALSE_ALARM
@@ -119,11 +119,7 @@ class WatchedFolder:
             place.mkdir(exist_ok=True)
         try:
             with locked(self.root / DONE):
-                for path in [
-                    *self.root.glob(f"{DONE}/answered/.*{PARTIAL}"),
-                    *self.root.glob(f"{DONE}/refused/**/.*{PARTIAL}"),
-                ]:
-                    path.unlink()  # of a process that was killed, since nobody else writes there
+                remove_leftovers(self.root / DONE, "**/.*")
                 yield
         except BusyError as error:
             raise BusyError(f"{self.root} must be watched by one process, but another one does already") from error
