@@ -573,7 +573,7 @@ class Learner(Estimator):
         UnlearnError
             If samples were never learned as ``source``.
         """
-        source, target = edits.check_relabelling(self._taught(), source, target)
+        source, target = edits.moving(self._taught(), source, target)
         samples = edits.samples_to_move(edits.read_movable(data, self._encoder.kind), source)
         encoded = self._encoded(samples, on_error="raise")
         self._snapshot = edits.relabelled(self._taught(), encoded.X, source, target)
