@@ -897,17 +897,16 @@ class Learner(Estimator):
             left_out += [name for name, _ in encoded.failures]
             n += len(samples)
         items, *columns = zip(*parts, strict=True)
-        found = SampleAnswers(
-            concat_items(items) if keep_samples and items[0] is not None else None,
-            *(None if column[0] is None else np.concatenate(column) for column in columns),
-            strange=np.empty(0) if unknown is None else now.head.novelty_score(self._unknown_features(unknown)),
-            threshold=threshold,
-        )
+        joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
+        rows, true, told, sure, novel = joined
+        kept = concat_items(items) if keep_samples and items[0] is not None else None
+        strange = np.empty(0) if unknown is None else now.head.novelty_score(self._unknown_features(unknown))
+        found = SampleAnswers(kept, rows, true, told, sure, novel, strange, threshold)
         result = evaluate_samples(found, now.classes, false_alarm)
         if result.n_known:
             self._measured = Measured(result.accuracy, result.n_known, now.revision)
-        kept, seconds = found if keep_samples else None, time.perf_counter() - started
-        return dataclasses.replace(result, left_out=tuple(left_out), samples=kept, seconds=seconds)
+        samples_kept, seconds = found if keep_samples else None, time.perf_counter() - started
+        return dataclasses.replace(result, left_out=tuple(left_out), samples=samples_kept, seconds=seconds)
 
     def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the share of right answers; samples of classes that were never learned count as wrong.
