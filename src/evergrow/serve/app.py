@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
@@ -24,11 +24,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from evergrow.core.errors import EvergrowError, ParameterError
 from evergrow.core.version import __version__
-from evergrow.serve import jobs, label_studio, open_inference, routes
+from evergrow.serve import jobs, label_studio, routes
 from evergrow.serve.access import AccessMiddleware
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.monitoring import RequestMiddleware, collect_warnings, log, set_up_logs
-from evergrow.serve.requests import handle_error
+from evergrow.serve.requests import handle_error, problems
 from evergrow.serve.schemas import (
     Exam,
     ExamForm,
@@ -49,9 +49,7 @@ ABOUT = (
     "(RFC 9457). Nothing that is sent is kept, and nothing leaves this machine."
 )
 _HEAD_BYTES = 16_384  # of the request line and the headers together
-_REFERENCED = (
-    ProblemDocument, Question, QuestionForm, Lesson, LessonForm, Exam, ExamForm, open_inference.InferenceRequest,
-)  # fmt: skip
+_REFERENCED = (ProblemDocument, Question, QuestionForm, Lesson, LessonForm, Exam, ExamForm)
 
 
 def create_app(config: ServeConfig) -> FastAPI:
@@ -88,11 +86,8 @@ def create_app(config: ServeConfig) -> FastAPI:
         title="evergrow", version=__version__, description=ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.service, app.state.jobs = service, jobs.Jobs(service)
-    for router in (*routes.ROUTERS, open_inference.router, label_studio.router, jobs.router):
-        app.include_router(router)
-    app.add_api_route(
-        "/metrics", metrics, response_class=Response, responses={200: {"content": {"text/plain": {}}}}, tags=["service"]
-    )
+    for router in (*routes.ROUTERS, label_studio.router, jobs.router, router_of_service):
+        app.router.routes.extend(router.routes)
     app.mount("/docs", StaticFiles(directory=REFERENCE, html=True), name="reference")
     app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
     for kind in (HTTPException, RequestValidationError, EvergrowError):
@@ -103,6 +98,16 @@ def create_app(config: ServeConfig) -> FastAPI:
     return app
 
 
+router_of_service = APIRouter(tags=["service"], responses=problems())
+
+
+@router_of_service.get("/health")
+async def health() -> dict[str, str]:
+    """Return 200 as long as requests are taken; no token is asked for."""
+    return {"status": "ok"}
+
+
+@router_of_service.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(service: ServiceDep) -> Response:
     """Return counters and latencies in the text format of Prometheus."""
     service.metrics.queue.set(service.pool.depth())

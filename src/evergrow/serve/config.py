@@ -30,7 +30,7 @@ class Limits:
     Parameters
     ----------
     json_bytes : int
-        Size of a JSON body. Where JSON carries image files (Label Studio, Open Inference), ``body_bytes`` holds.
+        Size of a JSON body. Where JSON carries image files (Label Studio), ``body_bytes`` holds.
     json_values : int
         Values and keys in a JSON body, estimated before it is parsed.
     body_bytes : int

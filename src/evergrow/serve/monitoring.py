@@ -201,7 +201,7 @@ class RequestMiddleware:
             failure = error
             if not status:  # nothing was sent yet
                 problem = problem_of(error, self._folder)
-                response = problem_response(problem, scope["path"], state["request_id"])
+                response = problem_response(problem, state["request_id"])
                 await response(scope, receive, send_with_headers)
         finally:
             self._record(scope, status, time.perf_counter() - started, failure)

@@ -25,6 +25,7 @@ from pydantic.json_schema import SkipJsonSchema
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.routing import Route
 
 from evergrow.core import errors
 from evergrow.core.archive import parse_json
@@ -155,15 +156,13 @@ def _field(location: tuple[int | str, ...]) -> str:
     return text[:200]
 
 
-def problem_response(problem: Problem, path: str, request_id: str = "") -> JSONResponse:
+def problem_response(problem: Problem, request_id: str = "") -> JSONResponse:
     """Return the problem document.
 
     Parameters
     ----------
     problem : Problem
         What was wrong.
-    path : str
-        The path that was asked for. The Open Inference Protocol (``/v2``) wants the message under ``error``.
     request_id : str
         Id of the request.
     """
@@ -172,7 +171,7 @@ def problem_response(problem: Problem, path: str, request_id: str = "") -> JSONR
         "title": HTTPStatus(problem.status_code).phrase,
         "status": problem.status_code,
         "detail": problem.detail,
-        "error": problem.detail if path.startswith("/v2") else problem.kind,
+        "error": problem.kind,
         **problem.members,
         **({"request_id": request_id} if request_id else {}),
     }
@@ -181,8 +180,14 @@ def problem_response(problem: Problem, path: str, request_id: str = "") -> JSONR
 
 async def handle_error(request: Request, error: Exception) -> JSONResponse:
     """Answer with the problem that an exception stands for; the exception handler of the application."""
+    if isinstance(error, HTTPException) and not isinstance(error, Problem):
+        # The files of the page lie under every path, so they answer what no route of the path takes.
+        routes = [route for route in request.app.routes if isinstance(route, Route)]
+        fitting = [route for route in routes if route.path_regex.match(request.url.path)]
+        if allowed := {method for route in fitting for method in route.methods or ()}:
+            error = HTTPException(405, headers={"Allow": ", ".join(sorted(allowed))})
     folder = str(request.app.state.service.store.folder)
-    return problem_response(problem_of(error, folder), request.url.path, getattr(request.state, "request_id", ""))
+    return problem_response(problem_of(error, folder), getattr(request.state, "request_id", ""))
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -298,12 +303,12 @@ class SentImage:
     ----------
     name : str
         Name for messages.
-    data : bytes or ndarray
-        The content of the file, or pixels.
+    data : bytes
+        The content of the file.
     """
 
     name: str
-    data: bytes | NDArray[np.uint8]
+    data: bytes
 
 
 @dataclass(frozen=True, eq=False)
