@@ -9,17 +9,21 @@ import socket
 import struct
 import time
 import zlib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 from tests.serve.conftest import Api
-from tests.serve.running import Running
+from tests.serve.running import Running, in_thread
 from tests.serve.samples import files, rows, zipped
 
 from evergrow.core.errors import ParameterError
-from evergrow.serve import ServeConfig
+from evergrow.serve import ServeConfig, create_app
 from evergrow.serve.config import Tokens
 
 READ, TEACH = "read-token-0123456789", "teach-token-0123456789"
@@ -315,6 +319,32 @@ def test_zips_that_lead_elsewhere_or_swell(serve: Any, folder: Path) -> None:
 
 
 # -- a real server ----------------------------------------------------------------------------------------------
+
+
+def test_one_address_cannot_take_all_connections(tmp_path: Path) -> None:
+    """520 connections that say nothing, from one address: more than the service takes in all."""
+    with in_thread(create_app(ServeConfig(tmp_path))) as port, ExitStack() as stack:
+        for _ in range(520):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        transport = httpx.HTTPTransport(local_address="127.0.0.2")
+        with httpx.Client(transport=transport, base_url=f"http://127.0.0.1:{port}") as other:
+            assert other.get("/health").status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+
+
+def test_an_answer_that_fails_after_its_start_closes_the_connection(tmp_path: Path) -> None:
+    async def parts() -> Any:
+        yield b"begun"
+        raise RuntimeError("the disk is gone")
+
+    app = create_app(ServeConfig(tmp_path))
+    app.router.routes.insert(0, Route("/broken", lambda _: StreamingResponse(parts())))
+    with in_thread(app) as port, socket.create_connection(("127.0.0.1", port)) as caller:
+        caller.sendall(b"GET /broken HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        caller.settimeout(20)
+        answer = b"".join(iter(lambda: caller.recv(4096), b""))  # until the end of the connection
+    assert answer.endswith(b"begun\r\n")  # without the chunk that says that it is whole
 
 
 @pytest.mark.slow
