@@ -1,5 +1,6 @@
 # evergrow serve on processors. docker build -t evergrow .   See docs/serve.md.
-FROM python:3.11-slim
+# The digest is that of the tag in August 2026. Newer: docker pull python:3.12-slim, docker images --digests python.
+FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 
 RUN useradd --create-home --uid 10001 evergrow && mkdir /models && chown evergrow /models
 COPY pyproject.toml README.md LICENSE CHANGELOG.md /src/
