@@ -187,7 +187,7 @@ class FsaClassifier(ImageClassifier):
                 base = ImageBackbone(shared_copy(base.module), base.spec, self.device_)
             gflops = inference_gflops(base.module, base.transform.size, base.device)
             return base, Cost(inference_gflops=gflops)
-        where = {"seed": self.seed_, "device": self.device_, "progress": self.progress}
+        where: dict[str, Any] = {"seed": self.seed_, "device": self.device_, "progress": self.progress}
         adapted = adapt(base, items, codes, config, **where)
         return adapted, adaptation_cost(adapted, len(np.unique(codes)))
 
