@@ -11,6 +11,6 @@ USER evergrow
 VOLUME /models
 EXPOSE 8080
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s \
-  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/v2/health/live', timeout=4)"]
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/health', timeout=4)"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["evergrow", "serve", "/models", "--host", "0.0.0.0", "--port", "8080", "--token-file", "/run/secrets/evergrow-tokens"]

@@ -236,7 +236,7 @@ def test_the_service_starts_with_its_extra(wheel: Path, tmp_path: Path) -> None:
                 break
         else:
             pytest.fail("".join(said))
-        assert b"rows" in fetched(f"{address[0]}/v2/models/rows")
+        assert b"rows" in fetched(f"{address[0]}/api/v1/models/rows")
         assert b"<html" in fetched(f"{address[0]}/")
     finally:
         service.terminate()
