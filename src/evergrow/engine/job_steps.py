@@ -14,7 +14,7 @@ from typing import Any
 
 from evergrow.core.archive import archive_digest, read_archive, write_archive
 from evergrow.core.errors import EngineError, ParameterError
-from evergrow.core.files import PARTIAL, locked
+from evergrow.core.files import locked, remove_leftovers
 from evergrow.core.progress import meter
 from evergrow.engine.job import Job, Manifest, Work, begin_job, extraction_settings, write_json
 from evergrow.engine.runners import Runner, Task, TaskResult
@@ -212,8 +212,7 @@ def finish(job: Job, report: JobReport, folders: Iterable[str] = ()) -> None:
     for folder in folders:
         shutil.rmtree(job.folder / folder, ignore_errors=True)
     job.template.unlink(missing_ok=True)
-    for path in job.folder.rglob(f".*{PARTIAL}"):
-        path.unlink(missing_ok=True)
+    remove_leftovers(job.folder, "**/.*")
 
 
 def portable(spec: BackboneSpec) -> dict[str, Any]:
