@@ -408,7 +408,7 @@ class ModelStore:
 
     def names(self) -> list[str]:
         """Return the names of all models, sorted."""
-        files = [entry.name for entry in os.scandir(self.folder) if not entry.is_dir()]
+        files = [entry.name for entry in os.scandir(self.folder) if not os.path.isdir(entry.path)]
         stems = [name.removesuffix(MODEL_SUFFIX) for name in files if name.endswith(MODEL_SUFFIX)]
         return sorted(filter(is_model_name, stems))
 
