@@ -23,9 +23,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from evergrow.core.errors import EvergrowError, ParameterError
 from evergrow.core.version import __version__
 from evergrow.serve import jobs, label_studio, routes
-from evergrow.serve.access import AccessMiddleware
 from evergrow.serve.config import Limits, ServeConfig
-from evergrow.serve.monitoring import RequestMiddleware, collect_warnings, log, set_up_logs
+from evergrow.serve.middleware import ServiceMiddleware
+from evergrow.serve.monitoring import collect_warnings, log, set_up_logs
 from evergrow.serve.requests import handle_error, problems
 from evergrow.serve.schemas import ProblemDocument
 from evergrow.serve.service import Service, ServiceDep
@@ -80,8 +80,7 @@ def create_app(config: ServeConfig) -> FastAPI:
     app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
     for kind in (HTTPException, RequestValidationError, EvergrowError):
         app.add_exception_handler(kind, handle_error)
-    app.add_middleware(AccessMiddleware, config=config)
-    app.add_middleware(RequestMiddleware, metrics=service.metrics, folder=str(service.store.folder))
+    app.add_middleware(ServiceMiddleware, config=config, metrics=service.metrics, folder=str(service.store.folder))
     described = app.openapi()  # routes refer to problems by name
     described["components"]["schemas"]["ProblemDocument"] = ProblemDocument.model_json_schema()
     return app
