@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.exceptions import RequestValidationError
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -26,7 +27,7 @@ from evergrow.serve import jobs, label_studio, routes
 from evergrow.serve.config import Limits, ServeConfig
 from evergrow.serve.middleware import ServiceMiddleware
 from evergrow.serve.monitoring import collect_warnings, log, set_up_logs
-from evergrow.serve.requests import handle_error, problems
+from evergrow.serve.requests import PROBLEMS, handle_error
 from evergrow.serve.schemas import ProblemDocument
 from evergrow.serve.service import Service, ServiceDep
 
@@ -86,7 +87,7 @@ def create_app(config: ServeConfig) -> FastAPI:
     return app
 
 
-router_of_service = APIRouter(tags=["service"], responses=problems())
+router_of_service = APIRouter(tags=["service"], responses=PROBLEMS)
 
 
 @router_of_service.get("/health")
@@ -98,7 +99,7 @@ async def health() -> dict[str, str]:
 @router_of_service.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(service: ServiceDep) -> Response:
     """Return counters and latencies in the text format of Prometheus."""
-    return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
+    return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 # -- running ----------------------------------------------------------------------------------------------------
@@ -155,16 +156,12 @@ def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_leve
 
 def _bound(config: ServeConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((config.host.strip("[]"), config.port))
+        return socket.create_server((config.host.strip("[]"), config.port), family=family)
     except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise ParameterError(f"Port {config.port} is in use. Try --port {config.port + 1}.") from error
         raise ParameterError(f"{config.host}:{config.port} cannot be bound: {error.strerror or error}") from error
-    return listener
 
 
 class _Server(uvicorn.Server):

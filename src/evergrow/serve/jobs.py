@@ -30,12 +30,12 @@ from evergrow.serve.backbones import Prepared, cores
 from evergrow.serve.config import Limits
 from evergrow.serve.monitoring import log
 from evergrow.serve.requests import (
+    PROBLEMS,
     ChangeRequest,
     ChangeRequestDep,
     Problem,
     media_type,
     problem_of,
-    problems,
     receive_file,
     validated,
 )
@@ -148,9 +148,7 @@ class Jobs:
         try:
             rows, labels = await self._encode(job, model, archive, images)
             job.state = "writing"
-            taught = self._service.change(
-                model, lambda learner: learner.partial_fit((rows, labels)), request, len(rows)
-            )
+            taught = model.file.edit(lambda learner: learner.partial_fit((rows, labels)), request, len(rows))
             job.change = await asyncio.shield(taught)
             self._service.metrics.samples.labels("teach").inc(len(rows))
             job.state = "done"
@@ -203,7 +201,7 @@ class Jobs:
 
 # -- routes -----------------------------------------------------------------------------------------------------
 
-router = APIRouter(prefix="/api/v1", tags=["jobs"], responses=problems())
+router = APIRouter(prefix="/api/v1", tags=["jobs"], responses=PROBLEMS)
 _ZIP = {
     "requestBody": {
         "required": True,
@@ -225,7 +223,6 @@ JobsDep = Annotated[Jobs, Depends(_jobs)]
     "/models/{m}/jobs",
     status_code=202,
     dependencies=[Depends(check_writable)],
-    responses=problems(400, 404, 409, 413, 415),
     openapi_extra=_ZIP,
 )
 async def start_job(
@@ -257,7 +254,7 @@ async def list_jobs(jobs: JobsDep) -> dict[str, list[JobRecord]]:
 @router.get(
     "/jobs/{j}",
     response_model=JobRecord,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **problems(404)},
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
 async def follow_job(j: str, request: Request, jobs: JobsDep, service: ServiceDep) -> Any:
     """Return a job; asked for ``text/event-stream``, its progress as server-sent events until it ends."""
@@ -268,7 +265,7 @@ async def follow_job(j: str, request: Request, jobs: JobsDep, service: ServiceDe
     return StreamingResponse(_events(job, service.closing), media_type="text/event-stream", headers=headers)
 
 
-@router.delete("/jobs/{j}", dependencies=[Depends(check_writable)], responses=problems(404, 409))
+@router.delete("/jobs/{j}", dependencies=[Depends(check_writable)])
 async def cancel_job(j: str, jobs: JobsDep) -> JobRecord:
     """Cancel a job; the model stays as it was."""
     return jobs.cancel(j)

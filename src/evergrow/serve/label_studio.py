@@ -28,7 +28,7 @@ from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import Change
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.requests import BoundedRoute, ChangeRequest, Problem, SentSamples, problems, validated
+from evergrow.serve.requests import PROBLEMS, BoundedRoute, ChangeRequest, Problem, SentSamples, validated
 from evergrow.serve.schemas import ClassName
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
 
@@ -332,7 +332,7 @@ router = APIRouter(
     prefix="/label-studio/{m}",
     tags=["label studio"],
     route_class=BoundedRoute,
-    responses=problems(400, 404, 409, 413, 415),
+    responses=PROBLEMS,
 )
 
 
@@ -367,7 +367,7 @@ async def predict(model: ModelDep, asked: TaskList, service: ServiceDep) -> dict
     return {"results": results, "model_version": version}
 
 
-@router.post("/webhook", dependencies=[Depends(check_writable)], responses=problems(412, 507))
+@router.post("/webhook", dependencies=[Depends(check_writable)])
 async def webhook(model: ModelDep, event: Event, service: ServiceDep) -> dict[str, Any]:
     """Learn from an annotation that was created, updated or deleted; each counts once however often it comes."""
     if event.action in ("ANNOTATION_CREATED", "ANNOTATION_UPDATED"):
@@ -378,7 +378,7 @@ async def webhook(model: ModelDep, event: Event, service: ServiceDep) -> dict[st
     else:
         return {"status": "ignored", "action": event.action[:80]}
     request = ChangeRequest(model.name, note=f"Label Studio: {event.action}", who="Label Studio")
-    answer = await service.change(model, lambda learner: annotate(learner, annotations), request, len(annotations))
+    answer = await model.file.edit(lambda learner: annotate(learner, annotations), request, len(annotations))
     return {"status": "ok", **answer.model_dump()}
 
 

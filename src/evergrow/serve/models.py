@@ -23,25 +23,15 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import BusyError, FileFormatError, NotFittedError, ParameterError, PathError
 from evergrow.core.files import locked
+from evergrow.learner import modelfile
 from evergrow.learner.answers import Answers
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
-from evergrow.learner.modelfile import (
-    Header,
-    History,
-    ModelNotFoundError,
-    ModelWriteError,
-    commit,
-    kept_revisions,
-    locked_model,
-    open_model,
-    redo,
-    rollback,
-)
+from evergrow.learner.modelfile import Header, History, ModelNotFoundError, ModelWriteError
 from evergrow.learner.snapshot import Change
 from evergrow.serve.backbones import FEW_SAMPLES, cores, torch_threads
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.monitoring import thread_warnings
+from evergrow.serve.monitoring import Metrics, thread_warnings
 from evergrow.serve.requests import UPLOAD, ChangeRequest, Problem, requests_of
 from evergrow.serve.schemas import (
     MODEL_SUFFIX,
@@ -173,10 +163,12 @@ class ServedModel:
         The device, and how long and how many changes wait.
     threads : Executor
         Where changes are made.
+    metrics : Metrics
+        Where their times are counted.
     """
 
-    def __init__(self, path: Path, config: ServeConfig, threads: Executor) -> None:
-        self.path = path
+    def __init__(self, path: Path, config: ServeConfig, threads: Executor, metrics: Metrics) -> None:
+        self.path, self._metrics = path, metrics
         self._limits, self._threads = config.limits, threads
         self._settings: dict[str, Any] = {"cache": False, "device": None if config.device == "auto" else config.device}
         self._version: Version | None = None
@@ -210,7 +202,7 @@ class ServedModel:
             self._version = None
             raise _missing(self.path.stem)
         if self._version is None or self._version.signature != signature:
-            self._version = Version(open_model(self.path, **self._settings), signature)
+            self._version = Version(modelfile.open_model(self.path, **self._settings), signature)
         return self._version
 
     def open_file(self) -> tuple[BinaryIO, Version]:
@@ -260,36 +252,47 @@ class ServedModel:
                 if len(learner.history_) == n_changes:
                     return None
                 remark = Change("update", "", 0, note=request.note, extra=request.extra())
-                commit(self.path, learner, remark, who=request.who)
+                modelfile.commit(self.path, learner, remark, who=request.who)
             signature = signature_of(self.path)
             # Another process may have been faster between the commit and the line above.
             ours = learner.origin_ is not None and Header.read(self.path).digest == learner.origin_[1]
             self._version = Version(learner, signature if ours else None)
             return learner.history_[-1]
 
-        return await self._in_turn(lambda: self._changed(work, request))
+        with self._metrics.commit_seconds.time():
+            return await self._in_turn(lambda: self._changed(work, request))
 
     async def roll_back(self, n: int, to: int | None, request: ChangeRequest) -> ChangeAnswer:
         """Undo the latest changes: a number of them, or all after a revision."""
 
         def undo(learner: Learner) -> Change:
-            kept = kept_revisions(self.path)
+            kept = modelfile.kept_revisions(self.path)
             if to is not None and to not in kept:
                 raise ParameterError(f"revision {to} is not kept; kept are: {', '.join(map(str, kept)) or 'none'}")
             steps = n if to is None else len(kept) - kept.index(to)
             target = kept[-steps] if steps <= len(kept) else 0  # if there are fewer, rollback says so
             undone = [e for change in learner.history_ if change.revision > target for e in requests_of(change)]
-            return rollback(self.path, steps, who=request.who, extra=request.extra(undone))
+            return modelfile.rollback(self.path, steps, who=request.who, extra=request.extra(undone))
 
-        return await self._in_turn(lambda: self._changed(lambda version: self._restored(version, undo), request))
+        return await self._restore(undo, request)
 
     async def redo(self, n: int, request: ChangeRequest) -> ChangeAnswer:
         """Take the latest rollbacks back."""
+        who, extra = request.who, request.extra()
+        return await self._restore(lambda _: modelfile.redo(self.path, n, who=who, extra=extra), request)
 
-        def again(_: Learner) -> Change:
-            return redo(self.path, n, who=request.who, extra=request.extra())
+    async def _restore(self, step: Callable[[Learner], Change], request: ChangeRequest) -> ChangeAnswer:
+        """Put an earlier state in place of the file."""
 
-        return await self._in_turn(lambda: self._changed(lambda version: self._restored(version, again), request))
+        def work(version: Version) -> Change:
+            with modelfile.locked_model(self.path, **self._settings) as learner:
+                if learner.origin_ != version.learner.origin_:
+                    raise BusyError("another process changed the model meanwhile")
+                change = step(learner)
+            self._refreshed()
+            return change
+
+        return await self._in_turn(lambda: self._changed(work, request))
 
     async def remove(self, request: ChangeRequest, name: Path) -> None:
         """Delete the model with its history, after all changes that came before.
@@ -363,14 +366,6 @@ class ServedModel:
             replayed=done is None,
         )
 
-    def _restored(self, version: Version, work: Callable[[Learner], Change]) -> Change:
-        with locked_model(self.path, **self._settings) as learner:
-            if learner.origin_ != version.learner.origin_:
-                raise BusyError("another process changed the model meanwhile")
-            change = work(learner)
-        self._refreshed()
-        return change
-
 
 def _check_match(request: ChangeRequest, version: Version) -> None:
     """Raise the problem 412 unless the model is what the caller saw."""
@@ -388,10 +383,12 @@ class ModelStore:
         The folder, and how models are changed.
     threads : Executor
         Where changes are made.
+    metrics : Metrics
+        Where their times are counted.
     """
 
-    def __init__(self, config: ServeConfig, threads: Executor) -> None:
-        self._config, self._threads = config, threads
+    def __init__(self, config: ServeConfig, threads: Executor, metrics: Metrics) -> None:
+        self._config, self._threads, self._metrics = config, threads, metrics
         try:
             if not config.read_only:
                 config.folder.mkdir(parents=True, exist_ok=True)
@@ -425,7 +422,7 @@ class ModelStore:
         """Return a new model, or raise the problem 409 if the name is taken."""
         with self._guard, locked(self.folder, wait=True):
             path = self._free(name)
-            commit(path, learner)
+            modelfile.commit(path, learner)
         return self._of_file(path)
 
     def adopt(self, name: str, file: Path, check: Callable[[Learner], None]) -> ServedModel:
@@ -446,7 +443,7 @@ class ModelStore:
             422 if it is no whole model or was refused; nothing is left behind.
         """
         try:
-            check(open_model(file, device="cpu", cache=False))
+            check(modelfile.open_model(file, device="cpu", cache=False))
             with self._guard, locked(self.folder, wait=True):
                 path = self._free(name)
                 os.link(file, path)  # fails if there is one, unlike a rename
@@ -468,7 +465,7 @@ class ModelStore:
         with self._guard:
             found = self._models.get(path)
             if found is None or found.is_deleted:
-                found = self._models[path] = ServedModel(path, self._config, self._threads)
+                found = self._models[path] = ServedModel(path, self._config, self._threads, self._metrics)
             return found
 
 

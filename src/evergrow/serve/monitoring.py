@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from evergrow.core.errors import EvergrowWarning
 from evergrow.core.escaping import one_line
@@ -67,11 +66,9 @@ class Metrics:
     >>> from evergrow.serve.monitoring import Metrics
     >>> metrics = Metrics()
     >>> metrics.samples.labels("predict").inc(3)
-    >>> b'evergrow_samples_total{work="predict"} 3.0' in metrics.exposition()
-    True
+    >>> metrics.registry.get_sample_value("evergrow_samples_total", {"work": "predict"})
+    3.0
     """
-
-    content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
@@ -91,10 +88,6 @@ class Metrics:
         )
         self.queue = Gauge("evergrow_queue_samples", "Samples that wait for a backbone", registry=own)
         self.jobs = Gauge("evergrow_jobs_open", "Jobs that are not done", registry=own)
-
-    def exposition(self) -> bytes:
-        """Return everything in the text format of Prometheus."""
-        return generate_latest(self.registry)
 
 
 @contextmanager

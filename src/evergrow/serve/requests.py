@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import Depends, Header, Request, Response
@@ -32,13 +32,11 @@ from evergrow.core.escaping import one_line
 from evergrow.learner.modelfile import ModelNotFoundError, ModelWriteError
 from evergrow.learner.snapshot import Change
 from evergrow.serve.config import Limits
-from evergrow.serve.schemas import JsonSamples, LabelFields, SampleForm
+from evergrow.serve.schemas import JsonSamples, SampleForm
 
 JSON, FORM, PROBLEM = "application/json", "multipart/form-data", "application/problem+json"
 UPLOAD = ".upload."
 """Beginning of the names of files that are being received."""
-_ALWAYS = (401, 403, 413, 421, 422, 429, 503)
-"""Statuses that any route can answer with: those of the access middleware, and 422 for parameters."""
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (ModelNotFoundError, 404),
     (ModelWriteError, 507),
@@ -52,14 +50,18 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (errors.WeightsError, 503),
     (MemoryError, 503),
 )
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "What was wrong",
+        "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}},
+    }
+}
+"""The OpenAPI description of answers that are problems, the same for all routes."""
 _NO_ROUTE = {404: "nothing is served under this path", 405: "the path does not take this method"}
 _ERRORS = 20  # validation errors in one document
 _FIELDS = 100  # fields of a JSON object at the top: each unknown one would make an error
 _SMALL = 2**16  # bytes of JSON that are read without keeping others waiting
 _REQUESTS = "requests"  # field of a change: the requests that it fulfilled
-
-Fields = TypeVar("Fields")
-
 
 # -- problems ---------------------------------------------------------------------------------------------------
 
@@ -125,7 +127,10 @@ def problem_of(error: BaseException, folder: str = "") -> Problem:
     if isinstance(error, Problem):
         return error
     if isinstance(error, RequestValidationError):
-        return validation_problem(error.errors())
+        listed = [{"field": _field(entry["loc"]), "message": entry["msg"]} for entry in error.errors()[:_ERRORS]]
+        first = listed[0]
+        detail = f"{first['field']}: {first['message']}" if first["field"] else first["message"]
+        return Problem(422, detail, "BadField", errors=listed)
     if isinstance(error, HTTPException):
         detail = _NO_ROUTE.get(error.status_code, str(error.detail))
         return Problem(error.status_code, detail, "HttpError", headers=error.headers)
@@ -136,14 +141,6 @@ def problem_of(error: BaseException, folder: str = "") -> Problem:
     if folder:
         message = message.replace(os.path.join(folder, ""), "").replace(folder, "the folder of the models")
     return Problem(status, message, type(error).__name__, retry_after=1 if status == 503 else None)
-
-
-def validation_problem(found: Any) -> Problem:
-    """Return the problem 422 for errors that pydantic found, each with its field."""
-    listed = [{"field": _field(entry["loc"]), "message": entry["msg"]} for entry in found[:_ERRORS]]
-    first = listed[0]
-    detail = f"{first['field']}: {first['message']}" if first["field"] else first["message"]
-    return Problem(422, detail, "BadField", errors=listed)
 
 
 def _field(location: tuple[int | str, ...]) -> str:
@@ -176,15 +173,6 @@ async def handle_error(request: Request, error: Exception) -> JSONResponse:
             error = HTTPException(405, headers={"Allow": ", ".join(sorted(allowed))})
     folder = str(request.app.state.service.store.folder)
     return problem_response(problem_of(error, folder), getattr(request.state, "request_id", ""))
-
-
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI descriptions of problems that a route can answer with, and of those that all routes can."""
-    content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
-    return {
-        status: {"description": HTTPStatus(status).phrase, "content": content}
-        for status in sorted({*statuses, *_ALWAYS})
-    }
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------
@@ -228,11 +216,11 @@ async def parse_body(raw: bytes, limits: Limits, kind: Any = None) -> Any:
 
 
 def validated(kind: Any, value: Any, *, strict: bool | None = None) -> Any:
-    """Return a value as a pydantic type, or raise the problem 422 that names the wrong fields."""
+    """Return a value as a pydantic type, or raise the error that becomes the problem 422 with the wrong fields."""
     try:
         return TypeAdapter(kind).validate_python(value, strict=strict)
     except ValidationError as error:
-        raise validation_problem(error.errors()) from error
+        raise RequestValidationError(error.errors()) from error
 
 
 class BoundedRequest(Request):
@@ -303,12 +291,12 @@ class SentSamples:
 
 
 @dataclass(frozen=True, eq=False)
-class SampleBody(Generic[Fields]):
+class SampleBody:
     """A body of samples: JSON, or a form of files.
 
     Parameters
     ----------
-    fields : RequestModel
+    fields : JsonSamples or SampleForm
         The fields beside the samples.
     samples : SentSamples
         The samples.
@@ -316,13 +304,12 @@ class SampleBody(Generic[Fields]):
         What identifies the request, for its idempotency key.
     """
 
-    fields: Fields
+    fields: Any
     samples: SentSamples
     content: tuple[bytes, ...]
 
     def labels(self) -> NDArray[np.str_]:
         """Return the class of every sample, from one for all or one for each."""
-        assert isinstance(self.fields, LabelFields)
         label, labels, n = self.fields.label, self.fields.labels, len(self.samples)
         if (label is None) == (labels is None):
             both = "both were given" if label else "neither was given"
@@ -335,7 +322,7 @@ class SampleBody(Generic[Fields]):
 def sample_body(json_model: type[JsonSamples], form_model: type[SampleForm]) -> Any:
     """Return the dependency that reads a :class:`SampleBody` of these models."""
 
-    async def read(request: Request) -> SampleBody[Any]:
+    async def read(request: Request) -> SampleBody:
         limits = request.app.state.service.limits
         if media_type(request) == FORM:
             fields: SampleForm = validated(form_model, await _read_form(request, limits), strict=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,10 +23,9 @@ from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch, torch_threads
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.models import Edit, ModelStore, ServedModel, Version
+from evergrow.serve.models import ModelStore, ServedModel, Version
 from evergrow.serve.monitoring import Metrics, log
-from evergrow.serve.requests import ChangeRequest, Problem, SentSamples
-from evergrow.serve.schemas import ChangeAnswer
+from evergrow.serve.requests import Problem, SentSamples
 
 Result = TypeVar("Result")
 _WARM = 8
@@ -72,7 +70,7 @@ class Service:
         self._loaders = ThreadPoolExecutor(2, "backbones", limit_torch, (cores(),))
         self._decoders = ThreadPoolExecutor(cores(), "images", limit_torch, (1,))
         self._writers = ThreadPoolExecutor(several, "changes", limit_torch, (cores(),))
-        self.store = ModelStore(config, self._writers)
+        self.store = ModelStore(config, self._writers, self.metrics)
         self.closing = asyncio.Event()
         self._exporting = asyncio.Lock()
 
@@ -172,14 +170,7 @@ class Service:
             await asyncio.gather(*work, return_exceptions=True)
             raise
 
-    # -- changes ------------------------------------------------------------------------------------------------
-
-    async def change(self, model: OpenModel, edit: Edit, request: ChangeRequest, n_samples: int = 0) -> ChangeAnswer:
-        """Make a change that brings some samples, and return once it is on disk."""
-        started = time.perf_counter()
-        result = await model.file.edit(edit, request, n_samples)
-        self.metrics.commit_seconds.observe(time.perf_counter() - started)
-        return result
+    # -- files --------------------------------------------------------------------------------------------------
 
     async def export(self, model: OpenModel, *, head_only: bool) -> Path:
         """Return a temporary file with the model as an ONNX graph, one at a time: it takes seconds and memory."""
