@@ -113,7 +113,7 @@ def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_leve
     config : ServeConfig
         All settings.
     announce : callable
-        Called with the address once requests are taken.
+        Called with the address once it takes connections.
     log_level : str
         Least level of what is logged.
 
@@ -144,14 +144,11 @@ def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_leve
         h11_max_incomplete_event_size=_HEAD_BYTES,
     )
 
-    def ready() -> None:
-        threading.Thread(target=app.state.service.warm_up, name="warm-up", daemon=True).start()
-        announce(address)
-
-    server = _Server(settings, ready, app.state.service.closing.set)
     log("starting", address=address, read_only=config.read_only, tokens=len(config.tokens.entries))
+    threading.Thread(target=app.state.service.warm_up, name="warm-up", daemon=True).start()
+    announce(address)  # who connects from now on waits until the server takes connections
     with listener:
-        server.run(sockets=[listener])
+        _Server(settings, app.state.service.closing).run(sockets=[listener])
 
 
 def _bound(config: ServeConfig) -> socket.socket:
@@ -165,21 +162,15 @@ def _bound(config: ServeConfig) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Says when it is up, and tells open streams when it is about to end."""
+    """Tells open streams of events when it is about to end, so that they close; everything else is answered."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], end: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
         super().__init__(config)
-        self._ready, self._end = ready, end
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to take requests."""
-        await super().startup(sockets)
-        if not self.should_exit:
-            self._ready()
+        self._closing = closing
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end: streams of events close, everything else is answered."""
-        self._end()
+        """Begin to end."""
+        self._closing.set()
         # Not kept by uvicorn to be raised again: to end as asked is a success.
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True

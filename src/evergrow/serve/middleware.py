@@ -101,6 +101,7 @@ class _Exchange:
         self.scope, self.headers, self.id = scope, Headers(scope=scope), uuid.uuid4().hex[:16]
         self._receive, self._send, self._limits, self._count = receive, send, limits, count
         self.started, self.status, self.size = time.perf_counter(), 0, 0
+        self.client = str((scope.get("client") or ("",))[0])
         self.refused = self._complete = False
         path = scope["path"]
         if path.endswith(("/jobs", "/api/v1/models/upload")):
@@ -223,8 +224,8 @@ class ServiceMiddleware:
                 raise Problem(403, f"requests from pages of {origin[:80]!r} are not answered", "CrossOrigin")
         elif site not in ("none", "same-origin") and not followed_link:
             raise Problem(403, "requests from pages of other sites are not answered", "CrossOrigin")
-        caller = caller_address(scope)
-        if self._config.tokens and guarded:
+        caller = exchange.client
+        if self._config.tokens.entries and guarded:
             holder = self._config.tokens.holder(headers.get("authorization", ""))
             if holder is None:
                 raise Problem(401, "send 'Authorization: Bearer TOKEN' with a token of this service", "BadToken")
@@ -258,12 +259,7 @@ class ServiceMiddleware:
             status=exchange.status,
             seconds=round(seconds, 4),
             request_id=exchange.id,
-            client=caller_address(scope),
+            client=exchange.client,
             **({"token": scope["state"]["token"]} if "token" in scope["state"] else {}),
             **({"refused": problem.kind} if problem and exchange.refused else {}),
         )
-
-
-def caller_address(scope: Scope) -> str:
-    """Return the address that a request came from."""
-    return str((scope.get("client") or ("",))[0])

@@ -46,10 +46,9 @@ def set_up_logs(level: str = "info") -> None:
     """Send the logs of the service and of uvicorn to standard error as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    for name in ("evergrow", "uvicorn", "uvicorn.error"):
+    for name in ("evergrow", "uvicorn"):
         logger = logging.getLogger(name)
-        logger.handlers = [handler] if name != "uvicorn.error" else []
-        logger.propagate = name == "uvicorn.error"
+        logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level.upper())
 
 

@@ -25,9 +25,7 @@ from evergrow.serve.requests import (
     ChangeRequest,
     ChangeRequestDep,
     IfMatch,
-    Problem,
-    SampleBody,
-    media_type,
+    SentSamples,
     problem_of,
     receive_file,
     sample_body,
@@ -40,15 +38,10 @@ _BINARY: dict[str, Any] = {FILE: {"schema": {"type": "string", "format": "binary
 _WRITES = [Depends(check_writable)]
 _CHUNK = 2**20  # bytes of a file that are sent at once
 
-models = APIRouter(prefix="/api/v1", tags=["models"], route_class=BoundedRoute, responses=PROBLEMS)
-questions = APIRouter(prefix="/api/v1/models/{m}", tags=["samples"], route_class=BoundedRoute, responses=PROBLEMS)
-changes = APIRouter(
-    prefix="/api/v1/models/{m}",
-    tags=["changes"],
-    route_class=BoundedRoute,
-    responses=PROBLEMS,
-    dependencies=_WRITES,
-)
+_SHARED: dict[str, Any] = {"route_class": BoundedRoute, "responses": PROBLEMS}
+models = APIRouter(prefix="/api/v1", tags=["models"], **_SHARED)
+questions = APIRouter(prefix="/api/v1/models/{m}", tags=["samples"], **_SHARED)
+changes = APIRouter(prefix="/api/v1/models/{m}", tags=["changes"], dependencies=_WRITES, **_SHARED)
 ROUTERS = (models, questions, changes)
 
 
@@ -94,9 +87,7 @@ async def upload_model(
     request: Request, name: schemas.ModelName, service: ServiceDep, response: Response
 ) -> schemas.ModelRecord:
     """Make a model of a file; it is a stranger's, and all of it is checked first."""
-    if media_type(request) != FILE:
-        raise Problem(415, f"send a model file as {FILE}", "MediaType")
-    file, _ = await receive_file(request, service.store.folder, ".part")
+    file, _ = await receive_file(request, service.store.folder, ".part", FILE)
     await service.run(service.store.adopt, name, file, service.pool.check_offered)
     return await _described(await service.run(service.open, name), service, response)
 
@@ -134,11 +125,7 @@ async def download_model(model: ModelDep, service: ServiceDep) -> StreamingRespo
     return StreamingResponse(_chunks(file), media_type=FILE, headers=headers)
 
 
-@models.get(
-    "/models/{m}/export.onnx",
-    response_class=FileResponse,
-    responses={200: {"content": _BINARY}},
-)
+@models.get("/models/{m}/export.onnx", response_class=FileResponse, responses={200: {"content": _BINARY}})
 async def export_model(model: ModelDep, service: ServiceDep, head_only: bool = False) -> FileResponse:
     """Return the model as one ONNX graph, from pixels to labels; with ``head_only`` from features."""
     version = model.version
@@ -209,12 +196,12 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
 @questions.post("/predict", openapi_extra=sample_content(schemas.Question, schemas.QuestionForm))
 async def predict(
     model: ModelDep,
-    body: Annotated[SampleBody, sample_body(schemas.Question, schemas.QuestionForm)],
+    body: Annotated[SentSamples, sample_body(schemas.Question, schemas.QuestionForm)],
     service: ServiceDep,
     response: Response,
 ) -> schemas.Predictions:
     """Return the likeliest classes of each sample, and whether it is unknown."""
-    answers = await service.answers(model, body.samples, body.fields.false_alarm)
+    answers = await service.answers(model, body, body.fields.false_alarm)
     response.headers["ETag"] = model.version.etag
     return predictions(model, answers, body.fields.k)
 
@@ -222,19 +209,19 @@ async def predict(
 @questions.post("/evaluate", openapi_extra=sample_content(schemas.Exam, schemas.ExamForm))
 async def evaluate(
     model: ModelDep,
-    body: Annotated[SampleBody, sample_body(schemas.Exam, schemas.ExamForm)],
+    body: Annotated[SentSamples, sample_body(schemas.Exam, schemas.ExamForm)],
     service: ServiceDep,
 ) -> schemas.EvaluationRecord:
     """Compare answers with labels: accuracy, confusion, and which samples were wrong."""
     version = model.version
     version.require_ready()
     labels = body.labels()
-    rows = await service.features(model, body.samples)
+    rows = await service.features(model, body)
     result = await service.run(version.evaluate, rows, labels, body.fields.false_alarm)
     service.metrics.samples.labels("evaluate").inc(len(rows))
     predicted = [] if result.samples is None else result.samples.predicted.tolist()
     pairs = enumerate(zip(labels.tolist(), predicted, strict=True))
-    wrong = [schemas.WrongSample(sample=i, label=label, predicted=said) for i, (label, said) in pairs if label != said]
+    wrong = [{"sample": i, "label": label, "predicted": said} for i, (label, said) in pairs if label != said]
     about = {"model": model.name, "revision": version.revision, "predicted": predicted, "wrong": wrong}
     return schemas.EvaluationRecord.model_validate({**result.to_dict(), **about})
 
@@ -275,11 +262,13 @@ class RequestedChange:
         """Make a change that needs no samples."""
         return self.done(await self.model.file.edit(edit, self.asking(work, asked)))
 
-    async def learn(self, work: str, body: SampleBody, learn: Callable[[Learner, Any], object]) -> schemas.ChangeAnswer:
+    async def learn(
+        self, work: str, body: SentSamples, learn: Callable[[Learner, Any], object]
+    ) -> schemas.ChangeAnswer:
         """Learn or unlearn samples."""
         labels = body.labels()
         request = self.request.with_content(work.encode(), *body.content, note=body.fields.note)
-        rows = await self.service.features(self.model, body.samples, alone=True)
+        rows = await self.service.features(self.model, body, alone=True)
         answer = await self.model.file.edit(lambda learner: learn(learner, (rows, labels)), request, len(rows))
         if not answer.replayed:
             self.service.metrics.samples.labels(work).inc(len(rows))
@@ -291,7 +280,7 @@ class RequestedChange:
         return answer
 
 
-LessonBody = Annotated[SampleBody, sample_body(schemas.Lesson, schemas.LessonForm)]
+LessonBody = Annotated[SentSamples, sample_body(schemas.Lesson, schemas.LessonForm)]
 ChangeDep = Annotated[RequestedChange, Depends(RequestedChange)]
 
 

@@ -21,7 +21,7 @@ from evergrow.features.base import Backbone
 from evergrow.features.images import decode_image
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
-from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch, torch_threads
+from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.models import ModelStore, ServedModel, Version
 from evergrow.serve.monitoring import Metrics, log
@@ -182,13 +182,13 @@ class Service:
     # -- warming up ---------------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Do what the first callers would have to wait for: load libraries, and the backbones of models there are."""
-        with torch_threads(1):
-            learner = Learner(None, options={"n_units": 8}, device=self.config.device)
-            learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
-            first = [] if self.config.read_only else [None]  # the likeliest backbone of the first model
-            for name in self.store.names()[:_WARM] or first:
-                self._warm_up(name)
+        """Do in a thread of its own what the first callers would wait for: load libraries, and backbones of models."""
+        limit_torch(1)
+        learner = Learner(None, options={"n_units": 8}, device=self.config.device)
+        learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
+        first = [] if self.config.read_only else [None]  # the likeliest backbone of the first model
+        for name in self.store.names()[:_WARM] or first:
+            self._warm_up(name)
 
     def _warm_up(self, name: str | None) -> None:
         """Send a sample through the backbone of a model: the first pass is slow. Whoever asks is told if it fails."""
@@ -237,9 +237,8 @@ def _exported(learner: Learner, pool: BackbonePool, head_only: bool) -> Path:
 # -- dependencies of routes -------------------------------------------------------------------------------------
 
 
-def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+def _service(request: Request) -> Any:
+    return request.app.state.service
 
 
 ServiceDep = Annotated[Service, Depends(_service)]
