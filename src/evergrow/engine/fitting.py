@@ -26,7 +26,6 @@ from evergrow.learner.sharded_fit import (
     complete_update,
     deciding_settings,
     encoder_for,
-    expecting,
     with_layer,
 )
 
@@ -67,7 +66,8 @@ def update(learner: Learner, manifest: Manifest, folder: Path, options: RunOptio
     start = learner.to_archive()
     settings = {"model": archive_digest(start), **extraction_settings(learner), "fan_in": FAN_IN}
     job = begin_job(Job(folder, manifest, "update", settings))
-    template = expecting(learner.spawn(), sum(learner.n_samples_.values()) + manifest.rows)
+    template = learner.spawn()
+    template.head_.expecting(sum(learner.n_samples_.values()) + manifest.rows)
     for path, archive in ((job.start, start), (job.template, template.to_archive())):
         if not _is_done(job) and if_whole(read_archive, path) is None:
             write_archive(path, archive)
@@ -136,7 +136,9 @@ def _template_is_there(learner: Learner, job: Job, encoder: Encoder | None, repo
         return False
     assert encoder is not None
     sample = _sample(job, skipped=unread)
-    expecting(with_layer(learner, encoder, sample), job.manifest.rows).save(job.template)
+    template = with_layer(learner, encoder, sample)
+    template.head_.expecting(job.manifest.rows)
+    template.save(job.template)
     return True
 
 
