@@ -224,7 +224,7 @@ def published_archive(learner: Learner) -> Archive:
     >>> published_archive(learner).meta["counts"]
     {'0': 20, '1': 20}
     """
-    archive = _without_folders(learner.to_archive())
+    archive: Archive = _without_folders(learner.to_archive())
     archive.meta.pop("reference", None)
     for change in archive.meta["history"]:
         change.pop("who", None)
