@@ -112,7 +112,7 @@ def fold_outs(solved: SolvedCache, Z: Tensor, codes: Tensor, folds: Tensor, weig
     for fold in torch.unique(folds).tolist():
         mine = torch.nonzero(folds == fold).ravel()
         part, own, taken = rows.take(mine), codes[mine], None if weights is None else weights[mine]
-        rest = scatter.unlearned(part.reduced, own, taken)
+        rest = scatter.follow(part.reduced, own, taken, sign=-1)
         terms[mine] = NoveltyTerms.of(rest).of_rows(part.reduced, part.outside)
         estimates = rest.estimate_means()
         linear = torch.addmm(estimates.offset, part.reduced, estimates.weights)

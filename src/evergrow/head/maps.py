@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from evergrow.head.layers.feature_map import FeatureBlocks, Units, normalize
+from evergrow.head.layers.feature_map import FeatureBlocks, FeatureMap, normalize
 from evergrow.head.linalg.class_shapes import LIKELIEST, ClassShapes, ShapeScores
 from evergrow.head.ridge_model import RidgeModel
 
@@ -91,7 +91,7 @@ class LayerMap:
     ----------
     normalization : str
         What is done to features first.
-    units : Units or None
+    units : FeatureMap or None
         The hidden layer.
     readout : Tensor of shape (L, C) or None
         A, class weights of the units.
@@ -116,7 +116,7 @@ class LayerMap:
     """
 
     normalization: str
-    units: Units | None
+    units: FeatureMap | None
     readout: Tensor | None
     linear: Tensor | None
     constant: Tensor
@@ -129,7 +129,7 @@ class LayerMap:
         Z = normalize(Z, self.normalization).to(self.dtype)
         total = self.constant.expand(Z.shape[0], -1)
         if self.units is not None and self.readout is not None:
-            total = total + self.units.apply(Z) @ self.readout
+            total = total + self.units.transform(Z) @ self.readout
         if self.linear is not None:
             total = total + Z @ self.linear
         return total if self.shape is None else self.shape.add(Z, total)

@@ -295,9 +295,8 @@ class SolvedCache:
             before, stats = self._scatter
             if stats.basis is None and before.can_follow(len(codes)):
                 H = weighted_rows(model, self.choice.weights, Z)
-                learned = columns is not None
-                scatter = before.learned(H, codes, columns or [], weights) if learned else None
-                scatter = scatter if learned else before.unlearned(H, codes, weights)
+                old = before if columns is None else before.select(columns)
+                scatter = old.follow(H, codes, weights, -1 if columns is None else 1)
         return self.after(model, self.fixed, scatter)
 
     def reordered(self, model: RidgeModel, order: list[int]) -> SolvedCache:
