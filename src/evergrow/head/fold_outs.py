@@ -118,7 +118,7 @@ def fold_outs(solved: SolvedCache, Z: Tensor, codes: Tensor, folds: Tensor, weig
         linear = torch.addmm(estimates.offset, part.reduced, estimates.weights)
         if model.shapes is not None and part.shape is not None:
             moments = model.shapes.remove(part.shape, own, model.masses, taken)
-            linear = ShapeScores.of(moments, rest.counts, choice.strength).add(part.shape, linear)
+            linear = ShapeScores(moments, rest.counts, choice.strength).add(part.shape, linear)
         scores[mine] = linear
         spread += estimates.spread * len(mine) / len(codes)
     found = np.asarray(terms.cpu().numpy())

@@ -53,9 +53,8 @@ class ShapeMap:
     def of(cls, shapes: ClassShapes, scores: ShapeScores, blocks: FeatureBlocks | None = None) -> ShapeMap:
         """Return the map of class shapes, on the CPU; ``blocks`` is what is done to features before."""
         classes = len(scores.counts)
-        pairs = [scores.quadratic(code) for code in range(classes)]
+        pairs, means = scores.quadratics(range(classes)), scores.means
         matrices = torch.stack([matrix for matrix, _ in pairs])
-        means = scores.means()
         inner = torch.einsum("cij,cj->ci", matrices, means)
         constant = torch.einsum("ci,ci->c", inner, means) + means.new_tensor([value for _, value in pairs])
         basis = shapes.basis if blocks is None else shapes.basis * blocks.column_weights().to(shapes.basis)[:, None]
@@ -65,7 +64,7 @@ class ShapeMap:
             matrices.reshape(classes, -1).T.contiguous().cpu(),
             (-2.0 * inner).T.contiguous().cpu(),
             constant.cpu(),
-            scores.floors().cpu(),
+            scores.floors.cpu(),
             min(LIKELIEST, classes),
         )
 

@@ -177,7 +177,7 @@ def choose(
         whole = float(geometry.stats.gram.diagonal().sum()) / rows
         # Where all rows are the same up to rounding, the scale is that of a whole row, not of a centred one.
         alpha, step = choose_ridge(geometry, energy if energy > 1e-10 * whole else whole, start)
-    strength = 1.0 if model.shapes is None else ShapeScores.of(model.shapes, model.masses).strength
+    strength = 1.0 if model.shapes is None else ShapeScores(model.shapes, model.masses).strength
     return Choice(alpha, step, strength, model.rows, weights)
 
 
@@ -369,7 +369,7 @@ class SolvedCache:
         if self._shapes is None:
             self.readout()
             strength = 1.0 if self.choice is None else self.choice.strength
-            self._shapes = ShapeScores.of(shapes, self.model.masses, strength)
+            self._shapes = ShapeScores(shapes, self.model.masses, strength)
         return self._shapes
 
     def temperature(self) -> float:

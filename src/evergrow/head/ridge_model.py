@@ -228,8 +228,8 @@ class RidgeModel:
         return dataclasses.replace(
             self,
             state=self.state.group_targets(groups),
-            counts=sum_columns(self.counts[None, :], groups)[0],
-            masses=sum_columns(self.masses[None, :], groups)[0],
+            counts=sum_columns(self.counts, groups, dim=0),
+            masses=sum_columns(self.masses, groups, dim=0),
             shapes=None if self.shapes is None else self.shapes.group(groups),
         )
 
@@ -238,8 +238,8 @@ class RidgeModel:
         return dataclasses.replace(
             self,
             state=self.state.select_targets(columns),
-            counts=select_counts(self.counts, columns),
-            masses=select_counts(self.masses, columns),
+            counts=take_columns(self.counts, columns, dim=0),
+            masses=take_columns(self.masses, columns, dim=0),
             shapes=None if self.shapes is None else self.shapes.select(columns),
         )
 
@@ -328,11 +328,6 @@ def row_energy(stats: RidgeStatistics, masses: Tensor, rows: float) -> float:
     """Return the mean energy of a row around the mean of all rows."""
     mean_part = float(stats.cross.sum(dim=1).square().sum()) / max(float(masses.sum()), 1e-12)
     return max(float(stats.gram.diagonal().sum()) - mean_part, 0.0) / rows
-
-
-def select_counts(counts: Tensor, columns: Sequence[int]) -> Tensor:
-    """Return counts at ``columns``, zero where the column is -1."""
-    return take_columns(counts[None, :], columns)[0]
 
 
 def _ones(weights: Tensor | None, Z: Tensor) -> Tensor:

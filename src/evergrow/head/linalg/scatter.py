@@ -183,7 +183,7 @@ class SolvedScatter:
             return self
         return replace(
             self,
-            counts=take_columns(self.counts[None, :], columns)[0],
+            counts=take_columns(self.counts, columns, dim=0),
             means=take_columns(self.means, columns),
             solved_means=take_columns(self.solved_means, columns),
         )

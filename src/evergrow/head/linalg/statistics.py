@@ -555,18 +555,14 @@ def _orthonormal(columns: Tensor) -> Tensor:
 # -- columns and checks -----------------------------------------------------------------------------------------------
 
 
-def take_columns(matrix: Tensor, index: Sequence[int]) -> Tensor:
-    """Return columns ``index`` of ``matrix``, with zeros where the index is -1."""
-    if list(index) == list(range(matrix.shape[1])):
+def take_columns(matrix: Tensor, index: Sequence[int], dim: int = 1) -> Tensor:
+    """Return columns ``index`` of a matrix, or with ``dim=0`` rows; zeros where the index is -1."""
+    if list(index) == list(range(matrix.shape[dim])):
         return matrix  # nobody changes a tensor in place
-    chosen = torch.as_tensor(list(index), dtype=torch.long, device=matrix.device)
-    out = torch.zeros(matrix.shape[0], len(index), dtype=matrix.dtype, device=matrix.device)
-    old = chosen >= 0
-    out[:, old] = matrix[:, chosen[old]]
-    return out
+    return sum_columns(matrix, [[place] if place >= 0 else [] for place in index], dim)
 
 
-def sum_columns(matrix: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+def sum_columns(matrix: Tensor, groups: Sequence[Sequence[int]], dim: int = 1) -> Tensor:
     """Return one column for each of ``groups``: the sum of the columns of ``matrix`` that it lists, zero for none.
 
     Examples
@@ -576,10 +572,11 @@ def sum_columns(matrix: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
     >>> sum_columns(torch.tensor([[1.0, 2.0, 4.0]]), [[1], [0, 2], []]).tolist()
     [[2.0, 5.0, 0.0]]
     """
-    chosen = torch.as_tensor([column for group in groups for column in group], dtype=torch.long, device=matrix.device)
-    places = [place for place, group in enumerate(groups) for _ in group]
-    out = torch.zeros(matrix.shape[0], len(groups), dtype=matrix.dtype, device=matrix.device)
-    return out.index_add_(1, torch.as_tensor(places, dtype=torch.long, device=matrix.device), matrix[:, chosen])
+    pairs = [(place, column) for place, group in enumerate(groups) for column in group]
+    places, columns = torch.tensor(pairs, dtype=torch.long, device=matrix.device).view(-1, 2).unbind(dim=1)
+    shape = list(matrix.shape)
+    shape[dim] = len(groups)
+    return matrix.new_zeros(shape).index_add_(dim, places, matrix.index_select(dim, columns))
 
 
 def check_gram(name: str, gram: Tensor) -> None:
