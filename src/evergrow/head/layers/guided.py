@@ -33,7 +33,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from evergrow.core.errors import ConstructionError, ConstructionWarning
+from evergrow.core.errors import ConstructionError, ConstructionWarning, LabelError
 from evergrow.core.progress import meter
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.layers.base import BIAS_RULES, LAYERS, Layer, Scales, UnitSampler, check_scales
@@ -136,6 +136,8 @@ class GuidedLayer(Layer):
 
     def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
         """Grow the units on first-task features and one-hot targets."""
+        if Y.shape[1] < 2:
+            raise LabelError("A guided layer needs at least 2 classes in the first batch, got 1 class.")
         Z, Y = Z.to(torch.float64), Y.to(torch.float64)
         sampler = UnitSampler(Z, self.scales, self.bias, seed, "mgsm", orthogonal=self.orthogonal)
         limit = self.n_units or self.max_units

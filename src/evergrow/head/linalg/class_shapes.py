@@ -55,7 +55,7 @@ _WIDE = 1536
 
 _MORE, _ROUNDS = 64, 5
 
-_STRENGTHS = tuple(5.0 * 2.0 ** (step / 2) for step in range(22))
+_STRENGTHS: tuple[float, ...] = tuple(5.0 * 2.0 ** (step / 2) for step in range(22))
 
 
 def counts_or_one(counts: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ class SimpleCILClassifier(IncrementalClassifier):
             self.__dict__.pop(name, None)
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        codes = torch.from_numpy(labels.codes).to(Z.device)
+        codes = labels.codes
         n_classes = len(labels.classes)
         sums = Z.new_zeros(n_classes, Z.shape[1])
         counts = torch.bincount(codes, minlength=n_classes)
