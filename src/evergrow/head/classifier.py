@@ -19,7 +19,7 @@ from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
-from evergrow.head.fold_outs import FoldOuts, Rows, fold_outs
+from evergrow.head.fold_outs import FoldOuts, as_seen, fold_outs
 from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind, column_map, known_codes
 from evergrow.head.layers.base import LAYERS, FourierLayer, Layer, layer_from_plain
 from evergrow.head.layers.feature_map import (
@@ -250,7 +250,7 @@ class Classifier(IncrementalClassifier):
         out = Z.new_empty(Z.shape[0], readout.weights.shape[1])
         for rows, H in model.activations(Z):
             out[rows] = torch.addmm(readout.offset, H, readout.weights)
-        shapes = self._solved.shapes()
+        shapes = self._solved.shapes
         return out if shapes is None or model.shapes is None else shapes.add(model.shapes.rows(model.inputs(Z)), out)
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -314,7 +314,7 @@ class Classifier(IncrementalClassifier):
         True
         """
         terms = self.novelty_terms(X)
-        return (self._solved.standard() if self._standard is None else self._standard).score(terms)
+        return (self._solved.standard if self._standard is None else self._standard).score(terms)
 
     def novelty_terms(self, X: Any) -> NDArray[np.float64]:
         """Return what novelty is weighed from: five terms, and 1 / count of the nearest class.
@@ -330,10 +330,10 @@ class Classifier(IncrementalClassifier):
             Columns as in :data:`~evergrow.head.novelty.TERMS`, each larger for what is less known, and the last.
         """
         self._require_fitted()
-        terms, weights, found = self._solved.terms(), self._solved.scatter()[0].weights, []
+        terms, weights, found = self._solved.terms, self._solved.scatter()[0].weights, []
         for block in torch.split(self._features(X, self.device_), _TERM_ROWS):
-            rows = Rows.of(self._model, block, weights)
-            found.append(bounded(terms.of_rows(rows.reduced, rows.outside), block))
+            reduced, outside, _ = as_seen(self._model, block, weights)
+            found.append(bounded(terms.of_rows(reduced, outside), block))
         return np.asarray(torch.cat(found).cpu().numpy())
 
     # -- calibration --------------------------------------------------------------------------------------
@@ -613,7 +613,7 @@ class Classifier(IncrementalClassifier):
         """Return what the head computes as plain matrices, on the CPU."""
         self._require_fitted()
         model, solved = self._model, self._solved.readout()
-        found, shapes, scores = layer_map(model, solved.weights, solved.offset), model.shapes, self._solved.shapes()
+        found, shapes, scores = layer_map(model, solved.weights, solved.offset), model.shapes, self._solved.shapes
         if shapes is None or scores is None or not scores.has_terms:
             return found
         return dataclasses.replace(found, shape=ShapeMap.of(shapes, scores, model.blocks))

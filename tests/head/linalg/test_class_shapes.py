@@ -23,7 +23,7 @@ def rows():
 def learn(P, codes, classes=3):
     k = P.shape[1]
     none = ClassShapes(P.new_zeros(k), torch.eye(k).to(P), P.new_zeros(0, k), P.new_zeros(0, k * (k + 1) // 2))
-    return none.select([-1] * classes).add(P, codes)
+    return none.group([[]] * classes).add(P, codes)
 
 
 def test_sums_are_those_of_the_rows(rows):
@@ -82,7 +82,7 @@ def test_only_the_likeliest_classes_are_looked_at(rows, monkeypatch):
 
 def test_a_class_of_one_row_has_no_shape(rows):
     P, codes = rows
-    shapes = learn(P, codes).select([0, 1, 2, -1]).add(P[:1] + 9, torch.tensor([3]))
+    shapes = learn(P, codes).group([[0], [1], [2], []]).add(P[:1] + 9, torch.tensor([3]))
     scores = ShapeScores(shapes, torch.tensor([30, 30, 30, 1]))
     got = scores.add(P, torch.zeros(90, 4, dtype=torch.float64))
     torch.testing.assert_close(got[:, 3], torch.zeros(90, dtype=torch.float64))

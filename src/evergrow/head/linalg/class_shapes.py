@@ -29,7 +29,7 @@ from evergrow.core.errors import NumericalError, UnlearnError
 from evergrow.core.record import Spec, record, require
 from evergrow.core.seeding import generator
 from evergrow.head.linalg.factor import symmetric_eigh
-from evergrow.head.linalg.statistics import sum_columns, take_columns
+from evergrow.head.linalg.statistics import sum_columns
 
 LIKELIEST = 16
 """Classes per row whose shape is looked at; the others get the smallest term among these, so none can win by it."""
@@ -84,7 +84,7 @@ class ClassShapes:
     >>> import torch
     >>> from evergrow.head.linalg.class_shapes import ClassShapes
     >>> P = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
-    >>> shapes = ClassShapes.first(P, directions=2).select([-1])
+    >>> shapes = ClassShapes.first(P, directions=2).group([[]])
     >>> shapes.add(shapes.rows(P), torch.tensor([0, 0])).squares.round(decimals=9).tolist()
     [[4.0]]
     """
@@ -118,13 +118,8 @@ class ClassShapes:
         """Return features Z (n, d), as the layer sees them, in these directions, (n, k)."""
         return (Z - self.centre) @ self.basis
 
-    def select(self, columns: Sequence[int]) -> ClassShapes:
-        """Return the sums with classes reordered or left out; -1 is a new one without rows."""
-        sums, squares = (take_columns(part, columns, dim=0) for part in (self.sums, self.squares))
-        return replace(self, sums=sums, squares=squares)
-
     def group(self, groups: Sequence[Sequence[int]]) -> ClassShapes:
-        """Return the sums of classes each of which is several old ones together."""
+        """Return the sums of classes each of which is several old ones together; of none, a new one without rows."""
         sums, squares = (sum_columns(part, groups, dim=0) for part in (self.sums, self.squares))
         return replace(self, sums=sums, squares=squares)
 
@@ -236,7 +231,7 @@ class ShapeScores:
     >>> P = torch.randn(40, 2, generator=source, dtype=torch.float64) * torch.tensor([1.0, 5.0])
     >>> codes = torch.arange(40) % 2
     >>> P[codes == 0] = P[codes == 0].flip(1)
-    >>> shapes = ClassShapes.first(P, directions=2).select([-1, -1])
+    >>> shapes = ClassShapes.first(P, directions=2).group([[], []])
     >>> scores = ShapeScores(shapes.add(shapes.rows(P), codes), torch.tensor([20, 20]))
     >>> new = shapes.rows(torch.tensor([[0.0, 9.0]], dtype=torch.float64))
     >>> scores.add(new, torch.zeros(1, 2).double()).argmax().item()
