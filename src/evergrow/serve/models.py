@@ -31,6 +31,7 @@ from evergrow.learner.modelfile import (
     History,
     ModelNotFoundError,
     ModelWriteError,
+    clean_folder,
     commit,
     kept_revisions,
     locked_model,
@@ -503,7 +504,8 @@ def _remove_model(path: Path) -> None:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what a crash left: models that were being deleted, and files that were being received."""
+    """Remove what a crash left: models that were being written or deleted, and files that were being received."""
+    clean_folder(folder)
     for upload in folder.glob(f"{UPLOAD}*"):
         with suppress(OSError):  # another process may remove it too
             if time.time() - upload.stat().st_mtime > _ABANDONED:
