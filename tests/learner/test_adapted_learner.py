@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from tests.adapt.tiny import stripes, tiny_vit
 from tests.learner.toys import Letters, assert_same, write_folder
 
@@ -103,14 +102,6 @@ def test_it_is_the_adapted_classifier_made_by_hand(tuner: str, first: Part, late
     assert not np.allclose(X[1], encode(plain, later[0], cache=False, join=False).X, atol=1e-4)
 
 
-def test_the_backbone_given_stays_as_it_was(first: Part) -> None:
-    backbone = tiny_vit()
-    before, spec = encode(backbone, first[0], cache=False, join=False).X, backbone.spec
-    learner = learner_of(backbone=backbone).fit(first)
-    assert backbone.spec == spec != learner.backbone_().spec
-    assert np.array_equal(encode(backbone, first[0], cache=False, join=False).X, before)
-
-
 def test_same_seed_same_model(first: Part) -> None:
     one, two, other = (learner_of(random_state=seed).fit(first) for seed in (3, 3, 4))
     for name, tensor in one.to_archive().tensors.items():
@@ -144,26 +135,6 @@ def test_fitting_again_adapts_again(fitted: Learner, first: Part, later: Part) -
     for again in (fitted.fit(later), loaded.fit(later)):
         assert again.backbone_().spec == fresh.backbone_().spec
         assert np.array_equal(again.decision_function(first[0]), fresh.decision_function(first[0]))
-
-
-def test_evaluation_and_unknown_things_use_the_adapted_features(fitted: Learner) -> None:
-    known, strange = images(0, 1, seed=5), images(3, seed=5)
-    X = fitted.features(known[0]).X
-    result = fitted.evaluate(known, unknown=strange)
-    assert result.accuracy == np.mean(fitted.head_.predict(X) == known[1])
-    assert result.unknown is not None
-    assert np.array_equal(fitted.is_unknown(known[0]), fitted.head_.novelty_score(X) > fitted.threshold())
-
-
-def test_images_of_every_form(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "p", {"blue": 1, "red": 0}, n=4)
-    files = sorted(folder.glob("*/*.png"))
-    labels = [file.parent.name for file in files]
-    images = [Image.open(file) for file in files]
-    ragged = [np.asarray(image)[: 20 + number % 2] for number, image in enumerate(images)]
-    of_files, of_images = (learner_of().fit(data) for data in (folder, (images, labels)))
-    assert of_files.backbone_().spec == of_images.backbone_().spec
-    assert learner_of().fit((ragged, labels)).backbone_().spec.name == of_files.backbone_().spec.name
 
 
 def test_images_that_cannot_be_read(tmp_path: Path) -> None:
@@ -308,16 +279,6 @@ def test_a_backbone_adapted_elsewhere_is_saved_with_its_tuner(first: Part, later
     loaded = Learner.load(tmp_path / "m.evg", cache=False)
     assert loaded.adapt is None
     assert same_answers(loaded, learner, later[0])
-
-
-def test_features_are_cached_under_the_adapted_backbone(tmp_path: Path) -> None:
-    folder, cache = write_folder(tmp_path / "p", {"red": 0, "blue": 1}, n=4), tmp_path / "cache"
-    learner = learner_of(cache=cache).fit(folder)
-    learner.save(tmp_path / "m.evg")
-    nowhere = Learner.load(tmp_path / "m.evg", weights=tmp_path / "nowhere.pth", cache=cache)
-    assert same_answers(nowhere, learner, folder)
-    plain = learner_of(None, cache=cache).fit(folder)
-    assert not np.allclose(plain.features(folder).X, learner.features(folder).X, atol=1e-4)
 
 
 # -- several sites ------------------------------------------------------------------------------------------

@@ -10,12 +10,7 @@ from sklearn.datasets import load_digits
 from evergrow import Learner
 from evergrow.core.errors import FileFormatError, NotFittedError
 from evergrow.core.record import from_values, to_values
-from evergrow.learner.calibration import (
-    ENOUGH,
-    Calibration,
-    Scores,
-    assign_folds,
-)
+from evergrow.learner.calibration import ENOUGH, Calibration, Scores, assign_folds
 
 
 def test_folds_leave_something_of_every_class() -> None:
@@ -96,6 +91,7 @@ def test_files_hold_it() -> None:
         [{"n": 2, "size": 5, "points": [2.0, 1.0]}],
         [{"n": -1, "size": 5, "points": [1.0]}],
         [{"n": True, "size": 5, "points": [1.0]}],
+        [{"n": 1, "size": 5, "points": [1.0], "losses": [1.0]}],
         [3],
         3,
     ):

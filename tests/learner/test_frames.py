@@ -127,15 +127,6 @@ def test_texts_of_a_column(library: Any) -> None:
         learner.fit(frame["text"], frame)
 
 
-def test_paths_of_a_column(tmp_path: Path) -> None:
-    for number in range(8):
-        Image.fromarray(image(number % 2, number)).save(tmp_path / f"{number}.png")
-    frame = pandas.DataFrame({"path": [str(tmp_path / f"{n}.png") for n in range(8)], "label": [0, 1] * 4})
-    learner = Learner(Colours(), options={"n_units": 10}, cache=False).fit(frame["path"], frame["label"])
-    assert learner.kind_ == "image"
-    assert learner.predict(frame[["path"]]).tolist() == [0, 1] * 4
-
-
 # -- out ----------------------------------------------------------------------------------------------------------
 
 

@@ -92,6 +92,8 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         (_set("recipe", "method", "ranpac"), "of another method"),
         (_set("recipe", "options", []), "'options' should be an object"),
         (_set("seed", "x"), "'seed' should be an integer"),
+        (_set("label_kind", "colour"), "'label_kind' should be one of"),
+        (_set("label_kind", "boolean"), "its labels are of kind 'boolean', but '0' is none"),
         (_set("spec", {}), "'spec' lacks 'name'"),
         (_set("calibration", "parts", 0, "points", 0, 10**400), "finite number"),
     ],

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from tests.adapt.tiny import stripes, tiny_vit
-from tests.learner.toys import all_tensors, timeless, write_folder
+from tests.learner.toys import all_tensors, timeless
 
 from evergrow.adapt import CheckpointError, FsaConfig
 from evergrow.adapt.loop import _Run
 from evergrow.core.archive import read_archive
-from evergrow.core.errors import DataWarning, FileFormatError, ParameterError
+from evergrow.core.errors import FileFormatError, ParameterError
 from evergrow.learner.learner import Learner
 
 CONFIG = FsaConfig.recipe(tuner="ssf", epochs=4, lr=0.1)  # each epoch of the images below is one step
@@ -76,22 +76,6 @@ def test_going_on_gives_the_learner_of_one_go(data: Any, interrupt: Any, tmp_pat
     again = learner_of().fit(data, checkpoint=str(path))
     assert again.backbone_().log.resumed_epochs == 3
     assert_same(again, whole, data[0])
-
-
-def test_images_left_out_are_no_obstacle(interrupt: Any, tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "p", {"red": 0, "blue": 1}, n=4)
-    (folder / "red" / "9.png").write_bytes(b"no image")
-    path, skipping = tmp_path / "training", {"extract": {"on_error": "skip"}}
-    with pytest.warns(DataWarning, match=r"9\.png"):
-        whole = learner_of(**skipping).fit(folder)
-    interrupt(2)
-    with pytest.warns(DataWarning), pytest.raises(KeyboardInterrupt):
-        learner_of(**skipping).fit(folder, checkpoint=path)
-    interrupt(None)
-    with pytest.warns(DataWarning):
-        again = learner_of(**skipping).fit(folder, checkpoint=path)
-    assert again.backbone_().log.resumed_epochs == 1
-    assert_same(again, whole, folder / "blue")
 
 
 def test_a_finished_checkpoint_stays_and_is_taken_as_it_is(

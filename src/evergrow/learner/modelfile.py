@@ -245,6 +245,7 @@ def rollback(
         If what is kept is damaged, was altered, or is no revision of this model.
     """
     check_number("n", n, low=1, integer=True)
+    who, extra = author() if who is None else who, dict(extra or {})
     with _change(path, wait) as place:
         current = Header.read(place.model)
         place.adopt(current)
@@ -255,14 +256,8 @@ def rollback(
             raise ParameterError(f"n must be at most {len(kept)}, the number of revisions kept, got {n}")
         target = Header.of(place.verified(ancestors[-n].revision, ancestors[-n].digest))
         undone = [entry for entry in current.history if entry.revision > target.revision]
-        change = Change.now(
-            "rollback",
-            sum(entry.samples for entry in undone),
-            note=f"undid {', '.join(entry.what for entry in undone)}",
-            revision=target.revision,
-            who=author() if who is None else who,
-            extra=dict(extra or {}),
-        )
+        note, samples = f"undid {', '.join(entry.what for entry in undone)}", sum(entry.samples for entry in undone)
+        change = Change.now("rollback", samples, note=note, revision=target.revision, who=who, extra=extra)
         place.restore(ancestors[-n].revision, Undone(change, current.digest, target.digest))
     return change
 
@@ -303,6 +298,7 @@ def redo(
         If what is kept is damaged, or is not what was undone.
     """
     check_number("n", n, low=1, integer=True)
+    who, extra = author() if who is None else who, dict(extra or {})
     with _change(path, wait) as place:
         steps = place.redoable(Header.read(place.model).digest)[:n]
         if not steps:
@@ -314,14 +310,9 @@ def redo(
         if n > len(steps):
             raise ParameterError(f"n must be at most {len(steps)}, the number of rollbacks to take back, got {n}")
         for entry, number in zip(steps, numbers, strict=True):
-            change = Change.now(
-                "redo",
-                entry.change.samples,
-                note=f"redid {entry.change.note.removeprefix('undid ')}",
-                revision=Header.of(place.verified(number or 0, entry.before)).revision,
-                who=author() if who is None else who,
-                extra=dict(extra or {}),
-            )
+            note = f"redid {entry.change.note.removeprefix('undid ')}"
+            revision = Header.of(place.verified(number or 0, entry.before)).revision
+            change = Change.now("redo", entry.change.samples, note=note, revision=revision, who=who, extra=extra)
             place.restore(number or 0, Undone(change, entry.after, entry.before))
     return change
 
