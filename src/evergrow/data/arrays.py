@@ -452,15 +452,6 @@ def read_npy(path: Path) -> NDArray[Any]:
 # -- the source -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _ArrayRows:
-    file: str
-    array: str
-    labels: str
-    start: int
-    stop: int
-
-
 class ArraySource(Source):
     """Rows of the arrays ``X_train`` and ``y_train`` (or ``X`` and ``y``) of one file or many.
 
@@ -486,14 +477,6 @@ class ArraySource(Source):
         file = self._open(name)
         array = file.arrays[self._keys(name)[0][0]]
         return () if array.is_pixels or STAMP not in file.texts else file.stated(array.shape[1])[1]
-
-    @property
-    def has_test(self) -> bool:
-        """Whether there is a test part beside the training part."""
-        if len(self._every_file) > 1:
-            return super().has_test
-        arrays = self._open(next(iter(self.files))).arrays
-        return "X_test" in arrays and bool(arrays["X_test"].shape[0])
 
     def _keys(self, name: str) -> list[tuple[str, str]]:
         """Return the arrays of samples and of labels that the part is in; a label array may be missing."""
@@ -529,14 +512,13 @@ class ArraySource(Source):
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the rows of a shard."""
-        where = where_of(shard, _ArrayRows)
-        name, key, start, stop = where.file, where.array, where.start, where.stop
+        name, key, labels_key, start, stop = where_of(shard, file=str, array=str, labels=str, start=int, stop=int)
         file = self._open(name)
         if key not in file.arrays or stop > file.arrays[key].shape[0] or stop - start != shard.rows:
             raise FileFormatError(f"{file.title} must hold {stop} rows of {key}, as when the shards were made")
         values = file.rows(key, start, stop)
         names = tuple(f"{name}[{row}]" for row in range(start, stop))
-        labels, labels_key = None, where.labels
+        labels = None
         if self.options.labelled and labels_key in file.arrays:
             known = dict(enumerate(file.class_names()))
             labels = class_labels(file.rows(labels_key, start, stop).tolist(), known, file.title)

@@ -67,21 +67,23 @@ class Walk:
     def images(self, folder: str = "") -> list[str]:
         """Return the images in a folder and the folders below it, relative to the root, sorted by name.
 
-        Links are followed; one that leads back to a folder above it is left out. Only folders are asked for their
-        status, so that a hundred thousand files cost little more than their names.
+        Links to folders are followed once; those to a folder above would bring in other classes, or the whole disk.
+        Only folders are asked for their status, so that a hundred thousand files cost little more than their names.
         """
         names: list[str] = []
-        pending = [(folder, self.tree.above | {self.tree.identity(folder)})]
+        root = os.path.realpath(self.tree.root)
+        seen, pending = {os.path.realpath(self.tree.root / folder)}, [folder]
         while pending:
-            current, above = pending.pop()
+            current = pending.pop()
             for name, kind in self._entries(current):
-                path = f"{current}/{name}" if current else name
+                path = posixpath.join(current, name)
                 if kind == "folder":
-                    identity = self.tree.identity(path)
-                    if identity in above:
+                    target = self.tree.link_target(path)
+                    if target and (target in seen or os.path.join(root, "").startswith(os.path.join(target, ""))):
                         self.ignored["links back to a folder above"] += 1
-                    else:
-                        pending.append((path, above | {identity}))
+                        continue
+                    seen.add(target)
+                    pending.append(path)
                 elif not is_image(name):
                     self.count_other(name)
                 elif kind == "file":
@@ -211,27 +213,9 @@ def read_train_test(tree: Tree, name: str, options: DataOptions) -> Dataset:
         raise InputError(
             f"{tree.place()} must hold a folder train and a folder test, val, valid or validation, got neither"
         )
-    train_folder, test_folder, others = names
-    walk = Walk(tree)
-    cautions: list[str] = []
-    classes = {part: _class_folders(walk, part, options, cautions) for part in (train_folder, test_folder)}
-    for part, folders in classes.items():
-        if not folders:
-            raise InputError(f"{tree.place(part)} must hold one folder per class, got none")
-    check_test_classes({label for label, _ in classes[train_folder]}, {label for label, _ in classes[test_folder]})
-    parts = {part: _read_classes(walk, part, classes[part], options, cautions) for part in classes}
-    (train, train_labels), (test, test_labels) = parts[train_folder], parts[test_folder]
-    check_test_classes(train_labels, test_labels)
-    left = [f"folder {other} left out: {test_folder} is the test set" for other in others]
-    return Dataset.of(
-        tree.images(train),
-        train_labels,
-        tree.images(test),
-        test_labels,
-        layout="train-test",
-        notes=(*walk.note(), *left),
-        cautions=(*cautions, *walk.cautions()),
-    )
+    train, test, others = names
+    notes = [f"folder {other} left out: {test} is the test set" for other in others]
+    return _read_parts(Walk(tree), [train, test], options, "train-test", notes)
 
 
 @register_reader("class-folders", fits=lambda tree: True, rank=100)
@@ -243,85 +227,69 @@ def read_class_folders(tree: Tree, name: str, options: DataOptions) -> Dataset:
     InputError
         If there are no class folders, if one is empty, or if the folders are data sets of their own.
     """
+    folders, base = Walk(tree).subfolders(), ""
     walk = Walk(tree)
-    base = ""
-    folders = walk.subfolders()
     if len(folders) == 1 and folders[0].lower() in TRAIN_WORDS:  # a training folder alone
-        base = folders[0]
-        folders = walk.subfolders(base)
-    if not folders:
-        loose = walk.ignored["images outside class folders"] + sum(walk.unread.values())
-        hint = f" but {loose} images: move them to folders named after their classes" if loose else ""
-        raise InputError(
-            f"{tree.place(base)} must hold one folder per class, or train/<class>/ and test/<class>/, got no folder"
-            f"{hint}{walk.unread_hint()}"
-        )
-    if all(split_folders(tree.below(posixpath.join(base, folder))) is not None for folder in folders):
+        base, folders = folders[0], Walk(tree).subfolders(folders[0])
+        walk.subfolders()  # counts what lies beside it
+    if folders and all(split_folders(tree.below(posixpath.join(base, folder))) is not None for folder in folders):
         raise InputError(
             f"{tree.place()} must be one data set, got a folder of several ({listed(folders)}): point to one of them"
         )
-    walk = Walk(tree)  # counts anew: the folders are listed again
-    if base:
-        walk.subfolders()
+    return _read_parts(walk, [base], options, "class-folders", [])
+
+
+def _read_parts(walk: Walk, parts: list[str], options: DataOptions, layout: str, notes: list[str]) -> Dataset:
+    """Return the images of one folder with class folders, or of one for training and one for testing."""
+    tree = walk.tree
     cautions: list[str] = []
-    names, labels = _read_classes(walk, base, _class_folders(walk, base, options, cautions), options, cautions)
+    found: list[tuple[list[str], list[str]]] = []
+    for folders in [_class_folders(walk, part, options, cautions) for part in parts]:
+        files = {folder: walk.images(folder) for folder in folders}
+        empty = [folder for folder, names in files.items() if not names]
+        if len(empty) == len(files) or (empty and not options.allow_empty):
+            raise InputError(
+                f"class folders must hold at least one image, got none in {listed(empty)} of {tree.place()}; delete "
+                f"them, or go on without them by allow_empty{walk.unread_hint()}"
+            )
+        cautions += [f"class folders without images left out: {listed(empty)}"] if empty else []
+        labels = [posixpath.basename(folder) for folder, names in files.items() for _ in names]
+        found.append(([name for names in files.values() for name in names], labels))
+    if len(parts) == 2:
+        check_test_classes(found[0][1], found[1][1])
+    columns = [value for names, labels in found for value in (tree.images(names), labels)]
     said = (*cautions, *walk.cautions())
-    return Dataset.of(tree.images(names), labels, layout="class-folders", notes=tuple(walk.note()), cautions=said)
+    return Dataset.of(*columns, layout=layout, notes=(*walk.note(), *notes), cautions=said)  # type: ignore[arg-type]
 
 
-def _class_folders(walk: Walk, part: str, options: DataOptions, cautions: list[str]) -> list[tuple[str, str]]:
-    """Return the class and the path of every class folder in a part, so many levels down as the options say."""
-    places = [""]
-    for _ in range(max(options.class_level, 1)):
-        places = [
-            posixpath.join(place, name) for place in places for name in walk.subfolders(posixpath.join(part, place))
-        ]
-    if not places and options.class_level > 1:
+def _class_folders(walk: Walk, part: str, options: DataOptions, cautions: list[str]) -> list[str]:
+    """Return the class folders in a part, so many levels down as the options say."""
+    places = [part]
+    for level in range(max(options.class_level, 1)):
+        places = [posixpath.join(place, name) for place in places for name in walk.subfolders(place)]
+        if not places and level:
+            raise InputError(
+                f"class_level must be a depth at which {walk.tree.place(part)} has folders, got {options.class_level}"
+            )
+    if not places:
+        loose = walk.ignored["images outside class folders"] + sum(walk.unread.values())
+        hint = f" but {loose} images: move them to folders named after their classes" if loose else ""
         raise InputError(
-            f"class_level must be a depth at which {walk.tree.place(part)} has folders, got {options.class_level}"
+            f"{walk.tree.place(part)} must hold one folder per class, or train/<class>/ and test/<class>/, got no "
+            f"folder{hint}{walk.unread_hint()}"
         )
     if not options.class_level:
-        cautions += _repeated_below(walk.tree, part, places)
-    return [(posixpath.basename(place), posixpath.join(part, place)) for place in places]
-
-
-def _repeated_below(tree: Tree, part: str, folders: list[str]) -> list[str]:
-    """Return a caution where the folders hold folders of the same names, which may be the classes that were meant."""
-    inner = Counter(
-        name
-        for folder in folders
-        for name, kind in tree.entries(posixpath.join(part, folder))
-        if kind == "folder" and not is_hidden(name)
-    )
-    repeated = sorted(name for name, count in inner.items() if count > 1)
-    if not repeated or 2 * len(repeated) < len(inner):
-        return []
-    return [
-        f"folders of the same names ({listed(repeated)}) repeat in {listed(folders)}: the outer {len(folders)} were "
-        f"taken for classes; a class level of 2 takes the inner {len(inner)}, one of 1 says that the outer are meant"
-    ]
-
-
-def _read_classes(
-    walk: Walk, part: str, folders: list[tuple[str, str]], options: DataOptions, cautions: list[str]
-) -> tuple[list[str], list[str]]:
-    found = [(label, path, walk.images(path)) for label, path in folders]
-    names = [name for _, _, files in found for name in files]
-    labels = [label for label, _, files in found for _ in files]
-    empty = [path for _, path, files in found if not files]
-    if empty and not options.allow_empty:
-        raise InputError(
-            f"class folders must hold at least one image, got none in {listed(empty)} of {walk.tree.place()}; "
-            f"delete them, or go on without them by allow_empty{walk.unread_hint()}"
-        )
-    if not names:
-        raise InputError(
-            f"{walk.tree.place(part)} must hold images, got none in its {len(folders)} class folders"
-            f"{walk.unread_hint()}"
-        )
-    if empty:
-        cautions.append(f"class folders without images left out: {listed(empty)}")
-    return names, labels
+        # Folders of the same names in the class folders may be the classes that were meant.
+        below = [name for place in places for name, kind in walk.tree.entries(place) if kind == "folder"]
+        inner = Counter(name for name in below if not is_hidden(name))
+        repeated = sorted(name for name, count in inner.items() if count > 1)
+        if repeated and 2 * len(repeated) >= len(inner):
+            outer = listed(posixpath.relpath(place, part or ".") for place in places)
+            cautions.append(
+                f"folders of the same names ({listed(repeated)}) repeat in {outer}: the outer {len(places)} were taken "
+                f"for classes; a class level of 2 takes the inner {len(inner)}, one of 1 says that the outer are meant"
+            )
+    return places
 
 
 # -- images without labels, and patterns ----------------------------------------------------------------------
