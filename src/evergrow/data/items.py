@@ -132,10 +132,7 @@ class Images(Items):
         if isinstance(array, np.ndarray) and not (
             array.dtype == np.uint8 and (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3))
         ):
-            raise InputError(
-                "pixels must be uint8 of shape (n, height, width, 3) or (n, height, width), "
-                f"got {array.dtype} of shape {array.shape}"
-            )
+            raise InputError(f"pixels must be uint8 of shape (n, h, w[, 3]), got {array.dtype} {array.shape}")
 
     @property
     def pixels(self) -> NDArray[np.uint8] | None:
@@ -735,18 +732,14 @@ def check_test_classes(train: Iterable[str], test: Iterable[str]) -> None:
     unknown = sorted(set(test) - set(train))
     if not unknown:
         return
-    spellings = {_folded(label): label for label in train}
+    alike = {_folded(label): label for label in train}
     for label in unknown:
-        other = spellings.get(_folded(label))
-        if other is not None:
+        if _folded(label) in alike:
             raise LabelError(
-                f"classes must be spelled alike in training and test set, got {other!r} in training and "
-                f"{label!r} in test: they differ only in upper and lower case or in how accents are stored; "
-                "rename one"
+                f"classes must be spelled alike in training and test set, got {alike[_folded(label)]!r} and {label!r}, "
+                "which differ in case or in how accents are stored: rename one"
             )
-    raise LabelError(
-        f"every class of the test set must be in the training set, got {listed(unknown)} in the test set only"
-    )
+    raise LabelError(f"every class of the test set must be in training, got {listed(unknown)} in the test set only")
 
 
 def spelled_alike(names: Sequence[str]) -> list[str]:

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
-from urllib.parse import urlsplit
 
 from evergrow.core.errors import (
     DatasetNotFoundError,
@@ -52,6 +51,7 @@ _TELLING = frozenset(
     {"train", "training", "test", "testing", "val", "valid", "validation", "data", "splits", "annotations"}
 )
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+_PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 _REMOTE = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 EntryKind = Literal["folder", "file", "broken"]
@@ -217,9 +217,7 @@ class Tree:
             while parent:
                 parent, name = posixpath.split(parent)
                 if folders.setdefault(parent, {}).setdefault(name, cast(EntryKind, kind)) != kind:
-                    raise FileFormatError(
-                        f"{self.address} must hold a file or a folder of a name, got both of {full!r}"
-                    )
+                    raise FileFormatError(f"{self.address} must hold a file or a folder, got both: {full!r}")
                 kind = "folder"
         return folders
 
@@ -374,9 +372,7 @@ def decoded_text(body: bytes, title: str) -> str:
     except UnicodeDecodeError as error:
         line = body.count(b"\n", 0, error.start) + 1
         hint = "; it looks like UTF-16" if body[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        raise FileFormatError(
-            f"{title} must be text in UTF-8, but line {line} is not{hint}; save it as UTF-8"
-        ) from error
+        raise FileFormatError(f"{title} must be text in UTF-8, but line {line} is not{hint}") from error
 
 
 def write_file(
@@ -435,24 +431,14 @@ def public_storage(storage: Mapping[str, Any]) -> dict[str, Any]:
         if key == "client_kwargs" and isinstance(value, Mapping):
             inner = public_storage(value)
             kept.update({"client_kwargs": inner} if inner else {})
-        elif key in PUBLIC_STORAGE and isinstance(value, (str, int, bool)) and not _has_password(str(value)):
+        elif key in PUBLIC_STORAGE and isinstance(value, (str, int, bool)) and not _PASSWORD.search(str(value)):
             kept[key] = value
     return kept
 
 
-def _has_password(address: str) -> bool:
-    try:
-        return urlsplit(address).password is not None
-    except ValueError:
-        return False
-
-
 def check_address(address: str) -> None:
     """Raise :class:`ParameterError` for an address with a secret in it; the message does not repeat it."""
-    if is_remote(address) and _has_password(address):
-        raise ParameterError(
-            "an address must hold no password, because it is written to manifests, got one that does; put it into the "
-            "environment"
-        )
+    if is_remote(address) and _PASSWORD.search(address):
+        raise ParameterError("an address must hold no password, which belongs into the environment, got one that does")
     if address.lower().startswith(("http://", "https://")) and "?" in address:
         raise ParameterError("an address must hold no query, which may be a signature, got one that does")
