@@ -109,7 +109,7 @@ def test_adapted_backbone_is_the_librarys(shell, images):
             "data must be images for a backbone to be adapted to them, got texts: leave adapt out",
         ),
         (["images", *TUNED, "--adapt", "ssh"], "adapt must be one of 'adapter', 'lora', 'ssf'"),
-        (["images", *TUNED, "--set", "epochs=3"], "epochs are for --adapt"),
+        (["images", *TUNED, "--set", "epochs=3"], "epochs is for --adapt"),
         (
             ["images", "--backbone", "test_resnet", "--set", "weights=random", "--adapt", "vpt-deep"],
             "serve test_resnet, got 'vpt",

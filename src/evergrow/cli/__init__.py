@@ -7,18 +7,14 @@ modules in the order in which people meet their commands.
 MODULES = (
     "fit",
     "predict",
-    "evaluate",
     "inspect",
-    "diff",
     "change",
     "answering",
     "watch",
-    "share",
     "export",
     "serve",
     "demo",
     "data",
-    "features",
     "engine",
     "cache",
 )

@@ -6,13 +6,11 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from evergrow.cli.console import Answer, facts
 from evergrow.cli.models import changing_model, load_model
-from evergrow.cli.options import Json, ModelFile, Wait
+from evergrow.cli.options import ModelFile, Wait
 from evergrow.cli.registry import command
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
 
@@ -23,23 +21,11 @@ _NONE = "none"
 @command("answering", panel="Edit")
 def answering_command(
     model: ModelFile,
-    prior: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FILE", help="How common classes are: uniform, counts, learned or a file."),
-    ] = None,
-    costs: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="What mistakes cost: a file true,answer,cost or a matrix, or none."),
-    ] = None,
-    threshold: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--threshold", metavar="CLASS=P", help="Probability from which a class is the answer, or none; repeatable."
-        ),
-    ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Take back all that was set before.")] = False,
+    prior: str | None = None,
+    costs: str | None = None,
+    threshold: list[str] | None = None,
+    reset: bool = False,
     wait: Wait = False,
-    as_json: Json = False,
 ) -> Answer:
     """Say how answers follow from probabilities, or show it: prior, costs and thresholds.
 
@@ -57,10 +43,21 @@ def answering_command(
 
     Exit codes: 0 set or shown, 2 a class is not known, a file or a number is wrong, and nothing changed, 3 another
     process is changing the model.
+
+    Parameters
+    ----------
+    prior : NAME|FILE
+        How common classes are: uniform, counts, learned or a file.
+    costs : FILE
+        What mistakes cost: a file true,answer,cost or a matrix, or none.
+    threshold : CLASS=P
+        Probability from which a class is the answer, or none; repeatable.
+    reset
+        Take back all that was set before.
     """
     if prior is None and costs is None and not threshold and not reset:
-        learner = load_model(model)
-        return Answer({"model": str(model), "answering": learner.answering_.to_dict()}, _lines(learner.answering_))
+        now = load_model(model).answering_
+        return Answer({"model": str(model), "answering": now.to_dict()}, facts([("answers", now.summary())]))
     from evergrow.learner.answers import LEARNED, PRIORS
 
     given: dict[str, Any] = {}
@@ -68,29 +65,20 @@ def answering_command(
         given["prior"] = prior if prior in (LEARNED, *PRIORS) else _read_prior(Path(prior))
     if costs is not None:
         given["costs"] = None if costs == _NONE else _read_costs(Path(costs))
-    limits = dict(_threshold(entry) for entry in threshold or ())
+    limits: dict[str, float | None] = {}
+    for entry in threshold or ():
+        name, sign, text = entry.rpartition("=")
+        if not sign:
+            raise ParameterError(f"Give --threshold as CLASS=PROBABILITY, such as owl=0.1, not {entry!r}.")
+        limits[name] = None if text == _NONE else _number("--threshold", text)
     with changing_model(model, wait=wait) as change:
-        learner = change.learner
         if not reset:
-            now = learner.answering_
-            given = {"prior": now.prior, "costs": now.costs, **given}
-            limits = {**now.thresholds, **limits}
+            now = change.learner.answering_
+            given, limits = {"prior": now.prior, "costs": now.costs, **given}, {**now.thresholds, **limits}
         kept = {name: value for name, value in limits.items() if value is not None}
-        learner.set_answering(**given, thresholds=kept)
-    answering = learner.answering_
-    return change.answer(_lines(answering), answering=answering.to_dict())
-
-
-def _lines(answering: Any) -> list[str]:
-    """Return the settings for people."""
-    return facts([("answers", answering.summary())])
-
-
-def _threshold(entry: str) -> tuple[str, float | None]:
-    name, sign, text = entry.rpartition("=")
-    if not sign:
-        raise ParameterError(f"Give --threshold as CLASS=PROBABILITY, such as owl=0.1, not {entry!r}.")
-    return name, None if text == _NONE else _number("--threshold", text)
+        change.learner.set_answering(**given, thresholds=kept)
+    now = change.learner.answering_
+    return change.answer(facts([("answers", now.summary())]), answering=now.to_dict())
 
 
 def _number(option: str, text: Any) -> float:

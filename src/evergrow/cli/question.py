@@ -60,25 +60,19 @@ def read_question(kind: str, items: list[str], texts: list[str], reading: Readin
     reading : Reading
         Names of the columns of tables.
     """
+    from evergrow.data.intake import read_items
+
     if texts and kind != "text":
         raise InputError(f"--text is for models of texts, and this one takes {KINDS[kind]}.")
     if items.count(STDIN) > 1:
         raise ParameterError("Give - once: standard input can be read only once.")
-    if kind == "text":
-        return _texts(items, texts, reading)
     if kind == "image":
         return _images(items, reading)
-    from evergrow.data.intake import read_items
-
-    if len(items) != 1 or items[0] == STDIN:
-        raise InputError("This model takes feature vectors: name one .npy or .npz file.")
-    samples = read_items(Path(items[0]), "features")
-    return Question(samples, samples.names())
-
-
-def _texts(items: list[str], texts: list[str], reading: Reading) -> Question:
-    from evergrow.data.intake import read_items
-
+    if kind == "features":
+        if len(items) != 1 or items[0] == STDIN:
+            raise InputError("This model takes feature vectors: name one .npy or .npz file.")
+        samples = read_items(Path(items[0]), "features")
+        return Question(samples, samples.names())
     found: list[str] = []
     for item in items:
         if item == STDIN:
@@ -86,21 +80,23 @@ def _texts(items: list[str], texts: list[str], reading: Reading) -> Question:
             continue
         if not os.path.isfile(item):
             raise _missing(item)
-        samples = read_items(Path(item), "text", reading.options()).raw_items()
-        found += [samples.raw(row) for row in range(len(samples))]
+        listed = read_items(Path(item), "text", reading.options()).raw_items()
+        found += [listed.raw(row) for row in range(len(listed))]
     found += texts
     if not found:
         raise InputError("There is no text to ask about: name a file, give --text or pipe lines into -.")
-    # In a file name other bytes would be part of the name.
-    foreign = next((text for text in found if text.encode("utf-8", "replace").decode() != text), None)
-    if foreign is not None:
-        raise InputError(f"The text {one_line(foreign)!r} is not UTF-8.")
+    for text in found:
+        if text.encode("utf-8", "replace").decode() != text:  # in a file name other bytes would be part of the name
+            raise InputError(f"The text {one_line(text)!r} is not UTF-8.")
     return Question(read_items(found, "text"), [one_line(text) for text in found])
 
 
 def _images(items: list[str], reading: Reading) -> Question:
     """Return images by the names they were given by; a single folder stays one, so that it is found in the cache."""
-    from evergrow.data.items import Images, concat_items
+    from evergrow.data.folders import is_pattern, patterns_of, read_patterns
+    from evergrow.data.intake import read_items
+    from evergrow.data.items import Images, concat_items, is_image
+    from evergrow.data.readers import reader_of_file
 
     names: list[str] = []
     parts: list[Items] = []
@@ -112,28 +108,21 @@ def _images(items: list[str], reading: Reading) -> Question:
             parts.append(Images((body,), (STDIN,)))
             continue
         for name in _lines(body) if item == STDIN else [item]:
-            shown, images = _named_images(name, reading)
-            names += shown
+            pattern = is_pattern(name)
+            found = (
+                read_patterns(patterns_of(name)).train
+                if pattern
+                else read_items(Path(name), "image", reading.options())
+            )
+            images = found.raw_items()
             parts.append(images)
+            if not pattern and not os.path.isdir(name) and (is_image(name) or reader_of_file(name) is None):
+                names.append(name)
+                continue
+            names += [os.path.join("" if pattern else name, images.name(row)) for row in range(len(images))]
     if not names:
         raise InputError("There is no image to ask about: name files or folders, or pipe names or one image into -.")
     return Question(concat_items(parts), names)
-
-
-def _named_images(name: str, reading: Reading) -> tuple[list[str], Items]:
-    """Return the images of a file, a folder, an archive, a table or a pattern, with a name of each."""
-    from evergrow.data.folders import is_pattern, patterns_of, read_patterns
-    from evergrow.data.intake import read_items
-    from evergrow.data.items import is_image
-    from evergrow.data.readers import reader_of_file
-
-    if is_pattern(name):
-        items = read_patterns(patterns_of(name)).train.raw_items()
-        return [items.name(row) for row in range(len(items))], items
-    items = read_items(Path(name), "image", reading.options()).raw_items()
-    if not os.path.isdir(name) and (is_image(name) or reader_of_file(name) is None):
-        return [name], items
-    return [os.path.join(name, items.name(row)) for row in range(len(items))], items
 
 
 def _piped() -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,26 +24,18 @@ ONE_WRITER = (
 
 @command("serve", panel="Share")
 def serve_command(
-    models: Annotated[Path, typer.Argument(metavar="MODELS", help="Folder of model files; made if missing.")],
-    host: Annotated[
-        str, typer.Option(help="Address to bind; any but this machine's own needs --token-file.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to bind; 0 takes a free one.")] = 8080,
-    token_file: Annotated[
-        Path | None, typer.Option(help="File of lines 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'.")
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="A further name that the service is reached by, as behind a proxy.")
-    ] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Answer, and change nothing.")] = False,
+    models: Annotated[Path, typer.Argument(metavar="MODELS")],
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    token_file: Path | None = None,
+    allow_host: list[str] | None = None,
+    read_only: bool = False,
     device: Device = "auto",
-    rate: Annotated[float, typer.Option(help="Requests in a second of one token, or of one address.")] = 500.0,
-    label_studio: Annotated[
-        str | None, typer.Option(help="Address of a Label Studio that images of tasks may be fetched from.")
-    ] = None,
-    label_studio_token_file: Annotated[Path | None, typer.Option(help="File with the token for it.")] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error: least level of the log.")] = "info",
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    rate: float = 500.0,
+    label_studio: str | None = None,
+    label_studio_token_file: Path | None = None,
+    log_level: Literal["debug", "info", "warning", "error"] = "info",
+    open_page: Annotated[bool, typer.Option("--open")] = False,
     workers: Annotated[int | None, typer.Option(hidden=True)] = None,
     as_json: Json = False,
 ) -> Answer:
@@ -63,6 +55,31 @@ def serve_command(
       evergrow serve models/ --read-only --port 8081
 
     Exit codes: 0 ended as asked, 2 it could not begin (the address is taken, a file cannot be read).
+
+    Parameters
+    ----------
+    models
+        Folder of model files; made if missing.
+    host
+        Address to bind; any but this machine's own needs --token-file.
+    port
+        Port to bind; 0 takes a free one.
+    token_file
+        File of lines 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'.
+    allow_host
+        A further name that the service is reached by, as behind a proxy.
+    read_only
+        Answer, and change nothing.
+    rate
+        Requests in a second of one token, or of one address.
+    label_studio
+        Address of a Label Studio that images of tasks may be fetched from.
+    label_studio_token_file
+        File with the token for it.
+    log_level
+        Least level of the log.
+    open_page
+        Open the page in a browser.
     """
     if workers is not None:
         raise ParameterError(ONE_WRITER)
@@ -71,6 +88,11 @@ def serve_command(
     from evergrow.serve.app import run_server
     from evergrow.serve.config import Limits, ServeConfig, Tokens
 
+    try:
+        secret = "" if label_studio_token_file is None else label_studio_token_file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        about = f"{label_studio_token_file}: {error}"
+        raise ParameterError(f"The file of --label-studio-token-file cannot be read: {about}") from error
     config = ServeConfig(
         models,
         host=host,
@@ -81,7 +103,7 @@ def serve_command(
         device=device,
         limits=Limits(requests_per_second=rate),
         label_studio=label_studio or "",
-        label_studio_token=_secret(label_studio_token_file),
+        label_studio_token=secret,
     )
 
     def announce(address: str) -> None:
@@ -93,20 +115,5 @@ def serve_command(
 
             webbrowser.open(address)
 
-    run_server(config, announce, log_level=_level(log_level))
+    run_server(config, announce, log_level=log_level)
     return Answer({"models": os.fspath(models), "read_only": read_only}, ["ended; all changes are on disk"])
-
-
-def _level(name: str) -> str:
-    if name not in ("debug", "info", "warning", "error"):
-        raise ParameterError(f"--log-level is debug, info, warning or error, not {name!r}.")
-    return name
-
-
-def _secret(path: Path | None) -> str:
-    if path is None:
-        return ""
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"The file of --label-studio-token-file cannot be read: {path}: {error}") from error
