@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.cli.conftest import NAMES, clouds
 
-from evergrow.cli.question import read_question
+from evergrow.cli.predict import read_question
 from evergrow.core.errors import InputError
 from evergrow.learner.modelfile import open_model
 

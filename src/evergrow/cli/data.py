@@ -56,7 +56,7 @@ def data_command(
     Parameters
     ----------
     source
-        Folder, file or hf:OWNER/NAME.
+        Folder, file, pattern or address.
     layout
         Layout of a folder: auto looks, or {evergrow.data:list_readers}.
     root

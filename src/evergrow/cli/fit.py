@@ -14,7 +14,6 @@ import typer
 from evergrow.cli import models, options
 from evergrow.cli.console import Answer, percent, plural, warn_line
 from evergrow.cli.engine import HERE, EngineOptions, source_of
-from evergrow.cli.question import labelled_frames
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
@@ -41,8 +40,6 @@ def fit_command(
     holdout: float = 0.0,
     test: options.TestData = None,
     reading: options.Reading = options.AS_FOUND,
-    label: options.Label = None,
-    video: options.VideoOptions = options.EACH_SECOND,
     run: options.ImageOptions = options.RUN_IMAGES,
     spread: EngineOptions = HERE,
     force: bool = False,
@@ -98,9 +95,6 @@ def fit_command(
     models.check_target("--model", model, force=force, existing=models.REPLACING)
     if not 0 <= holdout < 1:
         raise ParameterError(f"--holdout is a share from 0 to below 1, not {holdout:g}.")
-    shots = labelled_frames(data, label, video)
-    if shots is not None and holdout:
-        raise ParameterError("Leave --holdout out for a video: its frames are too alike to test with.")
     config = None
     if adapt is not None:
         from evergrow.adapt.fsa import adaptation_config
@@ -119,8 +113,8 @@ def fit_command(
     samples: Samples | None = None
     held: Samples | None = None
     if spread.engine is not None:
-        spread.refuse(holdout=holdout, adapt=adapt, label=label, test=test)
-    elif shots is None:  # before anything heavy is imported: most mistakes show here
+        spread.refuse(holdout=holdout, adapt=adapt, test=test)
+    else:  # before anything heavy is imported: most mistakes show here
         import numpy as np
 
         from evergrow.data.intake import read_labelled
@@ -161,7 +155,7 @@ def fit_command(
     cautions: list[str] = []
     with _resumable(checkpoint, cautions):
         with measured_change(learner, test, reading.options()) as trial:
-            learner.fit(shots if samples is None else samples, checkpoint=checkpoint)
+            learner.fit(samples, checkpoint=checkpoint)
         commit(model, learner)
     answer = _answer(model, learner, samples, held, time.perf_counter() - started)
     tested = None if trial.tested is None else trial.tested.to_dict()

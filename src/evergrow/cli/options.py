@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from evergrow.core.errors import ParameterError
-
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
-    from evergrow.data.video import VideoSource
 
 T = TypeVar("T")
 
@@ -44,8 +41,6 @@ FalseAlarm = Annotated[float, typer.Option(help="Share of known things that may 
 Wait = Annotated[bool, typer.Option(help="Wait for another process that changes the model.")]
 
 Settle = Annotated[bool, typer.Option(help="Solve for the class weights now, so that no later predict has to.")]
-
-Label = Annotated[str | None, typer.Option(help="Class of the frames, where DATA is a video or camera:N.")]
 
 _TESTED = "Labelled data to test with before and after; remembered for later updates."
 TestData = Annotated[str | None, typer.Option(metavar="DATA", help=_TESTED)]
@@ -99,33 +94,6 @@ class Reading(OptionGroup):
 
 
 @dataclass(frozen=True)
-class VideoOptions(OptionGroup):
-    """Which frames a command takes of a video or a camera.
-
-    Parameters
-    ----------
-    every
-        Seconds between frames of a video or camera.
-    frames
-        Frames to take at most of a video; of a camera 10 by default.
-    """
-
-    every: Rare[float] = 1.0
-    frames: Rare[int | None] = None
-
-    def source(self, name: str) -> VideoSource:
-        """Return the frames of a file or camera."""
-        from evergrow.data.video import VideoSource
-
-        if not 0 < self.every < float("inf"):
-            raise ParameterError(f"every is a number of seconds above 0, not {self.every:g}.")
-        if self.frames is not None and self.frames < 1:
-            raise ParameterError(f"frames is at least 1, not {self.frames}.")
-        most = 10 if self.frames is None and name.startswith("camera:") else self.frames  # a camera has no end
-        return VideoSource(name, self.every, most)
-
-
-@dataclass(frozen=True)
 class RunOptions(OptionGroup):
     """How a command runs a model's backbone, and whether a person or a program reads what it prints.
 
@@ -173,5 +141,5 @@ class ImageOptions(RunOptions):
         return {**super().encoding(), "on_error": self.on_error, "decode": self.decode}
 
 
-AS_FOUND, EACH_SECOND, RUN, RUN_IMAGES = Reading(), VideoOptions(), RunOptions(), ImageOptions()
+AS_FOUND, RUN, RUN_IMAGES = Reading(), RunOptions(), ImageOptions()
 """What commands do unless told otherwise."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,17 +17,28 @@ from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, listed, percent, plural, share, table
 from evergrow.cli.engine import HERE, EngineOptions, source_of
 from evergrow.cli.models import check_target, load_model, skipped_code
-from evergrow.cli.question import Question, check_items, read_question, video_question
 from evergrow.cli.registry import command
-from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.escaping import csv_text
+from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
+from evergrow.core.escaping import csv_text, one_line
 
 if TYPE_CHECKING:
+    from evergrow.data.items import Items
     from evergrow.learner.answers import Answers
     from evergrow.learner.evaluation import Evaluation
     from evergrow.learner.learner import Learner
 
+STDIN = "-"
+KINDS = {"image": "images", "text": "texts", "features": "feature vectors"}
+_LONGEST = 256 * 2**20  # bytes that an image, or a list of names, on standard input may have
 _WORST = 10  # classes and pairs of classes that are listed at most
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """The items of a question, in any form that a learner takes, with a name of each for people."""
+
+    items: Any
+    names: list[str]
 
 
 @command("predict", panel="Ask")
@@ -39,7 +53,6 @@ def predict_command(
     out: Annotated[Path | None, typer.Option("-o")] = None,
     root: options.Rare[Path] = Path("."),
     reading: options.Reading = options.AS_FOUND,
-    video: options.VideoOptions = options.EACH_SECOND,
     run: options.ImageOptions = options.RUN_IMAGES,
     spread: EngineOptions = HERE,
 ) -> Answer:
@@ -56,8 +69,6 @@ def predict_command(
       curl https://example.org/bird.jpg | evergrow predict birds.evg -
 
       evergrow predict intents.evg --text "where is my parcel"
-
-      evergrow predict birds.evg feeder.mp4 --set every=5
 
       evergrow predict birds.evg photos/ --format label-studio --out tasks.json
 
@@ -93,7 +104,7 @@ def predict_command(
     alarm = false_alarm if reject_unknown else None
     if spread.engine is not None:
         spread.refuse(text=text)
-        if len(asked) != 1 or asked[0] == "-":
+        if len(asked) != 1 or asked[0] == STDIN:
             raise ParameterError("With --engine name one folder, file or address to ask about.")
         if out is None:
             raise ParameterError("With --engine name a folder by --out: the answers are written there.")
@@ -105,9 +116,7 @@ def predict_command(
         values = {"model": str(model), "answered": done["rows"], "left_out": dict(done["left_out"]), "out": written}
         line = f"{plural(done['rows'], 'answer')} in {written}"
         return Answer({**values, "engine": done}, [line], report.summary(), done=f"{written} was written")
-    question = video_question(learner, asked, video)
-    if question is None:
-        question = read_question(learner.kind_, asked, list(text or ()), reading)
+    question = read_question(learner.kind_, asked, list(text or ()), reading)
     found = learner.ask(question.items, false_alarm=alarm)
     rows = answer_rows(found, question.names, top)
     code = skipped_code(len(found.failures))
@@ -217,6 +226,123 @@ def _review(format: str, learner: Learner, question: Question, found: Answers, *
     else:
         content = label_studio_tasks(found, samples, kind, version=title, root=root)
     return json.dumps(content, indent=1, ensure_ascii=False).split("\n")
+
+
+# -- what is asked about --------------------------------------------------------------------------------------
+
+
+def check_items(items: list[str]) -> None:
+    """Refuse items that are no files, before a model is loaded to be asked about them."""
+    from evergrow.data.folders import is_pattern
+
+    for item in items:
+        if item != STDIN and not os.path.exists(item) and not is_pattern(item):
+            raise _missing(item)
+
+
+def _missing(item: str) -> DatasetNotFoundError:
+    quoted = '"' + item.replace('"', '\\"') + '"'
+    text = "" if os.path.splitext(item)[1] else f"; give a text itself by --text {quoted}"
+    return DatasetNotFoundError(f"No file or folder {item!r} here{text}.")
+
+
+def read_question(
+    kind: str, items: list[str], texts: list[str], reading: options.Reading = options.AS_FOUND
+) -> Question:
+    """Return the items that the arguments name.
+
+    Parameters
+    ----------
+    kind : {"image", "text", "features"}
+        What the model takes.
+    items : list of str
+        Arguments: paths, or ``-`` for standard input.
+    texts : list of str
+        Texts given as such.
+    reading : options.Reading
+        Names of the columns of tables.
+    """
+    from evergrow.data.intake import read_items
+
+    if texts and kind != "text":
+        raise InputError(f"--text is for models of texts, and this one takes {KINDS[kind]}.")
+    if items.count(STDIN) > 1:
+        raise ParameterError("Give - once: standard input can be read only once.")
+    if kind == "image":
+        return _images(items, reading)
+    if kind == "features":
+        if len(items) != 1 or items[0] == STDIN:
+            raise InputError("This model takes feature vectors: name one .npy or .npz file.")
+        samples = read_items(Path(items[0]), "features")
+        return Question(samples, samples.names())
+    found: list[str] = []
+    for item in items:
+        if item == STDIN:
+            found += [line.strip() for line in _lines(_piped())]
+            continue
+        if not os.path.isfile(item):
+            raise _missing(item)
+        listed = read_items(Path(item), "text", reading.options()).raw_items()
+        found += [listed.raw(row) for row in range(len(listed))]
+    found += texts
+    if not found:
+        raise InputError("There is no text to ask about: name a file, give --text or pipe lines into -.")
+    for text in found:
+        if text.encode("utf-8", "replace").decode() != text:  # in a file name other bytes would be part of the name
+            raise InputError(f"The text {one_line(text)!r} is not UTF-8.")
+    return Question(read_items(found, "text"), [one_line(text) for text in found])
+
+
+def _images(items: list[str], reading: options.Reading) -> Question:
+    """Return images by the names they were given by; a single folder stays one, so that it is found in the cache."""
+    from evergrow.data import read
+    from evergrow.data.folders import is_pattern
+    from evergrow.data.intake import read_items
+    from evergrow.data.items import Images, concat_items, is_image
+    from evergrow.data.readers import reader_of_file
+
+    names: list[str] = []
+    parts: list[Items] = []
+    for item in items:
+        body = _piped() if item == STDIN else b""
+        # File names hold no zero bytes, and images do; of a damaged one the beginning tells.
+        if b"\0" in body[:4096] or body.startswith((b"\xff\xd8\xff", b"\x89PNG")):
+            names.append(STDIN)
+            parts.append(Images((body,), (STDIN,)))
+            continue
+        for name in _lines(body) if item == STDIN else [item]:
+            if pattern := is_pattern(name):
+                images = read(name, labelled=False).samples().raw_items()
+            else:
+                images = read_items(Path(name), "image", reading.options()).raw_items()
+            parts.append(images)
+            if not pattern and not os.path.isdir(name) and (is_image(name) or reader_of_file(name) is None):
+                names.append(name)
+                continue
+            names += [os.path.join("" if pattern else name, images.name(row)) for row in range(len(images))]
+    if not names:
+        raise InputError("There is no image to ask about: name files or folders, or pipe names or one image into -.")
+    return Question(concat_items(parts), names)
+
+
+def _piped() -> bytes:
+    """Return what standard input holds: one image, or lines."""
+    try:
+        body: bytes = sys.stdin.buffer.read(_LONGEST + 1)
+    except OSError as error:
+        raise InputError(f"Standard input cannot be read: {error.strerror or error}") from error
+    if len(body) > _LONGEST:
+        raise InputError(f"Standard input holds more than the {_LONGEST // 2**20} MiB that are read of it.")
+    return body
+
+
+def _lines(body: bytes) -> list[str]:
+    """Return the lines that hold something; a file name need not be UTF-8."""
+    lines = body.decode("utf-8", "surrogateescape").split("\n")
+    return [line.rstrip("\r") for line in lines if line.strip()]
+
+
+# -- answers compared with labels ------------------------------------------------------------------------------
 
 
 @command("evaluate", panel="Ask")

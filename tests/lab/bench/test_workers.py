@@ -6,46 +6,30 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.commands import evergrow
-from tests.lab.bench.conftest import blobs
+from tests.lab.bench.conftest import WriteSpec
 
 from evergrow.core.errors import EngineError
 from evergrow.engine import LocalEngine, RayEngine
-from evergrow.engine.runners import Task, TaskResult, WorkerCheck
+from evergrow.engine.runners import Task, TaskResult, UnfitWorkerError
 from evergrow.lab.bench import load_spec, run_grid
 from evergrow.lab.bench.workers import perform
 
-SPEC = """
-name = "tiny"
-seeds = [1993, 1994]
-device = "cpu"
-threads = 1
-confusion = true
-
-[[methods]]
-name = "ranpac"
+METHODS = """name = "ranpac"
 options = { n_units = 30 }
 sweep = { alpha = [0.1, 1.0] }
 
 [[methods]]
 name = "simplecil"
-
-[[datasets]]
-path = "blobs.npz"
-
-[[protocols]]
-increment = 3
-disjoint = true
 """
 
 
 @pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    np.savez(tmp_path / "blobs.npz", **blobs())
-    Path("spec.toml").write_text(SPEC)
+def spec(write_spec: WriteSpec, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    fake = 'name = "test-ncm"\nlabel = "NCM"\noptions = { n_units = 4 }\n'
+    write_spec((fake, METHODS), ("threads = 1", "threads = 1\nconfusion = true"))
     return Path("spec.toml")  # relative: workers may have another working folder
 
 
@@ -81,7 +65,9 @@ def test_records_of_a_ray_are_the_same(spec: Path) -> None:
 def test_a_worker_with_other_data_refuses_the_run(spec: Path) -> None:
     about = {"spec": str(spec.absolute()), "folder": "out", "device": "cpu", "dataset": 0, "run": "of other data"}
     with pytest.raises(EngineError, match="must be the same on every machine"):
-        perform(Task("record", 0, about))
+        perform(Task("record", 0, {**about, "versions": {}}))
+    with pytest.raises(UnfitWorkerError, match=r"torch must be 0\.1"):
+        perform(Task("record", 0, {**about, "versions": {"torch": "0.1"}}))
 
 
 class Failing:
@@ -90,8 +76,8 @@ class Failing:
     def __init__(self, state: Any) -> None:
         self._state = state
 
-    def run(self, tasks: list[Task], check: WorkerCheck) -> Any:
-        assert set(check.expected) == {"evergrow", "torch"}
+    def run(self, tasks: list[Task]) -> Any:
+        assert all(set(task.about["versions"]) == {"evergrow", "torch"} for task in tasks)
         yield from (TaskResult(task, self._state, error="its worker died 3 times") for task in tasks)
 
     def close(self) -> None:
