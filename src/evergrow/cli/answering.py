@@ -14,7 +14,6 @@ from evergrow.cli.options import ModelFile, Wait
 from evergrow.cli.registry import command
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
 
-_MOST_BYTES = 64 * 2**20  # a matrix of a few thousand classes
 _NONE = "none"
 
 
@@ -118,8 +117,6 @@ def _read(option: str, path: Path) -> Any:
     """Return the rows of a CSV file, or the object of a JSON file."""
     if not path.is_file():
         raise DatasetNotFoundError(f"No file {str(path)!r} here for {option}.")
-    if path.stat().st_size > _MOST_BYTES:
-        raise InputError(f"{path} is larger than the {_MOST_BYTES // 2**20} MiB that {option} reads.")
     is_json = path.suffix.lower() == ".json"
     try:
         text = path.read_text(encoding="utf-8-sig")

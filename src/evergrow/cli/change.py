@@ -1,7 +1,6 @@
 """Commands that change a model, each in one step: update, forget, unlearn, rollback, redo, rename, merge-classes, ...
 
-Every one of them opens the model for a change, makes it, commits it and says what it was. ``spawn`` and ``merge`` write
-another file: they learn in several places and add it up, exactly.
+Every one of them opens the model for a change, makes it, commits it and says what it was.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 Classes = Annotated[list[str], typer.Argument(metavar="CLASS...")]
 Number = Annotated[int, typer.Option("--number", "-n", min=1)]
-Output = Annotated[Path, typer.Option("-o", help="File to write.")]
 
 
 @command("update", panel="Learn")
@@ -325,74 +323,3 @@ def relabel_command(
     gone = "" if source in learner.samples_by_name_ else f"; {source} is gone, since none of its samples remained"
     said = f"moved {plural(change.record.samples, 'sample')} from {source} to {target}{gone}"
     return change.answer([said], names=dict(change.record.names), settled=change.settled)
-
-
-@command("spawn", panel="Share")
-def spawn_command(model: options.ModelFile, output: Output) -> Answer:
-    """Write an empty model with the same backbone and layer, to be taught elsewhere and merged back.
-
-    For example:
-
-      evergrow spawn birds.evg -o worker.evg
-
-      evergrow update worker.evg their-birds/
-
-      evergrow merge birds.evg worker.evg -o all.evg
-
-    Exit codes: 0 written, 2 bad input or the file exists.
-    """
-    models.check_target("--output", output, force=False, existing="choose another name")
-    # A beginning, not a change: its history starts with what it is taught.
-    models.load_model(model).spawn().save(output)
-    values = {"model": str(output), "parent": str(model), "n_classes": 0}
-    line = f"{output} has the layer of {model} and knows nothing yet: teach it with evergrow update"
-    return Answer(values, [line], done=f"{output} was written")
-
-
-@command("merge", panel="Share")
-def merge_command(
-    sources: Annotated[list[Path], typer.Argument(metavar="MODEL MODEL...", help="Models to add up.")],
-    output: Output,
-    base: Path | None = None,
-    force: bool = False,
-    settle: options.Settle = False,
-) -> Answer:
-    """Add up what several models know: exactly as if one had learned everything. Needs no data and no backbone.
-
-    They must share a layer: all but one made by [bold]spawn[/bold], or all copies of one model, given as --base, that
-    learned more. What would be counted twice is refused.
-
-    For example:
-
-      evergrow merge birds.evg worker.evg -o all.evg
-
-      evergrow merge berlin.evg paris.evg -o all.evg --base start.evg
-
-    Exit codes: 0 merged, 2 they do not go together or the file exists, and nothing written, 3 another process is
-    changing the output.
-
-    Parameters
-    ----------
-    base
-        The model that all began as copies of: it is counted once.
-    force
-        Replace an existing file, keeping what it was for rollback.
-    """
-    from evergrow.learner.modelfile import commit
-
-    if len(sources) < 2:
-        raise ParameterError("Name at least two models to merge.")
-    models.check_target("--output", output, force=force, existing=models.REPLACING)
-    learner, origin = models.load_model(sources[0]), None if base is None else models.load_model(base)
-    known, samples = set(learner.class_names_.tolist()), sum(learner.n_samples_.values())
-    for path in sources[1:]:
-        learner.merge(models.load_model(path), base=origin)
-    change = models.ModelChange(output, learner)
-    if settle:
-        change.settle()
-    commit(output, learner)
-    added = sum(learner.n_samples_.values()) - samples
-    news = tuple(name for name in learner.class_names_.tolist() if name not in known)
-    said = f"added {plural(added, 'sample')}{models.classes_note(news, 'new')} to what {sources[0]} knows"
-    merged = [str(path) for path in sources]
-    return change.answer([said], samples=added, classes=list(news), merged=merged, settled=change.settled)

@@ -43,15 +43,18 @@ def inspect_command(model: options.ModelFile, numerics: bool = True, full: bool 
     full
         List all classes and all changes.
     """
+    from evergrow.learner.answers import LIKELIEST
     from evergrow.learner.modelfile import history
 
     # The file's own history, which knows what was rolled back too.
     changes = history(model)
-    info = {**load_model(model).info(numerics=numerics), "history": [change.to_dict() for change in changes]}
+    learner = load_model(model)
+    info = {**learner.info(numerics=numerics), "history": [change.to_dict() for change in changes]}
+    answers = "" if learner.answering_ == LIKELIEST else learner.answering_.summary()
     size = model.stat().st_size
     classes = [[row["name"], f"{row['samples']:,}"] for row in info["classes"]]
     listing = _shown(["class", "samples"], classes, ["samples"], None if full else _CLASSES)
-    lines = [*facts(_about(info, size)), "", *listing, "", *_history(changes, None if full else _CHANGES)]
+    lines = [*facts(_about(info, size, answers)), "", *listing, "", *_history(changes, None if full else _CHANGES)]
     return Answer({"model": str(model), "bytes": size, **info}, lines)
 
 
@@ -87,7 +90,7 @@ def log_command(
     return Answer(values, _history(changes, None if full else n))
 
 
-def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
+def _about(info: dict[str, Any], size: int, answers: str) -> list[tuple[str, str]]:
     settings = "".join(f", {name} = {value}" for name, value in info["options"].items())
     spec, numerics = info["backbone"], info.get("numerics") or {}
     novelty, reference = info["novelty"], info["reference"]
@@ -130,7 +133,7 @@ def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
         *entries,
         ("adapted", adapted_note(info["adaptation"]) if info["adaptation"] else ""),
         ("unknown things", unknown),
-        ("answers", _answering(info["answering"])),
+        ("answers", answers),
         ("tested with", tested),
         ("revision", str(info["revision"])),
         ("file", f"{size / 1e6:.1f} MB"),
@@ -141,14 +144,6 @@ def _short(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "x".join(_short(item) for item in value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _answering(found: dict[str, Any]) -> str:
-    """Return how answers follow from probabilities, where that was set."""
-    prior = "" if found["prior"] == "learned" else f"prior {found['prior']}"
-    limits = ", ".join(f"{name} from {limit:g}" for name, limit in found["thresholds"].items())
-    costs = plural(sum(map(len, found["costs"].values())), "cost") if found["costs"] else ""
-    return "; ".join(part for part in (prior, limits, costs) if part)
 
 
 def _history(changes: Sequence[Change], most: int | None) -> list[str]:

@@ -181,9 +181,11 @@ def _chart(x: tuple[float, float], y: tuple[float, float], **parts: Any) -> dict
         ``heading``, ``below`` and ``caption``; ``ticks``, the numbers to write on each axis; ``rule``, the ends of the
         dashed line as x, y, x, y; and ``bars``.
     """
-    across = lambda value: 46 + (value - x[0]) / (x[1] - x[0]) * 364  # noqa: E731
-    down = lambda value: 256 - (value - y[0]) / (y[1] - y[0]) * 244  # noqa: E731
-    return {"across": across, "down": down, **parts}
+    return {
+        "across": lambda value: 46 + (value - x[0]) / (x[1] - x[0]) * 364,
+        "down": lambda value: 256 - (value - y[0]) / (y[1] - y[0]) * 244,
+        **parts,
+    }
 
 
 def _bar(low: float, high: float, height: float, kind: str, opacity: float, words: str) -> dict[str, Any]:

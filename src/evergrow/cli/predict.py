@@ -7,7 +7,6 @@ import io
 import json
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -30,15 +29,10 @@ if TYPE_CHECKING:
 STDIN = "-"
 KINDS = {"image": "images", "text": "texts", "features": "feature vectors"}
 _LONGEST = 256 * 2**20  # bytes that an image, or a list of names, on standard input may have
+Question = tuple[Any, list[str]]
+"""Items in any form that a learner takes, and a name of each for people."""
+
 _WORST = 10  # classes and pairs of classes that are listed at most
-
-
-@dataclass(frozen=True, eq=False)
-class Question:
-    """The items of a question, in any form that a learner takes, with a name of each for people."""
-
-    items: Any
-    names: list[str]
 
 
 @command("predict", panel="Ask")
@@ -116,13 +110,13 @@ def predict_command(
         values = {"model": str(model), "answered": done["rows"], "left_out": dict(done["left_out"]), "out": written}
         line = f"{plural(done['rows'], 'answer')} in {written}"
         return Answer({**values, "engine": done}, [line], report.summary(), done=f"{written} was written")
-    question = read_question(learner.kind_, asked, list(text or ()), reading)
-    found = learner.ask(question.items, false_alarm=alarm)
-    rows = answer_rows(found, question.names, top)
+    things, names = read_question(learner.kind_, asked, list(text or ()), reading)
+    found = learner.ask(things, false_alarm=alarm)
+    rows = answer_rows(found, names, top)
     code = skipped_code(len(found.failures))
     values = {"model": str(model), "answered": len(rows), "left_out": dict(found.failures)}
     if format in ("label-studio", "fiftyone"):
-        lines = _review(format, learner, question, found, title=f"{model.name} {learner.revision_}", root=root)
+        lines = _review(format, learner, (things, names), found, title=f"{model.name} {learner.revision_}", root=root)
     elif format == "jsonl":
         lines = [json.dumps(row) for row in rows]
     else:
@@ -218,9 +212,9 @@ def _review(format: str, learner: Learner, question: Question, found: Answers, *
     kind = learner.kind_
     if kind == "features" or (kind == "text" and format == "fiftyone"):
         raise InputError(f"--format {format} does not work for a model of {kind}; take table, csv or jsonl.")
-    samples = question.names
+    items, samples = question
     if kind == "text":  # whole, as they came: names are on one line
-        samples = [question.items.raw_items().raw(row) for row in range(len(question.names))]
+        samples = [items.raw_items().raw(row) for row in range(len(samples))]
     if format == "fiftyone":
         content: Any = fiftyone_labels(found, samples)
     else:
@@ -274,7 +268,7 @@ def read_question(
         if len(items) != 1 or items[0] == STDIN:
             raise InputError("This model takes feature vectors: name one .npy or .npz file.")
         samples = read_items(Path(items[0]), "features")
-        return Question(samples, samples.names())
+        return samples, samples.names()
     found: list[str] = []
     for item in items:
         if item == STDIN:
@@ -290,7 +284,7 @@ def read_question(
     for text in found:
         if text.encode("utf-8", "replace").decode() != text:  # in a file name other bytes would be part of the name
             raise InputError(f"The text {one_line(text)!r} is not UTF-8.")
-    return Question(read_items(found, "text"), [one_line(text) for text in found])
+    return read_items(found, "text"), [one_line(text) for text in found]
 
 
 def _images(items: list[str], reading: options.Reading) -> Question:
@@ -322,7 +316,7 @@ def _images(items: list[str], reading: options.Reading) -> Question:
             names += [os.path.join("" if pattern else name, images.name(row)) for row in range(len(images))]
     if not names:
         raise InputError("There is no image to ask about: name files or folders, or pipe names or one image into -.")
-    return Question(concat_items(parts), names)
+    return concat_items(parts), names
 
 
 def _piped() -> bytes:

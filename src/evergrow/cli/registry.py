@@ -26,6 +26,7 @@ from evergrow.cli.exits import CommandGroup
 from evergrow.cli.options import RARE, Json, OptionGroup
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.core.registry import load_plugins, nearest
+from evergrow.core.version import __version__
 
 ABOUT = "Classifiers that keep learning new classes, without old data and without forgetting."
 
@@ -107,8 +108,6 @@ def command_group(name: str, help: str) -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from evergrow.core.version import __version__
-
         typer.echo(__version__)
         raise typer.Exit
 
@@ -141,11 +140,10 @@ def build_app() -> typer.Typer:
     return app
 
 
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
-    ] = False,
-) -> None:
+_VERSION = typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+
+
+def _root(version: Annotated[bool, _VERSION] = False) -> None:
     """Take the options that stand before any command."""
 
 

@@ -21,14 +21,7 @@ from evergrow.core.files import atomic_path
 from evergrow.core.optional import require
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
-from evergrow.export.onnx_backbone import (
-    FEATURES,
-    GraphInput,
-    export_network,
-    graph_input,
-    random_features,
-    tokenizer_path,
-)
+from evergrow.export.onnx_backbone import FEATURES, GraphInput, export_network, graph_input, random_features
 from evergrow.export.onnx_graph import PURPOSE, ExportError, GraphBuilder, add_answers, add_scores, read_head
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.head.base import HEADS, IncrementalClassifier
@@ -36,16 +29,6 @@ from evergrow.head.maps import LayerMap
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
-
-__all__ = [
-    "CheckReport",
-    "ExportConfig",
-    "ExportError",
-    "ExportReport",
-    "export_learner",
-    "export_onnx",
-    "tokenizer_path",
-]
 
 AGREEMENT = 1e-4
 """Largest difference between onnxruntime's scores and ours, relative to the spread of the scores."""
