@@ -68,7 +68,7 @@ def test_settings_that_do_not_do(shell, model):
     for arguments, said in (
         (("--threshold", "ant"), "Give --threshold as CLASS=PROBABILITY"),
         (("--threshold", "ant=high"), "--threshold: 'high' is not a number"),
-        (("--threshold", "ant=2"), "from 1e-12 to 1, got 2.0 for 'ant'"),
+        (("--threshold", "ant=2"), "'ant' should be a number from 1e-12 to 1, but is 2.0"),
         (("--threshold", "antt=0.5"), "nearest: 'ant'"),
         (("--prior", "equal"), "No file 'equal' here for --prior"),
         (("--prior", "bad.csv"), "two columns"),

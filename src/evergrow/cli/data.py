@@ -56,7 +56,7 @@ def data_command(
     Parameters
     ----------
     source
-        Folder, file, pattern or address.
+        Folder, file or address.
     layout
         Layout of a folder: auto looks, or {evergrow.data:list_readers}.
     root

@@ -227,10 +227,8 @@ def _review(format: str, learner: Learner, question: Question, found: Answers, *
 
 def check_items(items: list[str]) -> None:
     """Refuse items that are no files, before a model is loaded to be asked about them."""
-    from evergrow.data.folders import is_pattern
-
     for item in items:
-        if item != STDIN and not os.path.exists(item) and not is_pattern(item):
+        if item != STDIN and not os.path.exists(item):
             raise _missing(item)
 
 
@@ -289,8 +287,6 @@ def read_question(
 
 def _images(items: list[str], reading: options.Reading) -> Question:
     """Return images by the names they were given by; a single folder stays one, so that it is found in the cache."""
-    from evergrow.data import read
-    from evergrow.data.folders import is_pattern
     from evergrow.data.intake import read_items
     from evergrow.data.items import Images, concat_items, is_image
     from evergrow.data.readers import reader_of_file
@@ -305,15 +301,12 @@ def _images(items: list[str], reading: options.Reading) -> Question:
             parts.append(Images((body,), (STDIN,)))
             continue
         for name in _lines(body) if item == STDIN else [item]:
-            if pattern := is_pattern(name):
-                images = read(name, labelled=False).samples().raw_items()
-            else:
-                images = read_items(Path(name), "image", reading.options()).raw_items()
+            images = read_items(Path(name), "image", reading.options()).raw_items()
             parts.append(images)
-            if not pattern and not os.path.isdir(name) and (is_image(name) or reader_of_file(name) is None):
+            if not os.path.isdir(name) and (is_image(name) or reader_of_file(name) is None):
                 names.append(name)
-                continue
-            names += [os.path.join("" if pattern else name, images.name(row)) for row in range(len(images))]
+            else:
+                names += [os.path.join(name, images.name(row)) for row in range(len(images))]
     if not names:
         raise InputError("There is no image to ask about: name files or folders, or pipe names or one image into -.")
     return concat_items(parts), names

@@ -19,10 +19,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import ParameterError
+from evergrow.core.errors import FileFormatError, InputError, ParameterError
 from evergrow.core.optional import require as import_extra
-from evergrow.core.record import UNKNOWN, Between, require
+from evergrow.core.record import UNKNOWN, Between, from_values, require
 from evergrow.core.validation import check_choice, check_number
+from evergrow.head.estimator import plain_value
 from evergrow.learner.labels import as_labels, require_known
 
 PRIORS = ("uniform", "counts")
@@ -78,10 +79,8 @@ class Answering:
 
     def named(self) -> set[str]:
         """Return the classes that it names."""
-        answers = {name for row in self.costs.values() for name in row}
-        return (
-            set(self.prior if isinstance(self.prior, dict) else {}) | set(self.costs) | answers | set(self.thresholds)
-        )
+        prior = self.prior if isinstance(self.prior, dict) else {}
+        return {*prior, *self.costs, *self.thresholds, *(name for row in self.costs.values() for name in row)}
 
     # -- checking ---------------------------------------------------------------------------------------------
 
@@ -98,11 +97,15 @@ class Answering:
         ParameterError
             If a prior, a cost or a threshold is out of range.
         """
-        made = cls(
-            _checked_prior(prior),
-            {str(true): _numbers("costs", row) for true, row in _mapping("costs", costs or {}).items()},
-            _numbers("thresholds", thresholds or {}, highest=1.0, positive=True),
-        )
+        if isinstance(prior, str):
+            check_choice("prior", prior, (LEARNED, *PRIORS))
+        elif prior == {}:
+            raise ParameterError("prior must give a weight to at least one class, got none")
+        given = {"prior": None if prior == LEARNED else prior, "costs": costs or {}, "thresholds": thresholds or {}}
+        try:
+            made = from_values(cls, plain_value("answering", given), "answering")
+        except (FileFormatError, InputError) as error:
+            raise ParameterError(str(error)) from error
         require_known(sorted(made.named()), classes)
         return made
 
@@ -125,24 +128,25 @@ class Answering:
         if self.prior is None:
             return likely
         learned = np.asarray(list(counts), dtype=np.float64)
-        wanted = self._weights(list(classes), learned) / (learned if assumed == "counts" else 1.0)
+        if isinstance(self.prior, dict):
+            usual = float(np.mean(list(self.prior.values())))
+            wanted = np.array([self.prior.get(name, usual) for name in classes])
+        else:
+            wanted = learned if self.prior == "counts" else np.ones(len(learned))
+        wanted = wanted / (learned if assumed == "counts" else 1.0)
         weighed = likely * (wanted / wanted.max())
         return np.asarray(weighed / weighed.sum(axis=1, keepdims=True))
-
-    def _weights(self, classes: list[str], counts: NDArray[np.float64]) -> NDArray[np.float64]:
-        if self.prior == "counts":
-            return counts
-        if self.prior is None or isinstance(self.prior, str):
-            return np.ones(len(classes))
-        usual = float(np.mean(list(self.prior.values())))
-        return np.array([self.prior.get(name, usual) for name in classes])
 
     def choose(self, likely: NDArray[np.float64], classes: Iterable[str]) -> NDArray[np.int64]:
         """Return the column of the answer to every row of probabilities, which are under the prior already."""
         names = list(classes)
         limits = np.array([self.thresholds.get(name, math.nan) for name in names])
         limited = ~np.isnan(limits)
-        loss = likely @ self._cost_matrix(names) if self.costs else -likely
+        costs = 1.0 - np.eye(len(names))  # of each answer (column) to something of each class (row)
+        for true, row in self.costs.items():
+            for answer, cost in row.items():
+                costs[names.index(true), names.index(answer)] = cost
+        loss = likely @ costs if self.costs else -likely
         if not limited.any():
             return np.asarray(loss.argmin(axis=1))
         ratios = likely[:, limited] / limits[limited]
@@ -151,15 +155,6 @@ class Answering:
             return np.asarray(best)
         others = np.flatnonzero(~limited)
         return np.asarray(np.where(ratios.max(axis=1) >= 1.0, best, others[loss[:, others].argmin(axis=1)]))
-
-    def _cost_matrix(self, names: list[str]) -> NDArray[np.float64]:
-        """Return what each answer (column) to something of each class (row) costs."""
-        costs = 1.0 - np.eye(len(names))
-        place = {name: index for index, name in enumerate(names)}
-        for true, row in self.costs.items():
-            for answer, cost in row.items():
-                costs[place[true], place[answer]] = cost
-        return costs
 
     # -- classes change ---------------------------------------------------------------------------------------
 
@@ -221,38 +216,6 @@ class Answering:
 
 LIKELIEST = Answering()
 """The likeliest class is the answer, and probabilities are as they were learned."""
-
-
-def _checked_prior(prior: Any) -> Any:
-    if prior is None or prior == LEARNED:
-        return None
-    if isinstance(prior, str):
-        if prior not in PRIORS:
-            raise ParameterError(f"prior must be 'learned', 'uniform', 'counts' or weights of classes, got {prior!r}")
-        return prior
-    weights = _numbers("prior", prior, positive=True)
-    if not weights:
-        raise ParameterError("prior must give a weight to at least one class, got none")
-    return weights
-
-
-def _mapping(name: str, values: Any) -> Mapping[Any, Any]:
-    if not isinstance(values, Mapping):
-        raise ParameterError(f"{name} must be numbers by class, got {type(values).__name__}")
-    return values
-
-
-def _numbers(name: str, values: Any, highest: float = LARGEST, *, positive: bool = False) -> dict[str, float]:
-    """Return numbers by class, each in range."""
-    found = {}
-    for key, value in _mapping(name, values).items():
-        numeric = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-        number = float(value) if numeric else math.nan
-        low = 1.0 / LARGEST if positive else 0.0
-        if not low <= number <= highest:
-            raise ParameterError(f"{name} must be numbers from {low:g} to {highest:g}, got {value!r} for {str(key)!r}")
-        found[str(key)] = number
-    return found
 
 
 def _listed(values: Mapping[str, float], most: int = 5) -> str:
@@ -330,22 +293,9 @@ class Answers:
 
     def part(self, rows: slice) -> Answers:
         """Return the answers of some rows, numbered anew; of failures nothing is said."""
-
-        def cut(values: Any) -> Any:
-            return None if values is None else values[rows]
-
-        values = self.values[rows]
-        return replace(
-            self,
-            values=values,
-            rows=np.arange(len(values)),
-            failures=(),
-            novelty=cut(self.novelty),
-            unknown=cut(self.unknown),
-            threshold=cut(self.threshold),
-            chosen=cut(self.chosen),
-            index=cut(self.index),
-        )
+        names = ("values", "novelty", "unknown", "threshold", "chosen", "index")
+        cut = {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
+        return replace(self, rows=np.arange(len(cut["values"])), failures=(), **cut)
 
     def to_frame(self, library: str = "pandas", *, top: int = 1) -> Any:
         """Return the answers as a data frame, one row for each item that could be read.
