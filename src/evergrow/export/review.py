@@ -100,7 +100,7 @@ def label_studio_tasks(
         task: dict[str, Any] = {"data": {kind: sample}}
         if answers.unknown is None or not answers.unknown[place]:
             name, value = str(answers.classes[top[place]]), float(answers.values[place, top[place]])
-            result = {"id": f"answer-{row}", "from_name": CONTROL, "to_name": kind}
+            result: dict[str, Any] = {"id": f"answer-{row}", "from_name": CONTROL, "to_name": kind}
             result |= {"type": "choices", "value": {"choices": [name]}}
             task["predictions"] = [{"model_version": version, "score": value, "result": [result]}]
         if answers.novelty is not None:
