@@ -173,8 +173,6 @@ def test_texts_are_gathered_from_everywhere(shell, monkeypatch):
     assert names[-1] == "fi fth"
     with pytest.raises(InputError, match="no text to ask about"):
         read_question("text", [], [])
-    with pytest.raises(FileNotFoundError, match='--text "where is it"'):
-        read_question("text", ["where is it"], [])
 
 
 def test_model_without_probabilities_gives_scores(shell, first, asked):
