@@ -1,4 +1,4 @@
-"""``evergrow answering``: prior, costs and thresholds that answers follow, without learning anew."""
+"""``evergrow answering``: prior and thresholds that answers follow, without learning anew."""
 
 from __future__ import annotations
 
@@ -6,91 +6,71 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from evergrow.cli.console import Answer, facts
 from evergrow.cli.models import changing_model, load_model
-from evergrow.cli.options import Json, ModelFile, Wait
+from evergrow.cli.options import ModelFile, Wait
 from evergrow.cli.registry import command
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
 
-_MOST_BYTES = 64 * 2**20  # a matrix of a few thousand classes
 _NONE = "none"
 
 
 @command("answering", panel="Edit")
 def answering_command(
     model: ModelFile,
-    prior: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FILE", help="How common classes are: uniform, counts, learned or a file."),
-    ] = None,
-    costs: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="What mistakes cost: a file true,answer,cost or a matrix, or none."),
-    ] = None,
-    threshold: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--threshold", metavar="CLASS=P", help="Probability from which a class is the answer, or none; repeatable."
-        ),
-    ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Take back all that was set before.")] = False,
+    prior: str | None = None,
+    threshold: list[str] | None = None,
+    reset: bool = False,
     wait: Wait = False,
-    as_json: Json = False,
 ) -> Answer:
-    """Say how answers follow from probabilities, or show it: prior, costs and thresholds.
+    """Say how answers follow from probabilities, or show it: prior and thresholds.
 
     Nothing is learned or forgotten by it; predict and evaluate follow it from now on. Probabilities are first brought
     to the prior; a class with a threshold is answered wherever it reaches that, and nowhere else; else the answer is
-    the one of least expected cost, and without costs the likeliest. Files are CSV or JSON.
+    the likeliest. A file of weights is CSV or JSON.
 
     For example:
 
       evergrow answering birds.evg --prior counts --threshold "snowy owl=0.02"
 
-      evergrow answering checks.evg --costs costs.csv
-
       evergrow answering checks.evg --reset
 
     Exit codes: 0 set or shown, 2 a class is not known, a file or a number is wrong, and nothing changed, 3 another
     process is changing the model.
+
+    Parameters
+    ----------
+    prior : NAME|FILE
+        How common classes are: uniform, counts, learned or a file.
+    threshold : CLASS=P
+        Probability from which a class is the answer, or none; repeatable.
+    reset
+        Take back all that was set before.
     """
-    if prior is None and costs is None and not threshold and not reset:
-        learner = load_model(model)
-        return Answer({"model": str(model), "answering": learner.answering_.to_dict()}, _lines(learner.answering_))
+    if prior is None and not threshold and not reset:
+        now = load_model(model).answering_
+        return Answer({"model": str(model), "answering": now.to_dict()}, facts([("answers", now.summary())]))
     from evergrow.learner.answers import LEARNED, PRIORS
 
     given: dict[str, Any] = {}
     if prior is not None:
         given["prior"] = prior if prior in (LEARNED, *PRIORS) else _read_prior(Path(prior))
-    if costs is not None:
-        given["costs"] = None if costs == _NONE else _read_costs(Path(costs))
-    limits = dict(_threshold(entry) for entry in threshold or ())
+    limits: dict[str, float | None] = {}
+    for entry in threshold or ():
+        name, sign, text = entry.rpartition("=")
+        if not sign:
+            raise ParameterError(f"Give --threshold as CLASS=PROBABILITY, such as owl=0.1, not {entry!r}.")
+        limits[name] = None if text == _NONE else _number("--threshold", text)
     with changing_model(model, wait=wait) as change:
-        learner = change.learner
         if not reset:
-            now = learner.answering_
-            given = {"prior": now.prior, "costs": now.costs, **given}
-            limits = {**now.thresholds, **limits}
+            now = change.learner.answering_
+            given, limits = {"prior": now.prior, **given}, {**now.thresholds, **limits}
         kept = {name: value for name, value in limits.items() if value is not None}
-        learner.set_answering(**given, thresholds=kept)
-    answering = learner.answering_
-    return change.answer(_lines(answering), answering=answering.to_dict())
-
-
-def _lines(answering: Any) -> list[str]:
-    """Return the settings for people."""
-    return facts([("answers", answering.summary())])
-
-
-def _threshold(entry: str) -> tuple[str, float | None]:
-    name, sign, text = entry.rpartition("=")
-    if not sign:
-        raise ParameterError(f"Give --threshold as CLASS=PROBABILITY, such as owl=0.1, not {entry!r}.")
-    return name, None if text == _NONE else _number("--threshold", text)
+        change.learner.set_answering(**given, thresholds=kept)
+    now = change.learner.answering_
+    return change.answer(facts([("answers", now.summary())]), answering=now.to_dict())
 
 
 def _number(option: str, text: Any) -> float:
@@ -102,43 +82,17 @@ def _number(option: str, text: Any) -> float:
 
 def _read_prior(path: Path) -> dict[str, float]:
     """Return weights by class: a JSON object, or rows of class and weight below their headings."""
-    found = _read("--prior", path)
-    if isinstance(found, list):
-        if any(len(row) != 2 for row in found):
-            raise InputError(f"{path} needs two columns for --prior, class and weight.")
-        found = dict(found[1:] if found[0][0].strip().casefold() == "class" else found)
-    return {name: _number("--prior", value) for name, value in found.items()}
-
-
-def _read_costs(path: Path) -> dict[str, dict[str, float]]:
-    """Return costs by class and answer: a JSON object, rows of true, answer and cost, or a matrix with headings."""
-    found = _read("--costs", path)
-    if isinstance(found, list):
-        header, *rows = found
-        if any(len(row) != len(header) for row in rows):
-            raise InputError(f"The rows of {path} have different lengths; --costs needs one.")
-        found = {row[0]: {} for row in rows}
-        listed = [cell.strip().casefold() for cell in header] == ["true", "answer", "cost"]
-        for true, *cells in rows:
-            found[true] |= {cells[0]: cells[1]} if listed else dict(zip(header[1:], cells))
-    if not all(isinstance(row, dict) for row in found.values()):
-        raise InputError(f'{path} needs costs by class and answer for --costs, such as {{"ok": {{"broken": 5}}}}.')
-    return {true: {name: _number("--costs", cost) for name, cost in row.items()} for true, row in found.items()}
-
-
-def _read(option: str, path: Path) -> Any:
-    """Return the rows of a CSV file, or the object of a JSON file."""
     if not path.is_file():
-        raise DatasetNotFoundError(f"No file {str(path)!r} here for {option}.")
-    if path.stat().st_size > _MOST_BYTES:
-        raise InputError(f"{path} is larger than the {_MOST_BYTES // 2**20} MiB that {option} reads.")
-    is_json = path.suffix.lower() == ".json"
+        raise DatasetNotFoundError(f"No file {str(path)!r} here for --prior.")
     try:
         text = path.read_text(encoding="utf-8-sig")
-        table = csv.reader(io.StringIO(text, newline=""), strict=True)
-        rows = json.loads(text) if is_json else [row for row in table if any(row)]
+        if path.suffix.lower() == ".json":
+            found = json.loads(text)
+        else:
+            rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if any(row)]
+            found = dict(rows[1:] if rows and rows[0][0].strip().casefold() == "class" else rows)
     except (OSError, ValueError, RecursionError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read as CSV or JSON for {option}: {error}") from error
-    if not rows or is_json != isinstance(rows, dict):
-        raise InputError(f"{path} holds no numbers by class for {option}.")
-    return rows
+        raise InputError(f"{path} cannot be read as CSV (class, weight) or JSON for --prior: {error}") from error
+    if not found or not isinstance(found, dict):
+        raise InputError(f"{path} holds no numbers by class for --prior.")
+    return {name: _number("--prior", value) for name, value in found.items()}

@@ -110,9 +110,7 @@ class FeatureSet:
                 raise LabelError(f"y_{part} must hold {len(X)} integers or strings, got {_described(y)}")
             check_finite(X, f"X_{part}")
         if self.X_train.shape[1] != self.X_test.shape[1]:
-            raise InputError(
-                f"X_test must have {self.X_train.shape[1]} columns like X_train, got {self.X_test.shape[1]}"
-            )
+            raise InputError(f"X_test must have columns like X_train, got {_described(self.X_test)}")
         check_widths("widths", self.widths, self.X_train.shape[1])
         unknown = np.setdiff1d(self.y_test, self.y_train)
         if len(unknown):
@@ -487,10 +485,8 @@ class ArraySource(Source):
             there = [pair for pair in _KEYS[part] if pair[0] in file.arrays and 0 not in file.arrays[pair[0]].shape[:1]]
             chosen += [pair for pair in there[:1] if pair not in chosen]
         if not chosen:
-            raise FileFormatError(
-                f"{file.title} must hold an array X_train, X or features, got "
-                f"{listed([*file.arrays, *file.others], most=8)}"
-            )
+            held = listed([*file.arrays, *file.others], most=8)
+            raise FileFormatError(f"{file.title} must hold an array X_train, X or features, got {held}")
         for x, y in chosen:
             _check_arrays(file, x, y)
         return chosen
@@ -544,9 +540,7 @@ class ArraySource(Source):
         pairs = [train, REQUIRED[2:]] if {"X_test", "y_test"} & file.arrays.keys() else [train]
         missing = [key for pair in pairs for key in pair if key not in file.arrays]
         if missing:
-            raise FileFormatError(
-                f"{file.title} must hold {', '.join(REQUIRED)} or X, y, but it lacks {', '.join(missing)}"
-            )
+            raise FileFormatError(f"{file.title} must hold X_train, y_train or X, y, but it lacks {', '.join(missing)}")
         parts = [(file.rows(x), file.rows(y)) for x, y in pairs]
         (X, y), (X_test, y_test) = parts[0], parts[1] if len(parts) > 1 else (parts[0][0][:0], parts[0][1][:0])
         try:
@@ -577,9 +571,8 @@ def _check_arrays(file: ArrayFile, x: str, y: str) -> None:
     vectors = len(samples.shape) == 2 and samples.shape[1] > 0 and numbers
     if not vectors and not samples.is_pixels:
         raise FileFormatError(
-            f"{file.title}: {x} must be feature vectors of shape (n, d) or images in bytes, got {_described(samples)}"
+            f"{file.title}: {x} must be feature vectors or bytes of images, got {_described(samples)}"
         )
     if labels is not None and (labels.shape != samples.shape[:1] or labels.dtype.kind not in "biuU"):
-        raise FileFormatError(
-            f"{file.title}: {y} must hold {samples.shape[0]} integers or strings, got {_described(labels)}"
-        )
+        n = samples.shape[0]
+        raise FileFormatError(f"{file.title}: {y} must hold {n} integers or strings, got {_described(labels)}")

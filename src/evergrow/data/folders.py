@@ -1,16 +1,14 @@
-"""Images in folders: ``train/<class>/*`` and ``test/<class>/*``, one folder per class, and patterns of names."""
+"""Images in folders: ``train/<class>/*`` and ``test/<class>/*``, and one folder per class."""
 
 from __future__ import annotations
 
-import glob
 import os
 import posixpath
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from evergrow.core.errors import DatasetNotFoundError, InputError
+from evergrow.core.errors import InputError
 from evergrow.data.items import (
     Dataset,
     Images,
@@ -71,18 +69,18 @@ class Walk:
         Only folders are asked for their status, so that a hundred thousand files cost little more than their names.
         """
         names: list[str] = []
-        root = os.path.realpath(self.tree.root)
-        seen, pending = {os.path.realpath(self.tree.root / folder)}, [folder]
+        followed, pending = {os.path.realpath(self.tree.root / folder)}, [folder]
         while pending:
             current = pending.pop()
             for name, kind in self._entries(current):
                 path = posixpath.join(current, name)
                 if kind == "folder":
                     target = self.tree.link_target(path)
-                    if target and (target in seen or os.path.join(root, "").startswith(os.path.join(target, ""))):
+                    above = ((self.tree.root / place).resolve() for place in (current, "") if target)
+                    if target in followed or any(place.is_relative_to(target) for place in above):
                         self.ignored["links back to a folder above"] += 1
                         continue
-                    seen.add(target)
+                    followed |= {target} - {""}
                     pending.append(path)
                 elif not is_image(name):
                     self.count_other(name)
@@ -142,9 +140,7 @@ def split_folders(tree: Tree) -> tuple[str, str, list[str]] | None:
     for name in walk.subfolders():
         lower = name.lower()
         if lower in (*TRAIN_WORDS, *TEST_WORDS) and spelled.setdefault(lower, name) != name:
-            raise InputError(
-                f"{tree.place()} must hold one folder called {lower!r}, got {spelled[lower]!r} and {name!r}"
-            )
+            raise InputError(f"{tree.place()} must hold one of the folders {spelled[lower]!r} and {name!r}, got both")
     train = [spelled[name] for name in TRAIN_WORDS if name in spelled]
     tests = [spelled[name] for name in TEST_WORDS if name in spelled]
     if not train or not tests:
@@ -208,12 +204,7 @@ def read_train_test(tree: Tree, name: str, options: DataOptions) -> Dataset:
     LabelError
         If a class is in the test folder only.
     """
-    names = split_folders(tree)
-    if names is None:
-        raise InputError(
-            f"{tree.place()} must hold a folder train and a folder test, val, valid or validation, got neither"
-        )
-    train, test, others = names
+    train, test, others = split_folders(tree) or ("train", "test", [])
     notes = [f"folder {other} left out: {test} is the test set" for other in others]
     return _read_parts(Walk(tree), [train, test], options, "train-test", notes)
 
@@ -233,9 +224,7 @@ def read_class_folders(tree: Tree, name: str, options: DataOptions) -> Dataset:
         base, folders = folders[0], Walk(tree).subfolders(folders[0])
         walk.subfolders()  # counts what lies beside it
     if folders and all(split_folders(tree.below(posixpath.join(base, folder))) is not None for folder in folders):
-        raise InputError(
-            f"{tree.place()} must be one data set, got a folder of several ({listed(folders)}): point to one of them"
-        )
+        raise InputError(f"{tree.place()} must be one data set, got several: point to one of {listed(folders)}")
     return _read_parts(walk, [base], options, "class-folders", [])
 
 
@@ -292,7 +281,7 @@ def _class_folders(walk: Walk, part: str, options: DataOptions, cautions: list[s
     return places
 
 
-# -- images without labels, and patterns ----------------------------------------------------------------------
+# -- images without labels ----------------------------------------------------------------------
 
 
 def images_below(tree: Tree) -> tuple[Images, list[str]]:
@@ -302,70 +291,3 @@ def images_below(tree: Tree) -> tuple[Images, list[str]]:
     if not names:
         raise InputError(f"{tree.place()} must hold images, got none{walk.unread_hint()}")
     return tree.images(names), walk.cautions()
-
-
-def is_pattern(text: str) -> bool:
-    """Return whether a name is a pattern, or several as in ``$PATH``, and no file or folder.
-
-    Examples
-    --------
-    >>> from evergrow.data.folders import is_pattern
-    >>> is_pattern("photos/*/*.jpg"), is_pattern("photos")
-    (True, False)
-    """
-    return glob.has_magic(text) and not os.path.exists(text)
-
-
-def patterns_of(text: str) -> list[str]:
-    """Return the patterns in a name: one, or several with a colon between (a semicolon on Windows).
-
-    Examples
-    --------
-    >>> from evergrow.data.folders import patterns_of
-    >>> patterns_of("a/*.jpg:b/*.jpg"), patterns_of("10:30/*.jpg")
-    (['a/*.jpg', 'b/*.jpg'], ['10:30/*.jpg'])
-    """
-    pieces = text.split(os.pathsep)
-    return pieces if all(map(glob.has_magic, pieces)) else [text]
-
-
-@register_reader("patterns")
-def read_patterns(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    """Read the images on disk that patterns name; the folder that an image is in is its class.
-
-    Raises
-    ------
-    DatasetNotFoundError
-        If a pattern matches no image.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> from evergrow.data import read
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name in ("cat/1.jpg", "dog/1.jpg", "dog/notes.txt"):
-    ...         pathlib.Path(folder, name).parent.mkdir(exist_ok=True)
-    ...         _ = pathlib.Path(folder, name).write_bytes(b"x")
-    ...     read(f"{folder}/*/*").dataset().train.labels.tolist()
-    ['cat', 'dog']
-    """
-    patterns = patterns_of(name)
-    found: set[str] = set()
-    walk = Walk(tree)
-    for pattern in patterns:
-        files = [file for file in glob.iglob(pattern, recursive=True) if os.path.isfile(file)]
-        images = {os.path.abspath(file) for file in files if is_image(file)}
-        if not images:
-            raise DatasetNotFoundError(f"pattern must match at least one image, got none for {pattern!r}")
-        for file in files:
-            if not is_image(file):
-                walk.count_other(file)
-        found |= images
-    root = Path(os.path.commonpath([os.path.dirname(file) for file in found]))
-    if all(os.path.dirname(file) == os.fspath(root) for file in found):
-        root = root.parent  # one folder: it is the class, and its name must be in the names
-    names = sorted(Path(file).relative_to(root).as_posix() for file in found)
-    notes = (f"patterns: {listed(patterns)}; the folder of an image is its class", *walk.note())
-    labels = [posixpath.basename(posixpath.dirname(file)) or root.name for file in names]
-    images_found = Images(tuple(names), root=root)
-    return Dataset.of(images_found, labels, layout="patterns", notes=notes, cautions=tuple(walk.cautions()))

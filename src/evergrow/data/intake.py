@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import DatasetNotFoundError, InputError, LabelError
 from evergrow.core.validation import as_weights
 from evergrow.data.arrays import FeatureSet, read_npy
-from evergrow.data.items import Dataset, Images, Items, Samples, Texts, is_image, listed
+from evergrow.data.items import Dataset, Images, Items, Samples, Texts, is_image
 from evergrow.data.load import name_of, read, warn_of
 from evergrow.data.readers import DEFAULTS, DataOptions, reader_of_file
 from evergrow.data.sources import ListedSource, as_features
@@ -147,10 +147,8 @@ def read_labelled(data: Any, part: Part, kind: str | None = None, options: DataO
         samples = read_items(data[0], kind)
         labels = _label_values(data[1])
         return replace(samples, labels=as_names(labels, len(samples)), label_kind=kind_of(labels))
-    raise InputError(
-        "data must be a path, a Dataset, a FeatureSet or a pair (items, labels), "
-        f"got {type(data).__name__}" + (f" of {len(data)}" if isinstance(data, tuple) else "")
-    )
+    got = type(data).__name__ + (f" of {len(data)}" if isinstance(data, tuple) else "")
+    raise InputError(f"data must be a path, a Dataset, a FeatureSet or a pair (items, labels), got {got}")
 
 
 def read_parts(source: str | os.PathLike[str], options: DataOptions | None = None) -> Dataset | FeatureSet:
@@ -287,10 +285,7 @@ def _features(array: NDArray[Any]) -> NDArray[Any]:
     if array.ndim == 1:
         array = array[None]
     if array.ndim != 2 or array.dtype.kind not in "fiu" or 0 in array.shape:
-        raise InputError(
-            f"features must be numbers of shape (n, d), got {array.dtype} of shape {array.shape}; "
-            "pixels must be bytes (uint8)"
-        )
+        raise InputError(f"features must be numbers of shape (n, d), got {array.dtype} of shape {array.shape}")
     return as_features(array, "features")
 
 
@@ -328,10 +323,8 @@ def channels_last(array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.kind == "f":
         low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
         if not 0.0 <= low <= high <= 1.0:
-            raise InputError(
-                f"images of floats must lie between 0 and 1, got {low:.3g} to {high:.3g}: leave out the "
-                "normalisation, which the backbone brings along"
-            )
+            got = f"{low:.3g} to {high:.3g}: leave out the normalisation, which the backbone brings along"
+            raise InputError(f"images of floats must lie between 0 and 1, got {got}")
         array = np.rint(array * 255.0).astype(np.uint8)
     if array.dtype == np.uint8 and array.shape[-3] in (1, 3) and array.shape[-1] not in (1, 3, 4):
         array = np.moveaxis(array, -3, -1)
@@ -424,23 +417,19 @@ def check_columns(given: Sequence[str], learned: Sequence[str]) -> None:
     >>> check_columns(["b", "a"], ["a", "b"])
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.InputError: columns must be in the order that was learned, got 'b' where 'a' was
+    evergrow.core.errors.InputError: columns must be those learned, in their order; 'b' where 'a' was
     >>> check_columns(["a", "c"], ["a", "b"])
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.InputError: columns must be those that were learned; missing: 'b'; not learned: 'c'
+    evergrow.core.errors.InputError: columns must be those learned, in their order; missing: 'b'; not learned: 'c'
     """
     if not given or not learned or list(given) == list(learned):
         return
-    missing = [name for name in learned if name not in set(given)]
-    more = [name for name in given if name not in set(learned)]
-    if missing or more:
-        parts = [f"{what}: {listed(names)}" for what, names in (("missing", missing), ("not learned", more)) if names]
-        raise InputError(f"columns must be those that were learned; {'; '.join(parts)}")
-    if len(given) != len(learned):
-        raise InputError(f"columns must have different names, got {len(given)} of {len(learned)}")
-    now, was = next(pair for pair in zip(given, learned, strict=True) if pair[0] != pair[1])
-    raise InputError(f"columns must be in the order that was learned, got {now!r} where {was!r} was")
+    missing = [f"missing: {name!r}" for name in learned if name not in set(given)]
+    more = [f"not learned: {name!r}" for name in given if name not in set(learned)]
+    moved = [f"{now!r} where {was!r} was" for now, was in zip(given, learned, strict=False) if now != was][:1]
+    said = "; ".join([*missing[:5], *more[:5]] or moved)
+    raise InputError(f"columns must be those learned, in their order; {said}")
 
 
 # -- streams -----------------------------------------------------------------------------------------------------
@@ -461,10 +450,7 @@ def is_stream(data: Any) -> bool:
 def check_whole(data: Any) -> None:
     """Raise :class:`InputError` for a stream where images are needed more than once."""
     if is_stream(data):
-        raise InputError(
-            f"data must be a folder, a table or (items, labels) for a backbone to be adapted to, since "
-            f"they are seen many times, got {type(data).__name__}"
-        )
+        raise InputError(f"data must be seen many times to adapt a backbone to them, got {type(data).__name__}")
 
 
 def labelled_chunks(data: Any, y: Any, sample_weight: Any, part: Part, kind: str | None) -> Iterable[Samples]:

@@ -138,10 +138,7 @@ class ParquetSource(Source):
                 raise FileFormatError(f"{title} must have every column once, got {listed(schema.names, most=8)}")
             contents = {column: _contents(schema.field(column).type) for column in schema.names}
             if contents.get(SPLIT_COLUMN) == "text" and self.options.labelled and self.options.part != "all":
-                raise FileFormatError(
-                    f"{title} has a column {SPLIT_COLUMN!r}; write the parts to files of their own, such as "
-                    "train.parquet and test.parquet"
-                )
+                raise FileFormatError(f"{title} has a column {SPLIT_COLUMN!r}; write the parts to files of their own")
             kind, sample, label = choose_columns(contents, self.options, title)
             names = (column for column in NAME_COLUMNS if contents.get(column) == "text" and column != sample)
             paths = kind == "image" and contents[sample] == "text"
@@ -341,9 +338,7 @@ class ArrowSource(ParquetSource):
         every = super()._every_file
         found = {name: size for name, size in every.items() if not posixpath.basename(name).startswith("cache-")}
         if any(name.endswith("indices.arrow") for name in found):
-            raise FileFormatError(
-                f"{self.tree.place()} must be saved without indices: run flatten_indices() before save_to_disk()"
-            )
+            raise FileFormatError(f"{self.tree.place()} must be saved without indices: run flatten_indices() before")
         return found
 
     def _file(self, name: str) -> Any:

@@ -27,7 +27,7 @@ from evergrow.core.record import from_values
 from evergrow.core.validation import check_choice, check_number
 from evergrow.data.folders import TEST_WORDS, images_below, is_hidden, unwrapped
 from evergrow.data.items import Dataset, Images, Samples, Stored, Texts, concat_samples, integers
-from evergrow.data.readers import READERS, DataOptions
+from evergrow.data.readers import READERS, DataOptions, read_folder
 from evergrow.data.storage import LARGEST_IMAGE, Tree, public_storage
 
 if TYPE_CHECKING:
@@ -174,9 +174,7 @@ class Source(ABC):
         has_test = part_of_files(self._every_file, "test") != self._every_file
         train, test = self.samples("train"), self.samples("test") if has_test else None
         if train.labels is None:
-            raise InputError(
-                f"{self.tree.place(self.pattern)} must have labels; say which column they are by label_column"
-            )
+            raise InputError(f"{self.tree.place(self.pattern)} must have labels; name their column by label_column")
         present = set(train.labels.tolist())
         named = [(str(code), name) for code, name in self.classes.items() if name in present]
         if not named:
@@ -310,11 +308,14 @@ class ListedSource(Source):
 
     @cached_property
     def _dataset(self) -> Dataset:
-        tree, reader = self.tree, READERS[self.format]
+        tree = self.tree
         if not self.options.labelled and not self.pattern:
             images, cautions = images_below(tree)
             return replace(Dataset.of(images, [""] * len(images)), cautions=tuple(cautions))
-        found = reader.read(tree if self.pattern else unwrapped(tree), self.pattern, self.options)
+        if self.pattern:
+            found = READERS[self.format].read(tree, self.pattern, self.options)
+        else:
+            found = read_folder(self.format, unwrapped(tree), self.options)
         if not isinstance(found, Dataset):
             raise InputError(f"{tree.place(self.pattern)} must be labelled images or texts, got another form of data")
         return found
@@ -356,10 +357,8 @@ class ListedSource(Source):
         sizes = [self.tree.size(name) for name in self._names]
         for name, size in zip(self._names, sizes, strict=True):
             if size > LARGEST_IMAGE:
-                raise FileFormatError(
-                    f"{self.tree.place(name)} must be an image of at most {LARGEST_IMAGE // 2**20} MiB, got "
-                    f"{size // 2**20} MiB"
-                )
+                most = f"{LARGEST_IMAGE // 2**20} MiB"
+                raise FileFormatError(f"{self.tree.place(name)} must be an image of at most {most}, got {size} bytes")
         return sizes
 
     def _marks(self) -> Iterable[str]:
@@ -384,9 +383,8 @@ class ListedSource(Source):
         if "files" not in shard.where:
             start, stop = where_of(shard, start=int, stop=int)
             if stop > len(self._samples) or stop - start != shard.rows:
-                raise FileFormatError(
-                    f"{self.tree.place(self.pattern)} must hold {stop} samples, as when shards were made"
-                )
+                title = self.tree.place(self.pattern)
+                raise FileFormatError(f"{title} must hold {stop} samples, as when shards were made")
             found = self._samples.take(np.arange(start, stop))
             rows = range(start, stop) if found.kind == "text" else ()
             return replace(found, row_names=tuple(f"{self.pattern or 'row'}[{row}]" for row in rows))

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
-from urllib.parse import urlsplit
 
 from evergrow.core.errors import (
     DatasetNotFoundError,
@@ -52,6 +51,7 @@ _TELLING = frozenset(
     {"train", "training", "test", "testing", "val", "valid", "validation", "data", "splits", "annotations"}
 )
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+_PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 _REMOTE = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 EntryKind = Literal["folder", "file", "broken"]
@@ -153,6 +153,12 @@ class Tree:
             opened = self.__dict__["_opened"] = (system, str(root).rstrip("/"), os.getpid())
         return opened[0], opened[1]
 
+    def _at(self, name: str) -> tuple[Any, str]:
+        """Return the file system of a storage, and the path of a file or folder in it."""
+        system, root = self._connection()
+        full = self._full(name)
+        return system, f"{root}/{full}" if full else root
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_opened"}
 
@@ -183,13 +189,8 @@ class Tree:
         """
         found: dict[str, int] = {}
         with self._reaching(""):
-            if self.archive is not None:
-                start = f"{self.base}/" if self.base else ""
-                found = {name.removeprefix(start): size for name, size in self.sizes.items() if name.startswith(start)}
-                found = {name: size for name, size in found.items() if deep or "/" not in name}
-            elif self.remote:
-                system, root = self._connection()
-                path = f"{root}/{self.base}" if self.base else root
+            if self.remote:
+                system, path = self._at("")
                 system.invalidate_cache()
                 for entry in system.find(path, detail=True).values() if deep else system.ls(path, detail=True):
                     name = str(entry["name"]).removeprefix(path).lstrip("/")
@@ -217,9 +218,7 @@ class Tree:
             while parent:
                 parent, name = posixpath.split(parent)
                 if folders.setdefault(parent, {}).setdefault(name, cast(EntryKind, kind)) != kind:
-                    raise FileFormatError(
-                        f"{self.address} must hold a file or a folder of a name, got both of {full!r}"
-                    )
+                    raise FileFormatError(f"{self.address} must hold a file or a folder, got both: {full!r}")
                 kind = "folder"
         return folders
 
@@ -265,10 +264,10 @@ class Tree:
         """Return whether there is a file of that name, without a listing of a storage."""
         if not self.remote:
             return self.is_file(name)
-        system, root = self._connection()
+        system, path = self._at(name)
         with self._reaching(name):
             system.invalidate_cache()
-            return bool(system.isfile(f"{root}/{self._full(name)}"))
+            return bool(system.isfile(path))
 
     def link_target(self, folder: str) -> str:
         """Return where a link to a folder on disk leads; empty for what is no link."""
@@ -284,8 +283,8 @@ class Tree:
         with self._reaching(name):
             if not self.remote:
                 return os.stat(self.root / name).st_size
-            system, root = self._connection()
-            about = system.info(f"{root}/{self._full(name)}")
+            system, path = self._at(name)
+            about = system.info(path)
             if about.get("type") != "file":
                 raise FileNotFoundError(name)
             return int(about.get("size") or 0)
@@ -302,8 +301,8 @@ class Tree:
                     file.seek(start)
                     return file.read() if stop is None else file.read(max(stop - start, 0))
             stop = self.size(name) if stop is None else stop
-            system, root = self._connection()
-            return bytes(system.cat_file(f"{root}/{self._full(name)}", start=start, end=stop)) if stop > start else b""
+            system, path = self._at(name)
+            return bytes(system.cat_file(path, start=start, end=stop)) if stop > start else b""
 
     def text(self, name: str) -> str:
         """Return the text of a file in UTF-8, with or without a byte order mark."""
@@ -314,23 +313,21 @@ class Tree:
         with self._reaching(name):
             if not self.remote:
                 return open(self.root / name, "rb")
-            system, root = self._connection()
+            system, path = self._at(name)
             how = {"cache_type": "readahead", "block_size": block} if block else {"cache_type": "none"}
-            file: IO[bytes] = system.open(f"{root}/{self._full(name)}", "rb", **how)
+            file: IO[bytes] = system.open(path, "rb", **how)
             return file
 
     def read_all(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | ImageError]:
         """Return image files of a bucket, asked for at once, and an error in the place of one that cannot be had."""
-        system, root = self._connection()
+        system, _ = self._connection()
         with self._reaching(""):
-            paths = [f"{root}/{self._full(name)}" for name in names]
+            paths = [self._at(name)[1] for name in names]
             bodies = system.cat_ranges(paths, [0] * len(paths), list(sizes), on_error="return") if paths else []
-        return [
-            ImageError(f"image must be a readable file, got {name}: {self._said(body)}")
-            if isinstance(body, BaseException)
-            else bytes(body)
-            for name, body in zip(names, bodies, strict=True)
-        ]
+        for row, body in enumerate(bodies):
+            if isinstance(body, BaseException):
+                bodies[row] = ImageError(f"image must be a readable file, got {names[row]}: {self._said(body)}")
+        return list(bodies)
 
     def images(self, names: Sequence[str]) -> Images:
         """Return images by their names; none is read."""
@@ -374,9 +371,7 @@ def decoded_text(body: bytes, title: str) -> str:
     except UnicodeDecodeError as error:
         line = body.count(b"\n", 0, error.start) + 1
         hint = "; it looks like UTF-16" if body[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        raise FileFormatError(
-            f"{title} must be text in UTF-8, but line {line} is not{hint}; save it as UTF-8"
-        ) from error
+        raise FileFormatError(f"{title} must be text in UTF-8, but line {line} is not{hint}") from error
 
 
 def write_file(
@@ -394,8 +389,7 @@ def write_file(
             raise EngineError(f"{target} cannot be written: {error.strerror or error}") from error
         return
     with tree._reaching(name):
-        system, root = tree._connection()
-        path = f"{root}/{name}"
+        system, path = tree._at(name)
         if tree.address.partition("://")[0].lower() in _AT_ONCE:
             system.pipe_file(path, body)
             return
@@ -435,24 +429,14 @@ def public_storage(storage: Mapping[str, Any]) -> dict[str, Any]:
         if key == "client_kwargs" and isinstance(value, Mapping):
             inner = public_storage(value)
             kept.update({"client_kwargs": inner} if inner else {})
-        elif key in PUBLIC_STORAGE and isinstance(value, (str, int, bool)) and not _has_password(str(value)):
+        elif key in PUBLIC_STORAGE and isinstance(value, (str, int, bool)) and not _PASSWORD.search(str(value)):
             kept[key] = value
     return kept
 
 
-def _has_password(address: str) -> bool:
-    try:
-        return urlsplit(address).password is not None
-    except ValueError:
-        return False
-
-
 def check_address(address: str) -> None:
     """Raise :class:`ParameterError` for an address with a secret in it; the message does not repeat it."""
-    if is_remote(address) and _has_password(address):
-        raise ParameterError(
-            "an address must hold no password, because it is written to manifests, got one that does; put it into the "
-            "environment"
-        )
+    if is_remote(address) and _PASSWORD.search(address):
+        raise ParameterError("an address must hold no password, which belongs into the environment, got one that does")
     if address.lower().startswith(("http://", "https://")) and "?" in address:
         raise ParameterError("an address must hold no query, which may be a signature, got one that does")

@@ -130,9 +130,7 @@ class WebDatasetSource(Source):
         with self.tree.open(name, _BLOCK) as file:
             magic = file.read(2)
             if magic in _PACKED:
-                raise FileFormatError(
-                    f"{title} must be a plain tar to be read by ranges, got one packed by {_PACKED[magic]}"
-                )
+                raise FileFormatError(f"{title} must be a plain tar to be read by ranges, got {_PACKED[magic]}")
             file.seek(0)
             for sample in grouped(tar_members(file, title, self.files[name]), title):
                 sample.image(title)
