@@ -423,9 +423,9 @@ def test_what_does_not_go_together_is_not_merged(fitted: Learner, blobs: Data, t
     before = a.to_archive()
     cases: list[tuple[Any, Learner | None, str]] = [
         (5, None, "must be a Learner"),
-        (Learner(None, "simplecil").fit(blobs), None, "one method"),
+        (Learner(None, "simplecil").fit(blobs), None, "shares this layer, got SimpleCIL"),
         (small(n_units=20).fit(blobs), None, "one frozen layer"),
-        (small().fit((blobs[0][:, :4], blobs[1])), None, "one width"),
+        (small().fit((blobs[0][:, :4], blobs[1])), None, "one frozen layer"),
         (b.partial_fit(part(blobs, 3)), fitted.spawn().partial_fit(part(blobs, 5)), "another history"),
         (Learner.load(tmp_path / "base.evg").forget_classes("0"), base, "forget"),
     ]

@@ -188,11 +188,6 @@ def relabelled(now: Snapshot, X: NDArray[Any], source: str, target: str) -> Snap
         If they were not learned as the first.
     """
     left = now.counts[source] - len(X)
-    if left < 0:
-        raise UnlearnError(
-            f"no more samples of a class can be moved than were learned, got {len(X)} where {now.counts[source]} were "
-            f"learned of {source!r}"
-        )
     if not left and len(now.counts) == 1:
         return renamed(now, {source: target})
     before, after = (np.array([name] * len(X), dtype=np.str_) for name in (source, target))
@@ -221,7 +216,12 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
         If they do not go together, or samples would be counted twice.
     """
     for other in (theirs, *([] if base is None else [base])):
-        _check_same(mine, other)
+        different = backbone_differences(mine.spec, other.spec)
+        if different:
+            raise MergeError(f"learners to merge must have one backbone, got two: {'; '.join(different)}")
+        if mine.counts and other.counts and mine.label_kind != other.label_kind:
+            kinds = f"{mine.label_kind} and {other.label_kind}"
+            raise MergeError(f"learners to merge must have labels of one kind, got {kinds}")
     known = Snapshot(mine.recipe, {}) if base is None else base
     _check_separate(mine, theirs, base)
     counts = summed(mine.counts, theirs.counts, known.counts)
@@ -236,24 +236,6 @@ def merged(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> Snapshot:
     )
     kind = mine.label_kind if mine.counts else theirs.label_kind
     return mine.after(change, head=head, counts=counts, calibration=calibration, label_kind=kind)
-
-
-def _check_same(mine: Snapshot, other: Snapshot) -> None:
-    """Raise :class:`MergeError` unless two learners have the same method, backbone, labels and features."""
-    different = backbone_differences(mine.spec, other.spec)
-    kinds = {side.label_kind for side in (mine, other) if side.counts}
-    widths = mine.head.n_features_in_, other.head.n_features_in_
-    if type(mine.head) is not type(other.head):
-        what = f"be of one method, got {type(mine.head).__name__} and {type(other.head).__name__}"
-    elif different:
-        what = f"have one backbone, got two: {'; '.join(different)}"
-    elif len(kinds) > 1:
-        what = f"have labels of one kind, got {mine.label_kind} and {other.label_kind}"
-    elif widths[0] != widths[1]:
-        what = f"have features of one width, got {widths[0]} and {widths[1]}"
-    else:
-        return
-    raise MergeError(f"learners to merge must {what}")
 
 
 def backbone_differences(a: BackboneSpec | None, b: BackboneSpec | None) -> list[str]:

@@ -519,16 +519,15 @@ def read_snapshot(archive: Archive, device: str | torch.device | None, name: str
     now = from_archive(Snapshot, archive, device=device, name=name)
     if now.adaptation is not None:
         read_adaptation(now.adaptation, f"{name}: adaptation")
-    if now.head is None:
-        try:
+    try:
+        if now.head is None:
             now.recipe.create(device="auto" if device is None else device, random_state=now.seed)
-        except (EvergrowError, TypeError, ValueError) as error:
-            raise FileFormatError(f"{name} has options that its method does not take: {error}") from error
-        return now
-    if now.solution is not None:
-        if not hasattr(now.head, "adopt_solution"):
-            raise FileFormatError(f"{name} has a solution, but heads of method {now.recipe.method!r} keep none")
-        now.head.adopt_solution(now.solution, name=f"{name}: solution")
+        elif now.solution is not None:
+            now.head.adopt_solution(now.solution, name=f"{name}: solution")
+    except FileFormatError:
+        raise
+    except (EvergrowError, TypeError, ValueError) as error:
+        raise FileFormatError(f"{name} does not go with its method: {error}") from error
     now.calibration.apply(now.head)
     return replace(now, solution=None)
 
