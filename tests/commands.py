@@ -15,3 +15,10 @@ def evergrow(*arguments: object, stdin: str | None = None) -> Any:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
+
+
+def help_of(command: str) -> str:
+    """Return the help of a command with its line breaks and boxes taken out."""
+    result = CliRunner().invoke(build_app(), [command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    assert result.exit_code == 0
+    return " ".join(result.stdout.replace("│", " ").split())

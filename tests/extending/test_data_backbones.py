@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.torch import save_file
-from typer.testing import CliRunner
+from tests.commands import evergrow, help_of
 
-from evergrow.cli.registry import build_app
 from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.data import DataOptions, Dataset, list_readers, load_data, register_reader
 from evergrow.data.items import Texts
@@ -30,14 +29,6 @@ from evergrow.features.backbones import timm_module
 from evergrow.features.sources import WEIGHT_SOURCES, WantedWeights, best_backbone
 from evergrow.lab.bench import SpecError, load_spec
 from evergrow.learner.learner import Learner
-
-
-def help_of(command: str) -> str:
-    """Return the help of a command with its line breaks and boxes taken out."""
-    result = CliRunner().invoke(build_app(), [command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
-    assert result.exit_code == 0
-    return " ".join(result.stdout.replace("│", " ").split())
-
 
 # -- data -----------------------------------------------------------------------------------------------------
 
@@ -64,7 +55,7 @@ def test_a_layout_is_recognised_named_and_listed(haiku: Path) -> None:
         data = load_data(haiku, **options)
         assert (data.layout, data.class_names) == ("haiku", ("new", "old"))
     assert "haiku, arrow" in help_of("data")
-    result = CliRunner().invoke(build_app(), ["data", str(haiku), "--layout", "haiku", "--json"])
+    result = evergrow("data", haiku, "--layout", "haiku", "--json")
     assert json.loads(result.stdout)["layout"] == "haiku"
 
 

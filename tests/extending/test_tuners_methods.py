@@ -12,13 +12,12 @@ import pytest
 import torch
 from PIL import Image
 from tests.adapt.tiny import stripes, tiny_vit
+from tests.commands import evergrow, help_of
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 from evergrow.adapt import FsaConfig
 from evergrow.adapt.tuners import TUNERS, Tuner, TunerConfig, adapting_tuners, create_tuner, list_tuners, load_tuner
 from evergrow.adapt.tuners.base import layer_parameter
-from evergrow.cli.registry import build_app
 from evergrow.core.errors import ParameterError
 from evergrow.core.record import Spec, kind_of, require
 from evergrow.core.validation import check_number
@@ -37,14 +36,6 @@ from evergrow.lab.methods import (
 from evergrow.lab.methods.cost import Cost
 from evergrow.lab.methods.image_classifier import TaskLabels
 from evergrow.learner.learner import Learner
-
-
-def help_of(command: str) -> str:
-    """Return the help of a command with its line breaks and boxes taken out."""
-    result = CliRunner().invoke(build_app(), [command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
-    assert result.exit_code == 0
-    return " ".join(result.stdout.replace("│", " ").split())
-
 
 # -- a tuner --------------------------------------------------------------------------------------------------
 
@@ -117,22 +108,11 @@ class TestTuner:
             folder = tmp_path / "data" / f"class-{label}"
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(items.raw(row)).save(folder / f"{row}.png")
-        options = [
-            "--adapt",
-            "gain",
-            "--set",
-            "epochs=1",
-            "--units",
-            "10",
-            "--backbone",
-            "test_vit",
-            "--set",
-            "weights=random",
-        ]
-        result = CliRunner().invoke(build_app(), ["fit", "data", "-m", "m.evg", "--set", "cache=false", *options])
+        network = ("--backbone", "test_vit", "--set", "weights=random", "--set", "cache=false", "--units", "10")
+        result = evergrow("fit", "data", "-m", "m.evg", "--adapt", "gain", "--set", "epochs=1", *network)
         assert result.exit_code == 0, result.output
         assert "adapted: gain" in result.output
-        refused = CliRunner().invoke(build_app(), ["fit", "data", "-m", "n.evg", "--adapt", "gian"])
+        refused = evergrow("fit", "data", "-m", "n.evg", "--adapt", "gian")
         assert refused.exit_code == 2
         assert "nearest: 'gain'" in refused.stderr
 
@@ -196,7 +176,8 @@ class TestHead:
     X, y = np.eye(4), np.array(["a", "b", "c", "d"])
 
     def test_it_is_a_method_like_any_other(self, tmp_path: Path) -> None:
-        assert {"last-row", "last-row+fsa"} <= set(list_methods())
+        for names in (list_methods(), evergrow("lab", "methods").stdout.split()):
+            assert {"last-row", "last-row+fsa"} <= set(names)
         assert (method_needs("last-row"), method_needs("last-row+fsa")) == ("features", "images")
         assert method_options("last-row") == {"power": 2.0, "device": "auto"}
         model = create_method("last-row", power=1.0).fit(self.X, self.y)
@@ -216,24 +197,18 @@ class TestHead:
         learner.save(tmp_path / "m.evg")
         assert Learner.load(tmp_path / "m.evg").predict(self.X).tolist() == self.y.tolist()
 
-    def test_commands_know_it(self) -> None:
-        listed = CliRunner().invoke(build_app(), ["lab", "methods"]).stdout.split()
-        assert {"last-row", "last-row+fsa"} <= set(listed)
-
 
 # -- an image method ------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False, repr=False)
 class MeanColour(ImageClassifier):
     """Scores a class by the distance of mean colours; trains nothing."""
 
-    def __init__(
-        self, backbone: Any = None, *, scale: float = 1.0, random_state: Any = 0, device: str = "auto"
-    ) -> None:
-        self.backbone = backbone
-        self.scale = scale
-        self.random_state = random_state
-        self.device = device
+    backbone: Any = None
+    scale: float = 1.0
+    random_state: Any = 0
+    device: str = "auto"
 
     def _check_params(self) -> None:
         check_number("scale", self.scale, low=0, low_open=True)
@@ -264,12 +239,10 @@ def mean_colour() -> Iterator[None]:
 @pytest.mark.usefixtures("mean_colour")
 class TestImageMethod:
     def test_it_is_made_and_trained_by_name(self) -> None:
+        assert "mean-colour" in evergrow("lab", "methods").stdout.split()
         assert method_needs("mean-colour") == "images"
         assert method_options("mean-colour") == {"scale": 1.0, "random_state": 0, "device": "auto"}
         items, y = stripes(4, 3)
         model = create_method("mean-colour", backbone=tiny_vit(), scale=2.0)
         model.fit(items.take(np.flatnonzero(y < 2)), y[y < 2]).partial_fit(items.take(np.flatnonzero(y > 1)), y[y > 1])
         assert model.score(items, y) == 1.0
-
-    def test_commands_know_it(self) -> None:
-        assert "mean-colour" in CliRunner().invoke(build_app(), ["lab", "methods"]).stdout.split()

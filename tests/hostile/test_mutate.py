@@ -6,15 +6,8 @@ import json
 import struct
 from pathlib import Path
 
-import pytest
 from tests.hostile.mutate import changes, join, mutations, split
-from tests.hostile.samples import Subject, write_subjects
-
-
-@pytest.fixture(scope="module")
-def subjects(tmp_path_factory: pytest.TempPathFactory) -> list[Subject]:
-    """Return whole files of all kinds."""
-    return write_subjects(tmp_path_factory.mktemp("whole"))
+from tests.hostile.samples import Subject
 
 
 def test_what_is_not_changed_is_signed_as_it_was(subjects: list[Subject]) -> None:

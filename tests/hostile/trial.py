@@ -150,13 +150,19 @@ class Bench:
 
     def try_file(self, subject: Subject, data: bytes) -> tuple[str, str]:
         """Return the outcome of a file, and details."""
+        from evergrow.adapt import CheckpointError
+        from evergrow.adapt.tuners import ArchitectureError
         from evergrow.core import errors
 
         self.path.write_bytes(data)
-        early: tuple[type[Exception], ...] = (errors.FileFormatError,)
-        late = (errors.FileFormatError, errors.NotFittedError, errors.NumericalError)
-        if subject.kind in ("pictures", "tuner"):  # a file for another backbone is no damaged one
-            early, late = (*early, errors.WeightsError), (*late, errors.WeightsError)
+        # A file for another backbone, or of another training, is no damaged one.
+        other: dict[str, tuple[type[Exception], ...]] = {
+            "pictures": (errors.WeightsError,),
+            "tuner": (errors.WeightsError, ArchitectureError),
+            "checkpoint": (CheckpointError, errors.NumericalError),
+        }
+        early = (errors.FileFormatError, *other.get(subject.kind, ()))
+        late = (errors.NotFittedError, errors.NumericalError, *early)
         stage = "reading"
         try:
             with warnings.catch_warnings(), limited(SECONDS):
@@ -282,16 +288,10 @@ class Bench:
         """Put a tuner on a backbone and take it off again."""
         import torch
 
-        from evergrow.adapt.tuners import ArchitectureError, load_tuner
-        from evergrow.core.errors import FileFormatError
+        from evergrow.adapt.tuners import load_tuner
 
         batch = torch.from_numpy(self.pictures["query"]).permute(0, 3, 1, 2).float() / 255
-        try:
-            tuner = load_tuner(self.path, self.backbone.module)
-        except (ArchitectureError, FileFormatError) as error:
-            if short_of_memory(error):
-                return "memory (reading)", str(error)[:300]
-            return "rejected", str(error)[:300]
+        tuner = load_tuner(self.path, self.backbone.module)
         try:
             finite("features", self.backbone.encode(batch).numpy())
             tuner.save(self.copy)
@@ -302,23 +302,10 @@ class Bench:
     def _checkpoint(self) -> tuple[str, str]:
         """Go on with a training."""
         from evergrow import Learner
-        from evergrow.core.errors import FileFormatError, NumericalError
 
         settings: dict[str, Any] = {"adapt": ADAPTATION, "options": SMALL, "device": "cpu", "cache": False}
-        learner = Learner(self.backbone, **settings)
-        try:
-            learner.fit(
-                (self.pictures["first"], self.names[self.pictures["y_first"]]),
-                checkpoint=self.path,
-            )
-        except Exception as error:
-            if short_of_memory(error):
-                return "memory (reading)", str(error)[:300]
-            if isinstance(error, FileFormatError) or type(error).__name__ == "CheckpointError":
-                return "rejected", str(error)[:300]
-            if isinstance(error, NumericalError):
-                return "typed later", str(error)[:300]
-            raise
+        first = self.pictures["first"], self.names[self.pictures["y_first"]]
+        learner = Learner(self.backbone, **settings).fit(first, checkpoint=self.path)
         finite("scores", learner.decision_function(self.pictures["query"]))
         return "sound", ""
 
