@@ -186,7 +186,6 @@ def within_results(learner: Any, X: Any, y: NDArray[Any], stream: Stream) -> dic
     >>> import numpy as np
     >>> from evergrow.lab.bench.play import within_results
     >>> from evergrow.lab.methods import create_method
-    from evergrow.lab.methods.fsa_classifier import with_blocks
     >>> from evergrow.lab.streams import Protocol, make_stream
     >>> X, y = np.array([[3.0, 0.0], [0.0, 3.0], [3.0, 0.1], [0.1, 3.0]]), np.array([0, 1, 2, 3])
     >>> stream = make_stream(y, y, Protocol(increment=2, shuffle=False))
