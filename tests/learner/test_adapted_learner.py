@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -13,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 from tests.adapt.tiny import stripes, tiny_vit
-from tests.learner.toys import Letters, assert_same, write_folder
+from tests.learner.toys import Letters, all_tensors, assert_same, timeless, write_folder
 
-from evergrow.adapt import FsaConfig, adapt
+from evergrow.adapt import CheckpointError, FsaConfig, adapt
+from evergrow.adapt.loop import _Run
 from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners
-from evergrow.core.archive import Archive, write_archive
+from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import (
     DataWarning,
     FileFormatError,
@@ -85,7 +87,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evergrow.adapt.loop.train", refuse)
 
 
-# -- learning -----------------------------------------------------------------------------------------------
+# -- learning ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tuner", adapting_tuners())
@@ -154,7 +156,7 @@ def test_images_that_cannot_be_read(tmp_path: Path) -> None:
         learner_of(extract={"on_error": "skip"}).fit(folder)
 
 
-# -- wrong uses ---------------------------------------------------------------------------------------------
+# -- wrong uses -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ def test_adapted_backbones_and_what_is_no_network_cannot_be_adapted(
         learner_of(backbone=lazy).fit(later)
 
 
-# -- files --------------------------------------------------------------------------------------------------
+# -- files ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tuner", adapting_tuners())
@@ -281,7 +283,7 @@ def test_a_backbone_adapted_elsewhere_is_saved_with_its_tuner(first: Part, later
     assert same_answers(loaded, learner, later[0])
 
 
-# -- several sites ------------------------------------------------------------------------------------------
+# -- several sites ----------------------------------------------------------------------------------
 
 
 def test_a_spawned_learner_has_the_tuner_and_merges_back(fitted: Learner, later: Part, tmp_path: Path) -> None:
@@ -305,7 +307,7 @@ def test_other_tuners_are_not_merged(fitted: Learner, later: Part, other: dict[s
     assert fitted.to_archive().meta == before.meta
 
 
-# -- telling ------------------------------------------------------------------------------------------------
+# -- telling ----------------------------------------------------------------------------------------
 
 
 def test_info_tells_what_was_trained(fitted: Learner, first: Part) -> None:
@@ -316,3 +318,142 @@ def test_info_tells_what_was_trained(fitted: Learner, first: Part) -> None:
     assert FsaConfig.from_dict(told["config"]) == quick()
     assert (told["training"]["epochs"], told["training"]["samples"]) == (1, len(first[1]))
     assert learner_of(None).fit(first).info()["adaptation"] is None
+
+
+# -- interrupted, and going on from a checkpoint ------------------------------------------------------
+
+
+CONFIG = FsaConfig.recipe(tuner="ssf", epochs=4, lr=0.1)  # each epoch of the images below is one step
+
+
+def trained(**settings: Any) -> Learner:
+    return learner_of(**{"adapt": CONFIG, **settings})
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that makes training stop in a step, as Ctrl-C would; None lets it go on."""
+    original = _Run._step
+
+    def set_up(at: int | None) -> None:
+        number = itertools.count(1)
+
+        def step(self: _Run, *batch: Any) -> Any:
+            if next(number) == at:
+                raise KeyboardInterrupt
+            return original(self, *batch)
+
+        monkeypatch.setattr(_Run, "_step", step)
+
+    return set_up
+
+
+def content(learner: Learner) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return what a file would hold, without the times that things took and were done at."""
+    archive = learner.to_archive()
+    return timeless(archive), all_tensors(archive)
+
+
+def assert_same_learners(one: Learner, other: Learner, items: Any) -> None:
+    (meta, tensors), (others_meta, others) = content(one), content(other)
+    assert meta == others_meta
+    assert tensors.keys() == others.keys()
+    assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
+    assert np.array_equal(one.decision_function(items), other.decision_function(items))
+
+
+def test_going_on_gives_the_learner_of_one_go(first: Part, interrupt: Any, tmp_path: Path) -> None:
+    whole, path = trained().fit(first), tmp_path / "training"
+    stopped = trained()
+    for at in (3, 2):  # stopped in the third epoch, and once more in the next but one
+        interrupt(at)
+        with pytest.raises(KeyboardInterrupt):
+            stopped.fit(first, checkpoint=path)
+        assert "nothing learned yet" in repr(stopped)
+    interrupt(None)
+    again = trained().fit(first, checkpoint=str(path))
+    assert again.backbone_().log.resumed_epochs == 3
+    assert_same_learners(again, whole, first[0])
+
+
+def test_a_finished_checkpoint_stays_and_is_taken_as_it_is(
+    first: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "training"
+    whole = trained().fit(first, checkpoint=path)
+    kept = path.read_bytes()
+    monkeypatch.setattr(_Run, "_step", None)  # any step would be one too many
+    assert_same_learners(trained().fit(first, checkpoint=path), whole, first[0])
+    assert path.read_bytes() == kept
+    assert read_archive(path, "checkpoint").meta["progress"]["epoch"] == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"adapt": CONFIG.changed(epochs=5)}, "epochs is 4 there and 5 here"),
+        ({"adapt": CONFIG.changed(tuner="lora")}, "adaptation"),
+        ({"random_state": 1}, "seed is 0 there and 1 here"),
+        ({"backbone": "other"}, "backbone"),
+        ({"data": "other images"}, "images"),
+        ({"data": "other labels"}, "labels"),
+    ],
+)
+def test_another_training_is_refused(first: Part, settings: dict[str, Any], told: str, tmp_path: Path) -> None:
+    path = tmp_path / "training"
+    before = trained(adapt=CONFIG.changed(epochs=1)).fit(first)
+    trained().fit(first, checkpoint=path)
+    kept, state = path.read_bytes(), content(before)
+    chosen, given = {"adapt": CONFIG, **settings}, first
+    if chosen.pop("data", None) is not None:
+        given = (images(0, 1, seed=1)[0], first[1]) if told == "images" else (first[0], np.roll(first[1], 1))
+    if chosen.pop("backbone", None) is not None:
+        before.backbone = tiny_vit(seed=1)
+    for name, value in chosen.items():
+        setattr(before, name, value)
+    with pytest.raises(CheckpointError, match=f"must be of the same training.*{told}"):
+        before.fit(given, checkpoint=path)
+    assert path.read_bytes() == kept
+    after = content(before)
+    assert state[0] == after[0]
+    assert all(torch.equal(tensor, after[1][name]) for name, tensor in state[1].items())
+
+
+def test_a_file_that_is_no_checkpoint_stays(first: Part, tmp_path: Path) -> None:
+    path = tmp_path / "m.evg"
+    trained(adapt=None).fit(first).save(path)
+    kept = path.read_bytes()
+    with pytest.raises(FileFormatError, match="holds 'learner'"):
+        trained().fit(first, checkpoint=path)
+    assert path.read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("settings", "checkpoint", "message"),
+    [
+        ({"adapt": None}, "training", "checkpoint must go with adapt, got training and nothing to train"),
+        ({}, 3, "checkpoint must be a path or None, got int"),
+        (
+            {},
+            "nowhere/training",
+            "checkpoint must be a file in a folder that exists and can be written to, got nowhere",
+        ),
+        ({}, ".", r"checkpoint must be a file in a folder that exists and can be written to, got \."),
+    ],
+)
+def test_wrong_uses_are_told_before_anything_is_read(
+    settings: dict[str, Any], checkpoint: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ParameterError, match=message):
+        trained(**settings).fit("absent", checkpoint=checkpoint)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_training(
+    first: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Run, "_step", None)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ParameterError, match="can be written to"):
+        trained().fit(first, checkpoint=tmp_path / "training")

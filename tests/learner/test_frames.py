@@ -71,7 +71,7 @@ def test_other_columns_are_refused_and_change_nothing(frame: Any, data: Any) -> 
         lambda given: learner.evaluate(given, y),
         lambda given: learner.partial_fit(given, y),
     ):
-        with pytest.raises(InputError, match="in the order that was learned, got 'weight' where 'width' was"):
+        with pytest.raises(InputError, match="in their order; 'weight' where 'width' was"):
             ask(turned)
         with pytest.raises(InputError, match=r"missing: 'width'.*not learned: 'girth'"):
             ask(frame(X).rename(**renaming(frame)))

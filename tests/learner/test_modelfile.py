@@ -15,13 +15,19 @@ import pytest
 import torch
 from tests.learner.toys import Data, part, teach
 
-from evergrow.core.errors import BusyError, FileFormatError, NewerSchemaError, NotFittedError, ParameterError
+from evergrow.core.errors import (
+    BusyError,
+    FileFormatError,
+    ModelNotFoundError,
+    NewerSchemaError,
+    NotFittedError,
+    ParameterError,
+)
 from evergrow.core.seeding import generator
 from evergrow.learner import modelfile
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import (
     History,
-    ModelNotFoundError,
     ModelWriteError,
     clean_folder,
     commit,

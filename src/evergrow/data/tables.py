@@ -86,10 +86,8 @@ def choose_columns(contents: Mapping[str, str], options: DataOptions, title: str
         found = usual or (right if content == "image" or (content == "features" and len(right) == 1) else [])
         if found and options.kind in ("", kind):
             return Columns(kind, found[0], label)
-    raise FileFormatError(
-        f"{title} must have a column 'text', 'image', 'path' or 'feature', got {listed(contents, most=8)}; rename one, "
-        "or say which one it is by text_column or image_column"
-    )
+    got = f"{listed(contents, most=8)}; name another by text_column or image_column"
+    raise FileFormatError(f"{title} must have a column 'text', 'image', 'path' or 'feature', got {got}")
 
 
 # -- samples that a file lists --------------------------------------------------------------------------------
@@ -258,13 +256,7 @@ def _table_of(tree: Tree) -> str | None:
 @register_reader("tables", fits=lambda tree: _table_of(tree) is not None, marks=TABLE_SUFFIXES, rank=70)
 def read_tables(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read the training and the test table of a folder, or its one table with images in the folder beside it."""
-    table = _table_of(tree)
-    if table is None:
-        raise DatasetNotFoundError(
-            f"{tree.place()} must hold a training and a test table, such as train.csv and test.csv, or one table and "
-            "at most one folder"
-        )
-    return read_table(tree, table, options)
+    return read_table(tree, _table_of(tree) or "train.csv", options)
 
 
 @register_reader(
@@ -286,11 +278,7 @@ def read_lists(tree: Tree, name: str, options: DataOptions) -> Dataset:
     DatasetNotFoundError
         If images are missing; the message says where they were looked for.
     """
-    train = name or training_file(tree, LIST_SUFFIXES)
-    if train is None:
-        raise DatasetNotFoundError(
-            f"{tree.place()} must hold a training and a test list, such as train.txt and test.txt"
-        )
+    train = name or training_file(tree, LIST_SUFFIXES) or "train.txt"
     if not options.labelled:
         texts = tuple(line.strip() for line in tree.text(train).split("\n") if line.strip())
         if not texts:
@@ -359,10 +347,6 @@ def read_imagefolder(tree: Tree, name: str, options: DataOptions) -> Dataset:
     The metadata lie beside the images, for all or in a training and a test folder.
     """
     tables = _metadata(tree)
-    if not tables:
-        raise InputError(
-            f"{tree.place()} must hold metadata.csv or metadata.jsonl with a column {FILE_COLUMN}, got none"
-        )
     settings = replace(options, image_column=options.image_column or FILE_COLUMN)
     lists = [_rows(tree, table, settings) for table in tables]
     cautions = []
@@ -391,10 +375,8 @@ def _rows(tree: Tree, name: str, options: DataOptions) -> SampleList:
         raise FileFormatError(f"{title} must hold at least one row, got none")
     columns = choose_columns(dict.fromkeys(header, "text"), options, title)
     if options.labelled and not columns.label:
-        raise FileFormatError(
-            f"{title} must have a column 'label', got {listed(header, most=8)}; rename one, or say which one it is by "
-            "text_column, image_column or label_column"
-        )
+        got = listed(header, most=8)
+        raise FileFormatError(f"{title} must have a column 'label', got {got}; name another by label_column")
     split = SPLIT_COLUMN if options.labelled and SPLIT_COLUMN in header else ""
     needed = [column for column in (columns.sample, columns.label, split) if column]
     kept: list[list[str]] = []

@@ -21,13 +21,14 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from evergrow.core import errors
 from evergrow.core.errors import BusyError, FileFormatError, NotFittedError, ParameterError, PathError
 from evergrow.core.files import locked
 from evergrow.learner import modelfile
 from evergrow.learner.answers import Answers
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
-from evergrow.learner.modelfile import Header, History, ModelNotFoundError, ModelWriteError
+from evergrow.learner.modelfile import Header, History, ModelWriteError
 from evergrow.learner.snapshot import Change
 from evergrow.serve import schemas
 from evergrow.serve.backbones import cores, limit_torch
@@ -466,8 +467,8 @@ class ModelStore:
             return found
 
 
-def _missing(name: str) -> ModelNotFoundError:
-    return ModelNotFoundError(f"there is no model {name!r}")
+def _missing(name: str) -> errors.ModelNotFoundError:
+    return errors.ModelNotFoundError(f"there is no model {name!r}")
 
 
 # -- deleting: a model is gone in one step, and the rest of it is removed then, also after a crash in between ----

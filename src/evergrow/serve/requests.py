@@ -29,7 +29,7 @@ from starlette.routing import Route
 from evergrow.core import errors
 from evergrow.core.archive import parse_json
 from evergrow.core.escaping import one_line
-from evergrow.learner.modelfile import ModelNotFoundError, ModelWriteError
+from evergrow.learner.modelfile import ModelWriteError
 from evergrow.learner.snapshot import Change
 from evergrow.serve.config import Limits
 from evergrow.serve.schemas import JsonSamples, SampleForm
@@ -38,7 +38,7 @@ JSON, FORM, PROBLEM = "application/json", "multipart/form-data", "application/pr
 UPLOAD = ".upload."
 """Beginning of the names of files that are being received."""
 _STATUS: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
-    (404, (ModelNotFoundError,)),
+    (404, (errors.ModelNotFoundError,)),
     (507, (ModelWriteError,)),
     (501, (errors.MissingExtraError,)),
     (409, (errors.NotFittedError,)),
