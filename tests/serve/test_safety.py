@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import socket
 import struct
+import threading
 import time
 import zipfile
 import zlib
@@ -24,7 +26,7 @@ from tests.serve.running import Running, in_thread
 from tests.serve.samples import files, rows, zipped
 
 from evergrow.core.errors import ParameterError
-from evergrow.serve import ServeConfig, create_app
+from evergrow.serve import ServeConfig, create_app, requests
 from evergrow.serve.config import Tokens
 
 READ, TEACH = "read-token-0123456789", "teach-token-0123456789"
@@ -245,6 +247,16 @@ def test_a_json_body_is_small_and_few_errors_are_told(serve: Any) -> None:
         assert len(answer.json().get("errors", [])) <= 20
     many = b'{"tasks": [' + b"1," * 1_000_001
     assert api.client.post("/label-studio/m/predict", content=many, headers=kind).status_code == 413
+
+
+def test_a_large_json_body_is_parsed_off_the_event_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsers: list[int] = []
+    monkeypatch.setattr(requests, "parse_json", lambda raw, _: parsers.append(threading.get_ident()) or json.loads(raw))
+    api.taught()
+    for n in (1, 1000):
+        assert api.post("predict", {"rows": rows(0, n)}).status_code == 200
+    assert len(set(parsers[:-1])) == 1  # small bodies: where all requests are
+    assert parsers[-1] not in parsers[:-1]
 
 
 def test_many_rows_go_as_a_file(api: Api) -> None:
