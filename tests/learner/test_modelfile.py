@@ -126,16 +126,6 @@ def test_undone_revisions_go_first(path: Path, blobs: Data) -> None:
 # -- writers ------------------------------------------------------------------------------------------------
 
 
-def test_a_second_writer_is_told(path: Path) -> None:
-    code = f"from evergrow.learner.modelfile import rollback\nrollback({str(path)!r})\n"
-    with locked_model(path):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "BusyError" in done.stderr
-    assert "model.evg must not be in use" in done.stderr
-    assert len(history(path)) == 3
-
-
 def test_another_thread_is_another_writer_and_may_wait(path: Path) -> None:
     with ThreadPoolExecutor(2) as threads:
         with locked_model(path):

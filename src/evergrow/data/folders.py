@@ -69,18 +69,18 @@ class Walk:
         Only folders are asked for their status, so that a hundred thousand files cost little more than their names.
         """
         names: list[str] = []
-        root = os.path.realpath(self.tree.root)
-        seen, pending = {os.path.realpath(self.tree.root / folder)}, [folder]
+        followed, pending = {os.path.realpath(self.tree.root / folder)}, [folder]
         while pending:
             current = pending.pop()
             for name, kind in self._entries(current):
                 path = posixpath.join(current, name)
                 if kind == "folder":
                     target = self.tree.link_target(path)
-                    if target and (target in seen or os.path.join(root, "").startswith(os.path.join(target, ""))):
+                    above = ((self.tree.root / place).resolve() for place in (current, "") if target)
+                    if target in followed or any(place.is_relative_to(target) for place in above):
                         self.ignored["links back to a folder above"] += 1
                         continue
-                    seen.add(target)
+                    followed |= {target} - {""}
                     pending.append(path)
                 elif not is_image(name):
                     self.count_other(name)

@@ -592,14 +592,9 @@ class Dataset:
         if any(isinstance(label, str) for labels in plain for label in labels):
             plain = [[str(label) for label in labels] for labels in plain]
         classes = sorted(set(plain[0]))  # all strings or all integers by now
+        named = [np.array([known.get(label, str(label)) for label in labels], dtype=np.str_) for labels in plain]
         samples = [
-            Samples(
-                items.kind,
-                items,
-                labels=np.array([known.get(label, str(label)) for label in labels], dtype=np.str_),
-                lasting=True,
-            )
-            for (items, _), labels in zip(given, plain, strict=True)
+            Samples(items.kind, items, labels=own, lasting=True) for (items, _), own in zip(given, named, strict=True)
         ]
         ordered = tuple(known.get(label, str(label)) for label in classes)
         return cls(samples[0], samples[1] if len(samples) > 1 else None, ordered, tuple(map(str, classes)), **about)
@@ -676,19 +671,6 @@ class Dataset:
         return {"train": self.train, "test": self.test}.get(part) or concat_samples([self.train, self.test])
 
 
-def with_test_part(data: Dataset, test_size: float, seed: int) -> Dataset:
-    """Return data with a test part that is drawn from every class."""
-    keep, hold, single = stratified_split(data.y_train, data.keys, test_size, seed)
-    cautions = (*data.cautions, f"classes with one sample are in the training set only: {listed(single)}")
-    return replace(
-        data,
-        train=data.train.take(keep),
-        test=data.train.take(hold),
-        notes=(*data.notes, f"test set drawn here: {test_size:g} of each class, seed {seed}"),
-        cautions=cautions if single else data.cautions,
-    )
-
-
 def stratified_split(
     codes: NDArray[np.int64], names: Sequence[str], test_size: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
@@ -745,11 +727,7 @@ def check_test_classes(train: Iterable[str], test: Iterable[str]) -> None:
 def spelled_alike(names: Sequence[str]) -> list[str]:
     """Return a caution where classes differ only in case, blanks or the form of accents."""
     seen: dict[str, str] = {}
-    pairs = []
-    for name in names:
-        other = seen.setdefault(_folded(name), name)
-        if other != name:
-            pairs.append(f"{other} / {name}")
+    pairs = [f"{other} / {name}" for name in names if (other := seen.setdefault(_folded(name), name)) != name]
     return [f"classes that differ only in spelling: {listed(pairs)}"] if pairs else []
 
 

@@ -20,7 +20,7 @@ from evergrow.core.validation import with_changes
 from evergrow.data.archives import ARCHIVE_SUFFIXES, Archive
 from evergrow.data.arrays import FeatureSet
 from evergrow.data.folders import Walk, images_below, is_hidden, partner_name, unwrapped
-from evergrow.data.items import Dataset, check_test_classes, listed, spelled_alike, stratified_split, with_test_part
+from evergrow.data.items import Dataset, check_test_classes, listed, spelled_alike, stratified_split
 from evergrow.data.readers import (
     DEFAULTS,
     READERS,
@@ -340,13 +340,16 @@ def load_features(name: str | os.PathLike[str]) -> FeatureSet:
 
 def finish(data: Dataset, source: str, options: DataOptions) -> Dataset:
     """Return data with a name, and with a test part if one is to be drawn; classes of the test part must be known."""
+    drawn, cautions = data.test is None and options.test_size > 0, list(data.cautions)
     if data.test is not None:
         check_test_classes(data.class_names, data.test.required_labels().tolist())
-    elif options.test_size == 0:
+    elif drawn:
+        keep, hold, single = stratified_split(data.y_train, data.keys, options.test_size, options.seed)
+        note = f"test set drawn here: {options.test_size:g} of each class, seed {options.seed}"
+        data = replace(data, train=data.train.take(keep), test=data.train.take(hold), notes=(*data.notes, note))
+        cautions += [f"classes with one sample are in the training set only: {listed(single)}"] if single else []
+    else:
         data = replace(data, notes=(*data.notes, "no test set: all samples are in the training set"))
-    drawn = data.test is None and options.test_size > 0
-    data = with_test_part(data, options.test_size, options.seed) if drawn else data
-    cautions = list(data.cautions)
     untested = [name for name, count in zip(data.class_names, data.test_counts, strict=True) if not count]
     if untested and data.test is not None and not drawn:
         cautions.append(f"classes without a test sample: {listed(untested)}")

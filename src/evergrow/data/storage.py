@@ -153,6 +153,12 @@ class Tree:
             opened = self.__dict__["_opened"] = (system, str(root).rstrip("/"), os.getpid())
         return opened[0], opened[1]
 
+    def _at(self, name: str) -> tuple[Any, str]:
+        """Return the file system of a storage, and the path of a file or folder in it."""
+        system, root = self._connection()
+        full = self._full(name)
+        return system, f"{root}/{full}" if full else root
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_opened"}
 
@@ -183,13 +189,8 @@ class Tree:
         """
         found: dict[str, int] = {}
         with self._reaching(""):
-            if self.archive is not None:
-                start = f"{self.base}/" if self.base else ""
-                found = {name.removeprefix(start): size for name, size in self.sizes.items() if name.startswith(start)}
-                found = {name: size for name, size in found.items() if deep or "/" not in name}
-            elif self.remote:
-                system, root = self._connection()
-                path = f"{root}/{self.base}" if self.base else root
+            if self.remote:
+                system, path = self._at("")
                 system.invalidate_cache()
                 for entry in system.find(path, detail=True).values() if deep else system.ls(path, detail=True):
                     name = str(entry["name"]).removeprefix(path).lstrip("/")
@@ -263,10 +264,10 @@ class Tree:
         """Return whether there is a file of that name, without a listing of a storage."""
         if not self.remote:
             return self.is_file(name)
-        system, root = self._connection()
+        system, path = self._at(name)
         with self._reaching(name):
             system.invalidate_cache()
-            return bool(system.isfile(f"{root}/{self._full(name)}"))
+            return bool(system.isfile(path))
 
     def link_target(self, folder: str) -> str:
         """Return where a link to a folder on disk leads; empty for what is no link."""
@@ -282,8 +283,8 @@ class Tree:
         with self._reaching(name):
             if not self.remote:
                 return os.stat(self.root / name).st_size
-            system, root = self._connection()
-            about = system.info(f"{root}/{self._full(name)}")
+            system, path = self._at(name)
+            about = system.info(path)
             if about.get("type") != "file":
                 raise FileNotFoundError(name)
             return int(about.get("size") or 0)
@@ -300,8 +301,8 @@ class Tree:
                     file.seek(start)
                     return file.read() if stop is None else file.read(max(stop - start, 0))
             stop = self.size(name) if stop is None else stop
-            system, root = self._connection()
-            return bytes(system.cat_file(f"{root}/{self._full(name)}", start=start, end=stop)) if stop > start else b""
+            system, path = self._at(name)
+            return bytes(system.cat_file(path, start=start, end=stop)) if stop > start else b""
 
     def text(self, name: str) -> str:
         """Return the text of a file in UTF-8, with or without a byte order mark."""
@@ -312,23 +313,21 @@ class Tree:
         with self._reaching(name):
             if not self.remote:
                 return open(self.root / name, "rb")
-            system, root = self._connection()
+            system, path = self._at(name)
             how = {"cache_type": "readahead", "block_size": block} if block else {"cache_type": "none"}
-            file: IO[bytes] = system.open(f"{root}/{self._full(name)}", "rb", **how)
+            file: IO[bytes] = system.open(path, "rb", **how)
             return file
 
     def read_all(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | ImageError]:
         """Return image files of a bucket, asked for at once, and an error in the place of one that cannot be had."""
-        system, root = self._connection()
+        system, _ = self._connection()
         with self._reaching(""):
-            paths = [f"{root}/{self._full(name)}" for name in names]
+            paths = [self._at(name)[1] for name in names]
             bodies = system.cat_ranges(paths, [0] * len(paths), list(sizes), on_error="return") if paths else []
-        return [
-            ImageError(f"image must be a readable file, got {name}: {self._said(body)}")
-            if isinstance(body, BaseException)
-            else bytes(body)
-            for name, body in zip(names, bodies, strict=True)
-        ]
+        for row, body in enumerate(bodies):
+            if isinstance(body, BaseException):
+                bodies[row] = ImageError(f"image must be a readable file, got {names[row]}: {self._said(body)}")
+        return list(bodies)
 
     def images(self, names: Sequence[str]) -> Images:
         """Return images by their names; none is read."""
@@ -390,8 +389,7 @@ def write_file(
             raise EngineError(f"{target} cannot be written: {error.strerror or error}") from error
         return
     with tree._reaching(name):
-        system, root = tree._connection()
-        path = f"{root}/{name}"
+        system, path = tree._at(name)
         if tree.address.partition("://")[0].lower() in _AT_ONCE:
             system.pipe_file(path, body)
             return

@@ -6,8 +6,7 @@ import csv
 import io
 import json
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -404,35 +403,27 @@ def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Ro
     header: list[str] = []
     # Not pyarrow.csv: a message needs the line, and texts go over several.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    before = csv.field_size_limit(2**31 - 1)  # texts may be long; the limit belongs to the whole process
     try:
-        with _long_fields():
-            for cells in reader:
-                if not cells or cells == [""]:
-                    continue
-                if not header:
-                    header = [cell.strip() for cell in cells]
-                    if len(set(header)) != len(header):
-                        raise FileFormatError(f"{title} must have every column once, got {listed(header, most=8)}")
-                elif len(cells) != len(header):
-                    raise FileFormatError(
-                        f"{title} line {reader.line_num} must have {len(header)} cells, got {len(cells)}; "
-                        "texts with separators in them need quotes"
-                    )
-                else:
-                    rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
+        for cells in reader:
+            if not cells or cells == [""]:
+                continue
+            if not header:
+                header = [cell.strip() for cell in cells]
+                if len(set(header)) != len(header):
+                    raise FileFormatError(f"{title} must have every column once, got {listed(header, most=8)}")
+            elif len(cells) != len(header):
+                raise FileFormatError(
+                    f"{title} line {reader.line_num} must have {len(header)} cells, got {len(cells)}; "
+                    "texts with separators in them need quotes"
+                )
+            else:
+                rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
     except csv.Error as error:
         raise FileFormatError(f"{title} line {reader.line_num} must be a row of cells: {error}") from error
-    return header, rows
-
-
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Let the csv module take texts of any length for a while; its limit belongs to the whole process."""
-    before = csv.field_size_limit(2**31 - 1)
-    try:
-        yield
     finally:
         csv.field_size_limit(before)
+    return header, rows
 
 
 def _read_json_lines(text: str, title: str) -> tuple[list[str], list[Row]]:

@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 from evergrow.core.errors import DataWarning, FewSamplesWarning, LabelError
 from evergrow.core.registry import nearest
 
-KINDS = ("name", "integer", "boolean")
-"""Kinds of labels that a model may have learned."""
-
 _PLURAL = {"name": "names", "integer": "integers", "boolean": "booleans"}
 _TRUTHS = {"False": False, "True": True}
 

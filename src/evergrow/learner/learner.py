@@ -285,14 +285,12 @@ class Learner(Estimator):
         ['ant']
         """
         encoder = self._open_encoder()
-        kind = kind or encoder.kind
-        if kind is None:
-            raise ParameterError('kind must be "image", "text" or "features" where the backbone is "auto", got None')
-        check_choice("kind", kind, ("image", "text", "features"))
+        known: Any = kind or encoder.kind
+        check_choice("kind", known, ("image", "text", "features"))
         if self.adapt is not None:
             raise ParameterError("adapt must be None for an empty model: a backbone is adapted by fit, to its images")
         self._new_head()  # wrong options are refused now
-        self._encoder = encoder.begun(Samples(kind))
+        self._encoder = encoder.begun(Samples(known))
         self._snapshot = self._blank(self._encoder).after(Change.now("begin", 0))
         return self
 
@@ -360,8 +358,7 @@ class Learner(Estimator):
 
             config = adaptation_config(self.adapt)
         checkpoint = checkpoint_file(checkpoint, config)
-        before = self._snapshot
-        begun = before if before is not None and before.is_empty else None
+        begun = self._snapshot if self._snapshot is not None and self._snapshot.is_empty else None
         encoder = self._open_encoder() if begun is None else self._encoder
         chunks = iter(intake.labelled_chunks(data, y, sample_weight, "train", encoder.kind))
         first = next(chunks)
@@ -374,16 +371,13 @@ class Learner(Estimator):
                     f"data must be images for a backbone to be adapted to them, got {what}: leave adapt out"
                 )
             intake.check_whole(data)
-        if begun is None:
-            encoder = encoder.begun(first)
-        elif begun.spec is None:
+        if encoder.spec is None:  # else the backbone was chosen when the model began
             encoder = self._open_encoder().begun(first)
         if config is not None:
             encoder, first = encoder.adapted(first, config, seed=self._seed(), checkpoint=checkpoint)
-        columns = first.columns if encoder.spec is None else ()
-        blank = dataclasses.replace(begun or self._blank(encoder), columns=columns)
+        blank = begun or self._blank(encoder)
         if encoder.spec is None:  # else its description says which blocks there are
-            blank = dataclasses.replace(blank, widths=encoder.widths)
+            blank = dataclasses.replace(blank, columns=first.columns, widths=encoder.widths)
         blocks = self._blocks(itertools.chain([first], chunks), encoder, classes)
         now = learn(blank, with_widths(head, encoder.widths), blocks, self._seed(), "fit")
         self._encoder, self._snapshot = encoder, self._numbered(now, blank)
@@ -580,10 +574,10 @@ class Learner(Estimator):
         self._snapshot = edits.relabelled(self._taught(), encoded.X, source, target)
         return self
 
-    def set_answering(self, *, prior: Any = None, costs: Any = None, thresholds: Any = None) -> Self:
-        """Say how answers follow from probabilities: how common classes are, what mistakes cost, how sure one must be.
+    def set_answering(self, *, prior: Any = None, thresholds: Any = None) -> Self:
+        """Say how answers follow from probabilities: how common classes are, and how sure one must be.
 
-        All three are set at once; what is left out is as it was learned. Nothing is learned or forgotten by it, and
+        Both are set at once; what is left out is as it was learned. Nothing is learned or forgotten by it, and
         ``predict``, ``predict_proba`` (the prior), ``ask`` and ``evaluate`` follow it from now on.
 
         Parameters
@@ -591,9 +585,6 @@ class Learner(Estimator):
         prior : {"learned", "uniform", "counts"} or mapping of str to float, optional
             How common classes are among what is asked about: as the probabilities assume, all alike, as among the
             samples that were learned, or by weights; classes that these do not name have the mean weight.
-        costs : mapping of str to mapping of str to float, optional
-            ``costs[true][answer]`` where it is neither 0 for the right answer nor 1 for another; the answer is the one
-            of least expected cost.
         thresholds : mapping of str to float, optional
             Probability from which a class is the answer, whatever is likelier, and below which it never is.
 
@@ -616,7 +607,7 @@ class Learner(Estimator):
         """
         self._able("predict_proba")
         now = self._taught()
-        answering = Answering.checked(now.counts, prior, costs, thresholds)
+        answering = Answering.checked(now.counts, prior, thresholds)
         self._snapshot = now.after(Change.now("answering", 0, note=answering.summary()), answering=answering)
         return self
 
@@ -899,7 +890,14 @@ class Learner(Estimator):
         joined: list[Any] = [None if found[0] is None else np.concatenate(found) for found in lists]
         rows, true, told, sure, novel = joined
         kept = concat_items(items) if keep_samples and items[0] is not None else None
-        strange = np.empty(0) if unknown is None else now.head.novelty_score(self._unknown_features(unknown))
+        strange = np.empty(0)
+        if unknown is not None:
+            samples = intake.read_unknown(unknown, self._encoder.kind)
+            if samples.labels is not None:
+                samples = samples.take(np.flatnonzero(~np.isin(samples.labels, now.classes)))
+            if not len(samples):
+                raise InputError("unknown must hold classes that the model does not know, got none but known ones")
+            strange = now.head.novelty_score(self._encoded(samples).X)
         found = SampleAnswers(kept, rows, true, told, sure, novel, strange, threshold)
         result = evaluate_samples(found, now.classes, false_alarm)
         if result.n_known:
@@ -927,16 +925,6 @@ class Learner(Estimator):
         accuracy = float(np.average(found, weights=np.concatenate(weights)))
         self._measured = Measured(accuracy, len(found), now.revision)
         return accuracy
-
-    def _unknown_features(self, unknown: Any) -> NDArray[Any]:
-        """Return features of what the model does not know, out of data with or without labels."""
-        samples = intake.read_unknown(unknown, self._encoder.kind)
-        if samples.labels is not None:
-            rows = np.flatnonzero(~np.isin(samples.labels, self._taught().classes))
-            if not len(rows):
-                raise InputError("unknown must hold classes that the model does not know, got none but known ones")
-            samples = samples.take(rows)
-        return self._encoded(samples).X
 
     def _asked(self, items: Any, question: Callable[[NDArray[Any]], Any]) -> NDArray[Any]:
         """Return the answers to a question about items, in their order; of streams in bounded memory."""

@@ -236,7 +236,8 @@ def rollback(
             raise ParameterError(f"nothing to undo: no earlier state of {place.model} is kept in {place.folder}")
         if n > len(ancestors) or ancestors[-n] not in kept:
             raise ParameterError(f"n must be at most {len(kept)}, the number of revisions kept, got {n}")
-        target = Header.of(place.verified(ancestors[-n].revision, ancestors[-n].digest))
+        place.verified(ancestors[-n].revision, ancestors[-n].digest)
+        target = Header.read(place.file(ancestors[-n].revision))
         undone = [entry for entry in current.history if entry.revision > target.revision]
         note, samples = f"undid {', '.join(entry.what for entry in undone)}", sum(entry.samples for entry in undone)
         change = Change.now("rollback", samples, note=note, revision=target.revision, who=who, extra=extra)
@@ -293,7 +294,8 @@ def redo(
             raise ParameterError(f"n must be at most {len(steps)}, the number of rollbacks to take back, got {n}")
         for entry, number in zip(steps, numbers, strict=True):
             note = f"redid {entry.change.note.removeprefix('undid ')}"
-            revision = Header.of(place.verified(number or 0, entry.before)).revision
+            place.verified(number or 0, entry.before)
+            revision = Header.read(place.file(number or 0)).revision
             change = Change.now("redo", entry.change.samples, note=note, revision=revision, who=who, extra=extra)
             place.restore(number or 0, Undone(change, entry.after, entry.before))
     return change
@@ -424,17 +426,13 @@ class Header:
         check_history(self.history, self.lineage)
 
     @classmethod
-    def of(cls, archive: Archive, name: str = "it") -> Self:
-        """Return the header of a model that was read."""
-        if archive.kind != "learner":
-            raise FileFormatError(f"{name} holds {archive.kind!r}, not a model")
-        return dataclasses.replace(from_values(cls, archive.meta, name), digest=archive.digest)
-
-    @classmethod
     def read(cls, path: Path) -> Self:
         """Read the header of a model file, or raise :class:`FileFormatError`."""
         try:
-            return cls.of(read_header(path), str(path))
+            archive = read_header(path)
+            if archive.kind != "learner":
+                raise FileFormatError(f"it holds {archive.kind!r}")
+            return dataclasses.replace(from_values(cls, archive.meta, str(path)), digest=archive.digest)
         except NewerSchemaError:
             raise
         except (FileFormatError, OSError) as error:

@@ -468,9 +468,7 @@ class Snapshot:
         """
         after = replace(self, history=(*self.history, change.numbered(self.revision + 1)), **values)
         kind = after.label_kind if all(can_read(after.label_kind, name) for name in after.counts) else "name"
-        answering = after.answering
-        if not self.counts.keys() <= after.counts.keys():
-            answering = answering.limited(after.counts)
+        answering = after.answering.mapped({name: name for name in after.counts})
         return replace(after, label_kind=kind, answering=answering)
 
     # -- files ------------------------------------------------------------------------------------------------

@@ -207,13 +207,17 @@ def test_links_are_followed_and_loops_are_not(tree: Tree, tmp_path: Path) -> Non
     (root / "train/a/self").symlink_to(root / "train/a")
     (root / "train/a/up").symlink_to(root)
     (root / "train/a/top").symlink_to(root.parent)
+    (root / "train/a/deep").mkdir()
+    (root / "train/a/deep/again").symlink_to(root / "train/a/deep")
+    (root / "train/a/other").symlink_to(root / "train/b")  # and back
+    (root / "train/b/other").symlink_to(root / "train/a")
     (root / "train/b/gone.png").symlink_to(root / "nothing.png")
     (root / "train/b/round.png").symlink_to(root / "train/b/round.png")
     data = load_data(root)
-    assert Counter(data.y_train.tolist()) == {0: 5, 1: 5, 2: 6}
+    assert Counter(data.y_train.tolist()) == {0: 10, 1: 10, 2: 6}
     note = next(note for note in data.notes if "left out" in note)
-    assert "links back to a folder above: 3" in note
-    assert "broken links: 2" in note
+    assert "links back to a folder above: 10" in note
+    assert "broken links: 4" in note  # once more through the link
 
 
 # -- what is wrong ----------------------------------------------------------------------------------------
