@@ -118,7 +118,7 @@ class Encoder:
             checkpoint=checkpoint,
             progress=self.config.progress,
         )
-        encoder = self.restored(made.spec, made.adaptation())
+        encoder = self.restored(made.spec, made.adaptation)
         encoder._backbone = made
         return encoder
 
