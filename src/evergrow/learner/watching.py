@@ -315,11 +315,10 @@ def _learn(
     done: Watched,
 ) -> None:
     """Learn files in batches: those taken up before, and fresh ones; the class of a file is the name of its folder."""
-    kind, announced = learner._state().label_kind, learner._state().announced
     for path in fresh:
         label = path.parent.name
-        if not can_read(kind, label) or (announced is not None and label not in announced):
-            odd[label] = "the model has no labels of that kind" if announced is None else "it was not announced"
+        if not can_read(learner._state().label_kind, label):
+            odd[label] = "the model has no labels of that kind"
             continue
         with suppress(FileNotFoundError):  # whoever put it there took it away again
             if reason := odd_file(path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from evergrow.core.registry import nearest
 from evergrow.core.validation import check_choice, check_keys
 from evergrow.data.items import Items
 from evergrow.features import EncodeConfig, ImageBackbone, encode
-from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
+from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.lab.methods.cost import Cost, adaptation_cost, inference_gflops
 from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels
 
@@ -293,3 +293,21 @@ def _head_of(name: str) -> str:
         close = nearest(name, fsa_methods())
         raise UnknownNameError(f"method must be the name of a head and {FSA_SUFFIX!r}, got {name!r}; nearest: {close}")
     return name.removesuffix(FSA_SUFFIX)
+
+
+def with_blocks(head: type[IncrementalClassifier], widths: Sequence[int], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a head, with the widths of several blocks of features where it has a parameter for them.
+
+    Examples
+    --------
+    >>> from evergrow import Classifier
+    >>> from evergrow.lab.methods.fsa_classifier import with_blocks
+    >>> with_blocks(Classifier, (384, 384), {"n_units": 100})
+    {'n_units': 100, 'blocks': (384, 384)}
+    >>> with_blocks(Classifier, (384,), {"n_units": 100})
+    {'n_units': 100}
+    """
+    takes_blocks = "blocks" in inspect.signature(head.__init__).parameters
+    if len(widths) < 2 or not takes_blocks or options.get("blocks") is not None:
+        return dict(options)
+    return {**options, "blocks": tuple(widths)}
