@@ -213,8 +213,8 @@ class CacheEntry:
     def meta(self) -> _Meta | None:
         """Return what ``meta.json`` says, or None where there is none."""
         path = self.folder / _META
-        if path.is_symlink():
-            raise FileFormatError(f"{_META} of a cache entry must be a file, got a link")
+        if path.is_symlink() or (path.exists() and not path.is_file()):  # to open a pipe would wait for its writer
+            raise FileFormatError(f"{_META} of a cache entry must be a file, got a link, folder or pipe")
         try:
             return from_values(_Meta, parse_json(path.read_bytes(), _META), _META)
         except FileNotFoundError:
@@ -243,9 +243,9 @@ class CacheEntry:
     def load(self, rows: range, recipe: FeatureRecipe) -> Chunk:
         """Return the features of rows that are there, or raise :class:`FileFormatError` where they are damaged."""
         stored = self._stored(rows)
-        found = FeatureRecipe(recipe.blocks, tuple(stored.blocks[name].shape[1] for name in recipe.blocks))
-        if found != recipe:
-            raise FileFormatError(f"{self._path(rows).name} has blocks of {found.widths} columns, not {recipe.widths}")
+        widths = tuple(stored.blocks[name].shape[1] for name in recipe.blocks)
+        if widths != recipe.widths:
+            raise FileFormatError(f"{self._path(rows).name} has blocks of {widths} columns, not {recipe.widths}")
         blocks = [stored.blocks[name].numpy() for name in recipe.blocks]
         joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
         return Chunk(rows, joined, stored.failures, stored.precision)
@@ -289,7 +289,7 @@ class CacheEntry:
     def remove_if_empty(self) -> None:
         """Remove the entry if nothing was stored in it."""
         with suppress(OSError):
-            if not self.chunks():
+            if self.folder.is_dir() and not self.chunks():
                 self.clear()
 
     def _path(self, rows: range) -> Path:

@@ -402,7 +402,7 @@ class ModelStore:
 
     def names(self) -> list[str]:
         """Return the names of all models, sorted."""
-        files = [entry.name for entry in os.scandir(self.folder) if not entry.is_dir()]
+        files = [entry.name for entry in os.scandir(self.folder) if not os.path.isdir(entry.path)]
         stems = [name.removesuffix(schemas.MODEL_SUFFIX) for name in files if name.endswith(schemas.MODEL_SUFFIX)]
         return sorted(filter(schemas.is_model_name, stems))
 

@@ -11,36 +11,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli.console import Answer, note_line
-from evergrow.cli.engine import PANEL, Address, EngineName, GpusPerWorker
+from evergrow.cli.engine import WorkerOptions
 from evergrow.cli.exits import ExitCode
-from evergrow.cli.options import Json, OptionGroup
+from evergrow.cli.options import Json
 from evergrow.cli.registry import command, command_group
 from evergrow.core.errors import InputError
 
 if TYPE_CHECKING:
     from evergrow.engine import Engine
-    from evergrow.lab.bench import GridResult, Spec, Step
+    from evergrow.lab.bench import GridResult, Step
 
 command_group("lab", "Compare methods: grids of experiments, their records, tables and figures.")
 
 
 @dataclass(frozen=True)
-class SideBySide(OptionGroup):
-    """Where runs are carried out: here and one after the other, or several at a time on an engine."""
+class SideBySide(WorkerOptions):
+    """Where runs are carried out: here and one after the other, or several at a time on an engine.
 
-    engine: Annotated[
-        EngineName | None,
-        typer.Option(
-            help="Several runs at a time, on processes of this machine or a Ray cluster; the records are the same.",
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
-    ] = None
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time.", show_default=False, rich_help_panel=PANEL)
-    ] = None
-    address: Address = "auto"
-    gpus_per_worker: GpusPerWorker = 0.0
+    Parameters
+    ----------
+    engine
+        Several runs at a time, on processes of this machine or a Ray cluster; the records are the same.
+    workers
+        Runs at a time.
+    """
 
     def opened(self) -> Engine | None:
         """Return the engine that was asked for."""
@@ -48,7 +42,7 @@ class SideBySide(OptionGroup):
 
         if self.engine is None:
             return None
-        if self.engine is EngineName.LOCAL:
+        if self.engine == "local":
             return LocalEngine(workers=self.workers or 1)
         return RayEngine(address=self.address, workers=self.workers, gpus_per_worker=self.gpus_per_worker)
 
@@ -77,12 +71,7 @@ def run_command(
     Exit codes: 0 all fine, 1 some runs failed, 2 the spec or the data is wrong, 3 another process runs in the same
     folder, 130 interrupted: the same command goes on where this one stopped.
     """
-    from evergrow.lab.bench import load_spec
-
-    loaded = load_spec(spec)
-    if loaded.analyses:
-        raise InputError(f"{spec} has analyses: run it by 'evergrow lab mechanism {spec}'")
-    return _run(loaded, "runs", output, only, retry_failed, dry_run, placing)
+    return _run(spec, "runs", output, only, retry_failed, dry_run, placing)
 
 
 @command("lab mechanism")
@@ -100,16 +89,11 @@ def mechanism_command(
     Exit codes: 0 all fine, 1 some analyses failed, 2 the spec or the data is wrong, 3 another process runs in the same
     folder, 130 interrupted: the same command goes on where this one stopped.
     """
-    from evergrow.lab.bench import load_spec
-
-    loaded = load_spec(spec)
-    if not loaded.analyses:
-        raise InputError(f"{spec} has methods and no analyses: run it by 'evergrow lab run {spec}'")
-    return _run(loaded, "analyses", output, only, retry_failed, dry_run, placing)
+    return _run(spec, "analyses", output, only, retry_failed, dry_run, placing)
 
 
 def _run(
-    spec: Spec,
+    path: Path,
     noun: str,
     output: Path | None,
     only: list[str] | None,
@@ -117,15 +101,19 @@ def _run(
     dry_run: bool,
     placing: SideBySide,
 ) -> Answer:
-    from evergrow.lab.bench import plan_grid, run_grid
+    from evergrow.lab.bench import load_spec, plan_grid, run_grid
 
+    spec = load_spec(path)
+    if bool(spec.analyses) != (noun == "analyses"):
+        kind, other = ("analyses", "mechanism") if spec.analyses else ("methods and no analyses", "run")
+        raise InputError(f"{path} has {kind}: run it by 'evergrow lab {other} {path}'")
+    chosen: dict[str, Any] = {"output": output, "only": only or (), "retry_failed": retry_failed}
     if dry_run:
-        planned = plan_grid(spec, output=output, only=only or (), retry_failed=retry_failed)
+        planned = plan_grid(spec, **chosen)
         lines = [f"{step.action:6}  {step.run.run_id}  {step.run.title}" for step in planned.steps]
         lines.append(f"{len(planned.steps)} {noun}: {_counted(step.action for step in planned.steps)}")
         return Answer({noun: [_step_values(step) for step in planned.steps]}, lines)
-    engine = placing.opened()
-    done = run_grid(spec, output=output, only=only or (), retry_failed=retry_failed, say=note_line, engine=engine)
+    done = run_grid(spec, say=note_line, engine=placing.opened(), **chosen)
     values = {noun: [_step_values(step) for step in done.steps]}
     note = f"the records are in {done.folder}"
     return Answer(values, _result_lines(done, noun), code=ExitCode(done.exit_code), done=note)
