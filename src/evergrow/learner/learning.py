@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
 from evergrow.head.base import IncrementalClassifier
-from evergrow.learner.calibration import Calibration, before_new_classes, calibrated
+from evergrow.learner.calibration import before_new_classes, calibrated
 from evergrow.learner.labels import common_kind, warn_alike, warn_few
 from evergrow.learner.snapshot import Change, Event, Snapshot, counted, fingerprints
 
@@ -103,20 +104,13 @@ def learn(base: Snapshot, head: IncrementalClassifier, blocks: Iterable[Block], 
         counts, samples = counted(counts, block.labels), samples + len(block.labels)
         calibration = calibrated(calibration, head, block, counts, seed)
         data += fingerprints(block.X, block.labels, base.history, block.weights)
-    return learned(base, what, samples, data, head, counts, calibration, kind)
+    return learned(base, what, samples, data, counts, head=head, calibration=calibration, label_kind=kind or "name")
 
 
 def learned(
-    base: Snapshot,
-    what: Event,
-    samples: int,
-    data: Iterable[str],
-    head: IncrementalClassifier,
-    counts: dict[str, int],
-    calibration: Calibration,
-    label_kind: str | None,
+    base: Snapshot, what: Event, samples: int, data: Iterable[str], counts: dict[str, int], **values: Any
 ) -> Snapshot:
     """Return what a model knows after it learned samples; its record of the change names the new classes."""
     warn_few(base.counts, counts)
     change = Change.now(what, samples, sorted(set(counts) - set(base.counts)), data=tuple(data))
-    return base.after(change, head=head, counts=counts, calibration=calibration, label_kind=label_kind or "name")
+    return base.after(change, counts=counts, **values)

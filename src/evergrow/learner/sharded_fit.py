@@ -180,7 +180,8 @@ def complete_fit(learner: Learner, total: Learner, sample: Block) -> Learner:
     known, blank = total._state(), learner._blank(total._encoder)
     head = known.head.branch().settle()
     calibration = calibrated(Calibration(), head, sample, known.counts, learner._seed())
-    now = learned(blank, "fit", *_record(known, sample), head, known.counts, calibration, known.label_kind)
+    values: dict[str, Any] = {"head": head, "calibration": calibration, "label_kind": known.label_kind}
+    now = learned(blank, "fit", *_record(known, sample), known.counts, **values)
     learner._encoder, learner._snapshot = total._encoder, learner._numbered(now, blank)
     return learner
 
@@ -203,7 +204,8 @@ def complete_update(learner: Learner, total: Learner, sample: Block) -> Learner:
     counts = summed(now.counts, more.counts)
     head = now.head.branch().merge(more.head).settle(cheap_only=True)
     calibration = calibrated(calibration, head, sample, counts, learner._seed())
-    learner._snapshot = learned(now, "update", *_record(more, sample), head, counts, calibration, now.label_kind)
+    record = _record(more, sample)
+    learner._snapshot = learned(now, "update", *record, counts, head=head, calibration=calibration)
     return learner
 
 

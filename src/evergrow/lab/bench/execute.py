@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.metrics import confusion_matrix
 
 from evergrow.core.devices import resolve_device
 from evergrow.head.base import IncrementalClassifier
@@ -163,8 +164,7 @@ def _cost_entry(method: IncrementalClassifier | ImageClassifier, log: PlayLog, g
 def _confusion_entry(y: NDArray[Any], predictions: NDArray[Any], names: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return which classes were taken for which at the end: counts by true and predicted label."""
     labels = np.unique(np.concatenate([y, predictions]))
-    matrix = np.zeros((len(labels), len(labels)), dtype=np.int64)
-    np.add.at(matrix, (np.searchsorted(labels, y), np.searchsorted(labels, predictions)), 1)
+    matrix = confusion_matrix(y, predictions, labels=labels)
     known = labels.dtype.kind in "iu" and len(names) > int(labels.max(initial=0))
     return {"names": [names[label] if known else str(label) for label in labels.tolist()], "matrix": matrix}
 

@@ -6,7 +6,6 @@ every backbone under every check, for a test runner.
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from evergrow.adapt.tuners import (
 from evergrow.core.errors import NumericalError, ParameterError
 from evergrow.core.registry import Registry
 from evergrow.core.seeding import generator
+from evergrow.features import hash_weights
 from evergrow.lab.checks.inputs import require_raises
 from evergrow.lab.checks.properties import require
 from evergrow.lab.checks.suite import Case, CheckFailure, CheckResult, CheckSkipped
@@ -114,15 +114,6 @@ def shake_parameters(tuner: Tuner, seed: int = 0) -> None:
             parameter.add_((0.1 * torch.randn(parameter.shape, generator=source)).to(parameter))
 
 
-def weights_digest(model: nn.Module) -> str:
-    """Return a hash of everything in a model's state."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
 _BRANCH = "a branch with an activation is no linear map, so no weight can take it in"
 _TOKENS = "prompts are tokens, which no weight of the backbone holds"
 _ZERO = "prompts start at zero, as published; std=0.02 has the property"
@@ -179,9 +170,9 @@ def removed_is_the_base_model(setup: Setup) -> None:
     flagged = next(iter(model.parameters())).requires_grad_(False)
     before = [(name, id(part), sorted(part.__dict__)) for name, part in model.named_modules()]
     flags = [parameter.requires_grad for parameter in model.parameters()]
-    digest, expected = weights_digest(model), model(setup.images())
+    digest, expected = hash_weights(model), model(setup.images())
     tuner = create_tuner(setup.tuner, model, **setup.settings)
-    require(weights_digest(model) == digest, "a tuned model must keep the names and values of its state")
+    require(hash_weights(model) == digest, "a tuned model must keep the names and values of its state")
     shake_parameters(tuner)
     model(setup.images())
     tuner.remove()
@@ -190,7 +181,7 @@ def removed_is_the_base_model(setup: Setup) -> None:
     require(not any(_hooks(part) for part in model.modules()), "removal must leave no hooks")
     require([p.requires_grad for p in model.parameters()] == flags, "removal must restore requires_grad")
     require(not flagged.requires_grad, "removal must not unfreeze what was frozen before")
-    require(weights_digest(model) == digest, "removal must leave the weights as they were")
+    require(hash_weights(model) == digest, "removal must leave the weights as they were")
     require(tuners_of(model) == [], "removal must leave no tuner on the model")
     _same(model(setup.images()), expected, "a removed tuner and the base model")
 
@@ -229,29 +220,29 @@ def _loaded(setup: Setup, path: Path) -> nn.Module:
 def merge_equals_unmerged(setup: Setup) -> None:
     """Require that merged weights compute the same, that unmerging is exact, and that NaN is never merged."""
     model, tuner = setup.tuned()
-    images, digest = setup.images(), weights_digest(model)
+    images, digest = setup.images(), hash_weights(model)
     expected = model(images)
     try:
         tuner.merge()
     except UnmergeableError as error:
-        require(weights_digest(model) == digest, "a refused merge must change nothing")
+        require(hash_weights(model) == digest, "a refused merge must change nothing")
         if not tuner.mergeable:
             raise
         raise CheckSkipped(str(error)) from error
     require(tuner.merged and tuner.enabled, "a merged tuner must say so")
     _close(model(images), expected, "merged and unmerged", 1e-4)
     with tuner.disable():
-        require(weights_digest(model) == digest, "a disabled tuner must be out of the weights")
+        require(hash_weights(model) == digest, "a disabled tuner must be out of the weights")
     require(tuner.merged, "the end of a disabled stretch must merge again")
     tuner.unmerge()
-    require(weights_digest(model) == digest, "unmerging must restore the weights to the bit")
+    require(hash_weights(model) == digest, "unmerging must restore the weights to the bit")
     _same(model(images), expected, "after unmerging and before merging")
     last = list(tuner.parameters())[-1]
     with torch.no_grad():
         kept = last.clone()
         last.view(-1)[0] = float("nan")
         require_raises(NumericalError, tuner.merge, "merging NaN")
-        require(weights_digest(model) == digest, "a refused merge must change nothing")
+        require(hash_weights(model) == digest, "a refused merge must change nothing")
         last.copy_(kept)
     tuner.merge(final=True)
     _close(model(images), expected, "finally merged and unmerged", 1e-4)
@@ -280,7 +271,7 @@ def only_the_tuner_gets_gradients(setup: Setup) -> None:
 def training_leaves_the_backbone_alone(setup: Setup) -> None:
     """Require that steps in training mode change the tuner and not one bit of the backbone's state."""
     model, tuner = setup.tuned()
-    digest, before = weights_digest(model), [p.detach().clone() for p in tuner.parameters()]
+    digest, before = hash_weights(model), [p.detach().clone() for p in tuner.parameters()]
     optimizer = torch.optim.SGD(tuner.parameters(), lr=0.1, momentum=0.9)
     model.train()
     with torch.random.fork_rng(devices=[]):
@@ -293,7 +284,7 @@ def training_leaves_the_backbone_alone(setup: Setup) -> None:
     require(all(part.training for part in model.modules()), "a pass must leave all parts in the mode they were in")
     moved = [not torch.equal(old, new) for old, new in zip(before, tuner.parameters())]
     require(all(moved), "a step must change every parameter of the tuner")
-    require(weights_digest(model) == digest, "a step must not change the backbone's weights or statistics")
+    require(hash_weights(model) == digest, "a step must not change the backbone's weights or statistics")
 
 
 @TUNER_CHECKS.register("evaluation_is_repeatable")
@@ -373,9 +364,9 @@ def precisions(setup: Setup) -> None:
 def bad_settings_are_refused(setup: Setup) -> None:
     """Require that an unknown setting is an error, and that it leaves the model untouched."""
     model = setup.model()
-    digest, flags = weights_digest(model), [p.requires_grad for p in model.parameters()]
+    digest, flags = hash_weights(model), [p.requires_grad for p in model.parameters()]
     require_raises(ParameterError, lambda: create_tuner(setup.tuner, model, no_such_setting=1), "an unknown setting")
-    require(weights_digest(model) == digest and tuners_of(model) == [], "a refusal must leave the model untouched")
+    require(hash_weights(model) == digest and tuners_of(model) == [], "a refusal must leave the model untouched")
     require([p.requires_grad for p in model.parameters()] == flags, "a refusal must not freeze the model")
 
 
