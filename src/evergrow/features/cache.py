@@ -16,7 +16,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -28,7 +29,14 @@ import torch
 from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json, read_header
-from evergrow.core.errors import BusyError, FileFormatError, NewerSchemaError, ParameterError, UnknownNameError
+from evergrow.core.errors import (
+    BusyError,
+    CacheWarning,
+    FileFormatError,
+    NewerSchemaError,
+    ParameterError,
+    UnknownNameError,
+)
 from evergrow.core.files import PARTIAL, atomic_path
 from evergrow.core.record import Between, Spec, from_values, read_record, record, require, write_record
 from evergrow.data.items import Items, block_slices
@@ -51,7 +59,7 @@ _LARGEST = 2**31  # bytes of a chunk: a larger file is not read
 
 
 def default_root() -> Path:
-    """Return the folder of the cache: ``EVERGROW_CACHE``, or where this system keeps what can be made again.
+    """Return the folder of the cache: ``EVERGROW_CACHE``, or the system's folder for caches.
 
     Examples
     --------
@@ -62,16 +70,14 @@ def default_root() -> Path:
     'somewhere'
     >>> del os.environ["EVERGROW_CACHE"]
     """
-    named = os.environ.get(VARIABLE)
-    if named:
-        return Path(named).expanduser()
+    if os.environ.get(VARIABLE):
+        return Path(os.environ[VARIABLE]).expanduser()
     if sys.platform == "win32":
-        local = os.environ.get("LOCALAPPDATA")
-        return (Path(local) if local else Path.home() / "AppData" / "Local") / "evergrow" / "cache"
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "evergrow" / "cache"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "evergrow"
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared and Path(shared).is_absolute() else Path.home() / ".cache") / "evergrow"
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (shared if shared.is_absolute() else Path.home() / ".cache") / "evergrow"
 
 
 def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
@@ -172,7 +178,7 @@ class CacheEntry:
 
     @contextmanager
     def writing(self, *, wait: bool = True) -> Iterator[None]:
-        """Hold the entry, so that no other process computes the same features at the same time.
+        """Lock the entry, so that no other process computes the same features; if it stays empty, it is removed.
 
         Parameters
         ----------
@@ -193,12 +199,14 @@ class CacheEntry:
         try:
             yield
         finally:
+            if not self.chunks():
+                shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):  # who waited for this file computes, at worst, what is there already
                 Path(lock.lock_file).unlink()
             lock.release()
 
     def begin(self, about: dict[str, Any]) -> None:
-        """Make the folder and say in it what it holds; what a killed process left half-written goes."""
+        """Create the folder and its ``meta.json``; partial files of a killed process are removed."""
         if self.folder.is_symlink():
             raise OSError(f"{self.folder} is a link; the cache writes to folders of its own only")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -220,47 +228,39 @@ class CacheEntry:
             return from_values(_Meta, parse_json(path.read_bytes(), _META), _META)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise FileFormatError(f"{_META} of a cache entry cannot be read: {error}") from error
 
     def chunks(self) -> list[Path]:
         """Return the files of chunks, in the order of their rows."""
         return sorted(self.folder.glob("[0-9]*.safetensors"))
 
-    def precision(self, rows: range, recipe: FeatureRecipe) -> Precision | None:
-        """Return the precision of stored rows, None where a block of the recipe is missing; reads no features.
+    def stored(self, chunks: Sequence[range], recipe: FeatureRecipe) -> dict[range, Precision]:
+        """Return the chunks that have all blocks of a recipe, with their precision; no features are read.
 
         Raises
         ------
-        FileFormatError
-            If it is damaged, or of a newer evergrow (:class:`NewerSchemaError`).
+        NewerSchemaError
+            If a newer evergrow wrote one. A damaged one is left out, with a warning.
         """
-        path = self._path(rows)
-        if not path.exists() and not path.is_symlink():
-            return None
-        head = _head(path)
-        return head.precision if set(recipe.blocks) <= set(head.names) else None
+        found: dict[range, Precision] = {}
+        for rows in chunks:
+            if os.path.lexists(self._path(rows)):
+                with self._damage_is_warned_of():
+                    head = _head(self._path(rows))
+                    if set(recipe.blocks) <= set(head.names):
+                        found[rows] = head.precision
+        return found
 
-    def load(self, rows: range, recipe: FeatureRecipe) -> Chunk:
-        """Return the features of rows that are there, or raise :class:`FileFormatError` where they are damaged."""
-        stored = self._stored(rows)
-        found = FeatureRecipe(recipe.blocks, tuple(stored.blocks[name].shape[1] for name in recipe.blocks))
-        if found != recipe:
-            raise FileFormatError(f"{self._path(rows).name} has blocks of {found.widths} columns, not {recipe.widths}")
-        blocks = [stored.blocks[name].numpy() for name in recipe.blocks]
-        joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
-        return Chunk(rows, joined, stored.failures, stored.precision)
-
-    def _stored(self, rows: range) -> _StoredChunk:
-        path = self._path(rows)
-        _check_file(path)
-        stored = read_record(_StoredChunk, path)
-        wrong = [failure.row for failure in stored.failures]
-        if wrong != sorted(set(wrong) & set(rows)):
-            raise FileFormatError(f"{path.name} has failures that are not those of its rows")
-        if any(len(block) != len(rows) - len(wrong) for block in stored.blocks.values()):
-            raise FileFormatError(f"{path.name} has features of another number of items than it is about")
-        return stored
+    def load(self, rows: range, recipe: FeatureRecipe) -> Chunk | None:
+        """Return the features of a chunk that is there, or None if it is damaged, with a warning."""
+        with self._damage_is_warned_of():
+            stored = self._read(rows)
+            blocks = [stored.blocks[name].numpy() for name in recipe.blocks]
+            widths = tuple(block.shape[1] for block in blocks)
+            if widths != recipe.widths:
+                raise FileFormatError(f"{self._path(rows).name} has blocks of {widths} columns, not {recipe.widths}")
+            joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
+            return Chunk(rows, joined, stored.failures, stored.precision)
+        return None
 
     def store(self, chunk: Chunk, recipe: FeatureRecipe) -> None:
         """Write a chunk, with the other blocks that are there of the same rows.
@@ -276,7 +276,7 @@ class CacheEntry:
             for name, columns in zip(recipe.blocks, block_slices(recipe.widths), strict=True)
         }
         with suppress(FileFormatError, FileNotFoundError):
-            old = self._stored(chunk.rows)
+            old = self._read(chunk.rows)
             if (old.precision, old.failures) == (chunk.precision, chunk.failures):
                 found = {**old.blocks, **found}
         if path.is_symlink():
@@ -287,14 +287,29 @@ class CacheEntry:
         """Remove the entry."""
         shutil.rmtree(self.folder)
 
-    def remove_if_empty(self) -> None:
-        """Remove the entry if nothing was stored in it."""
-        with suppress(OSError):
-            if not self.chunks():
-                self.clear()
-
     def _path(self, rows: range) -> Path:
         return self.folder / f"{rows.start:09d}.safetensors"
+
+    def _read(self, rows: range) -> _StoredChunk:
+        path = self._path(rows)
+        _check_file(path)
+        stored = read_record(_StoredChunk, path)
+        wrong = [failure.row for failure in stored.failures]
+        if wrong != sorted(set(wrong) & set(rows)):
+            raise FileFormatError(f"{path.name} has failures that are not those of its rows")
+        if any(len(block) != len(rows) - len(wrong) for block in stored.blocks.values()):
+            raise FileFormatError(f"{path.name} has features of another number of items than it is about")
+        return stored
+
+    @contextmanager
+    def _damage_is_warned_of(self) -> Iterator[None]:
+        try:
+            yield
+        except NewerSchemaError:
+            raise
+        except FileFormatError as error:
+            name = self.folder.name[:12]
+            warnings.warn(f"Cached features {name} are computed again, damaged: {error}", CacheWarning, stacklevel=3)
 
 
 def _check_file(path: Path) -> None:
@@ -432,15 +447,15 @@ class FeatureCache:
             return None
         plain = CacheInfo(key=key, state="damaged", bytes=size, created=changed)
         try:
-            meta = entry.meta() or _Meta()
-            heads = [_head(path) for path in entry.chunks()]
-            done = sum(min(meta.chunk, meta.n_items - int(path.stem)) for path in entry.chunks())
+            meta, chunks = entry.meta() or _Meta(), entry.chunks()
+            done = sum(min(meta.chunk, meta.n_items - int(path.stem)) for path in chunks)
+            created = datetime.fromisoformat(meta.created or changed).astimezone(timezone.utc).isoformat()
             return replace(
                 plain,
-                **{**vars(meta), "created": _moment(meta.created, changed)},
+                **{**vars(meta), "created": created},
                 state="finished" if 0 < meta.n_items == done else "unfinished",
                 done=done,
-                failures=sum(len(head.failures) for head in heads),
+                failures=sum(len(_head(path).failures) for path in chunks),
             )
         except NewerSchemaError:
             return replace(plain, state="newer")
@@ -480,12 +495,3 @@ class FeatureCache:
             return
         with entry.writing(wait=False):
             entry.clear()
-
-
-def _moment(value: str, otherwise: str) -> str:
-    """Return an ISO date with its time zone."""
-    try:
-        moment = datetime.fromisoformat(value)
-    except ValueError:
-        return otherwise
-    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).isoformat()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pickle
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from evergrow.core.errors import WeightsError
+from evergrow.core.seeding import derive_seed
 
 Tensors = dict[str, Tensor]
 
@@ -225,6 +227,17 @@ def _check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise WeightsError(f"weights must be finite, but {name} of {source} holds NaN or infinity")
+
+
+@contextlib.contextmanager
+def seeded_init(seed: int, *purpose: str) -> Iterator[None]:
+    """Let libraries that draw from torch's global generator draw from a named stream; it is put back afterwards."""
+    state = torch.random.get_rng_state()
+    torch.default_generator.manual_seed(derive_seed(seed, *purpose))
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(state)
 
 
 def hash_weights(module: nn.Module, named: Callable[[str], str] = str) -> str:
