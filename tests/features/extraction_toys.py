@@ -138,27 +138,17 @@ def log_decoding(path: Path, pause: float = 0.0) -> None:
     images.decode_image = logged
 
 
-def run_python(code: str) -> subprocess.Popen[str]:
-    """Start a process that runs this code in the root of the project."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def start_encoding(images: Images, cache: Path, log: Path, *, pause: float, workers: int = 0) -> subprocess.Popen[str]:
     """Start a process that encodes slowly by chunks of four, and prints how many it computed and the features."""
-    return run_python(
+    code = (
         "from pathlib import Path\n"
         "from tests.features.extraction_toys import *\n"
         "from evergrow.features import cache, encode\n"
         "cache.CHUNK = 4\n"
         f"log_decoding(Path({str(log)!r}), pause={pause})\n"
         f"files = Images({images.names!r}, root=Path({str(images.root)!r}))\n"
-        f"result = encode(Toy(), files, cache={str(cache)!r}, on_error='skip', workers={workers}, batch_size=2)\n"
-        "print(result.computed, result.X.tobytes().hex())\n"
+        f"encode(Toy(), files, cache={str(cache)!r}, on_error='skip', workers={workers}, batch_size=2)\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -18,7 +17,6 @@ from tests.features.extraction_toys import (
     Synthetic,
     Toy,
     expected_features,
-    run_python,
     start_encoding,
     write_images,
 )
@@ -58,21 +56,19 @@ def images(tmp_path: Path) -> Images:
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("cached", [False, True])
-def test_features_are_those_of_one_image_at_a_time(images: Images, tmp_path: Path, workers: int, cached: bool) -> None:
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_features_are_those_of_one_image_at_a_time(
+    images: Images, tmp_path: Path, workers: int, cached: bool, in_memory: bool
+) -> None:
     cache = tmp_path / "cache" if cached else False
+    if in_memory:
+        images = Images(np.random.default_rng(1).integers(0, 256, size=(23, 20, 30, 3), dtype=np.uint8))
     result = encode(Toy(), images, cache=cache, workers=workers, batch_size=4)
     assert result.X.dtype == np.float32
     np.testing.assert_allclose(result.X, expected_features(images), rtol=1e-5, atol=1e-6)
     assert result.rows.tolist() == list(range(23))
     assert (result.failures, result.computed, result.precision) == ((), 23, "float32")
     assert result.seconds > 0
-
-
-def test_images_in_memory(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(1).integers(0, 256, size=(9, 20, 30, 3), dtype=np.uint8)
-    items = Images(pixels)
-    result = encode(Toy(), items, cache=tmp_path, batch_size=2)
-    np.testing.assert_allclose(result.X, expected_features(items), rtol=1e-5, atol=1e-6)
 
 
 def test_a_real_network_gives_what_it_gives_by_hand(images: Images) -> None:
@@ -373,36 +369,6 @@ def test_chunk_by_chunk_is_the_same_and_memory_does_not_grow(tmp_path: Path, mon
 def test_chunks_do_not_change_how_their_reader_computes(images: Images) -> None:
     for _ in encode_chunks(Toy(), images, cache=False):
         assert torch.ones(1, requires_grad=True).mul(2).requires_grad
-
-
-PEAKS = """
-import json
-from pathlib import Path
-from tests.features.extraction_toys import Synthetic, Toy
-from evergrow.features import encode_chunks
-
-def high_water():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
-
-toy = Toy(n_features=512)
-toy.encode = lambda batch: batch.flatten(1)[:, :1].repeat(1, 512)
-peaks = []
-for n in (10_000, 100_000):
-    assert sum(len(part) for part in encode_chunks(toy, Synthetic(n), cache={cache!r}, workers=0)) == n
-    peaks.append(high_water())
-print(json.dumps(peaks))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux: /proc")
-def test_a_hundred_thousand_images_in_bounded_memory(tmp_path: Path) -> None:
-    process = run_python(PEAKS.format(cache=str(tmp_path)))
-    out, errors = process.communicate()
-    assert process.returncode == 0, errors
-    few, many = json.loads(out)
-    assert many - few < 30e6  # the 90,000 more rows alone are 184 MB
 
 
 # -- a prepared batch -----------------------------------------------------------------------------------

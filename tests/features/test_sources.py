@@ -12,7 +12,7 @@ import pytest
 import timm
 from safetensors.torch import save
 
-from evergrow.core.errors import ParameterError, WeightsError
+from evergrow.core.errors import WeightsError
 from evergrow.features import best_backbone, create_backbone, list_backbones, sources
 
 
@@ -94,11 +94,6 @@ def test_the_best_one_is_the_first_with_weights(monkeypatch: pytest.MonkeyPatch,
     )
     choice = best_backbone("image")
     assert (choice.name, choice.weights) == ("vit_base_patch14_dinov2.lvd142m", "hub")
-
-
-def test_kinds_that_are_none() -> None:
-    with pytest.raises(ParameterError, match="kind must be one of"):
-        best_backbone("sound")  # type: ignore[arg-type]
 
 
 @pytest.fixture

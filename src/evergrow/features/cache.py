@@ -38,7 +38,7 @@ from evergrow.core.errors import (
     UnknownNameError,
 )
 from evergrow.core.files import PARTIAL, atomic_path
-from evergrow.core.record import Between, Spec, from_values, read_record, record, require, write_record
+from evergrow.core.record import UNWRITTEN, Between, Spec, from_values, read_record, record, require, write_record
 from evergrow.data.items import Items, block_slices
 from evergrow.features.base import BackboneSpec
 from evergrow.features.loader import Failure, Precision
@@ -219,13 +219,13 @@ class CacheEntry:
         with atomic_path(self.folder / _META) as path:
             path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
-    def meta(self) -> _Meta | None:
+    def meta(self) -> CacheInfo | None:
         """Return what ``meta.json`` says, or None where there is none."""
         path = self.folder / _META
         if path.is_symlink():
             raise FileFormatError(f"{_META} of a cache entry must be a file, got a link")
         try:
-            return from_values(_Meta, parse_json(path.read_bytes(), _META), _META)
+            return from_values(CacheInfo, parse_json(path.read_bytes(), _META), _META)
         except FileNotFoundError:
             return None
 
@@ -329,8 +329,32 @@ def _head(path: Path) -> _Head:
 
 
 @dataclass(frozen=True)
-class _Meta:
-    """What ``meta.json`` tells people."""
+class CacheInfo:
+    """Description of an entry, for people; ``meta.json`` holds what does not follow from the other files.
+
+    Parameters
+    ----------
+    kind : str
+        ``"image"`` or ``"text"``.
+    first : str
+        Name of the first item, to tell data sets apart; empty for texts.
+    n_items, done : int
+        How many items it is about, and how many of them are done.
+    chunk : int
+        Items in a file.
+    created : str
+        When it was begun, as an ISO date.
+    backbone, preset, policy : str
+        What made the features: network, preprocessing, and precision and decoder asked for.
+    key : str
+        Its name.
+    state : {"finished", "unfinished", "damaged", "newer"}
+        Whether it can be used, taken up, neither, or only by a newer evergrow.
+    failures : int
+        How many could not be read.
+    bytes : int
+        Its size on disk.
+    """
 
     n_items: int = 0
     chunk: Annotated[int, Between(1)] = CHUNK
@@ -340,41 +364,11 @@ class _Meta:
     preset: str = ""
     policy: str = ""
     created: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheInfo(_Meta):
-    """Description of an entry, for people.
-
-    Parameters
-    ----------
-    key : str
-        Its name.
-    state : {"finished", "unfinished", "damaged", "newer"}
-        Whether it can be used, taken up, neither, or only by a newer evergrow.
-    kind : str
-        ``"image"`` or ``"text"``.
-    first : str
-        Name of the first item, to tell data sets apart; empty for texts.
-    n_items, done : int
-        How many items it is about, and how many of them are done.
-    chunk : int
-        Items in a file.
-    failures : int
-        How many could not be read.
-    bytes : int
-        Its size on disk.
-    created : str
-        When it was begun, as an ISO date.
-    backbone, preset, policy : str
-        What made the features: network, preprocessing, and precision and decoder asked for.
-    """
-
-    key: str
-    state: str
-    done: int = 0
-    failures: int = 0
-    bytes: int = 0
+    key: str = field(default="", metadata=UNWRITTEN)
+    state: str = field(default="damaged", metadata=UNWRITTEN)
+    done: int = field(default=0, metadata=UNWRITTEN)
+    failures: int = field(default=0, metadata=UNWRITTEN)
+    bytes: int = field(default=0, metadata=UNWRITTEN)
 
     @property
     def age_seconds(self) -> float:
@@ -445,14 +439,15 @@ class FeatureCache:
             size = sum(item.stat(follow_symlinks=False).st_size for item in os.scandir(entry.folder))
         except FileNotFoundError:
             return None
-        plain = CacheInfo(key=key, state="damaged", bytes=size, created=changed)
+        plain = CacheInfo(key=key, bytes=size, created=changed)
         try:
-            meta, chunks = entry.meta() or _Meta(), entry.chunks()
+            meta, chunks = entry.meta() or plain, entry.chunks()
             done = sum(min(meta.chunk, meta.n_items - int(path.stem)) for path in chunks)
-            created = datetime.fromisoformat(meta.created or changed).astimezone(timezone.utc).isoformat()
             return replace(
-                plain,
-                **{**vars(meta), "created": created},
+                meta,
+                key=key,
+                bytes=size,
+                created=datetime.fromisoformat(meta.created).astimezone(timezone.utc).isoformat(),
                 state="finished" if 0 < meta.n_items == done else "unfinished",
                 done=done,
                 failures=sum(len(_head(path).failures) for path in chunks),

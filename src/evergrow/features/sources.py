@@ -13,7 +13,6 @@ import socket
 import threading
 import urllib.parse
 import urllib.request
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,19 +60,17 @@ class WantedWeights:
     url: str = ""
 
 
-class WeightSource(ABC):
+class WeightSource:
     """A place that weights come from; see :func:`register_weight_source`."""
 
     place: ClassVar[str]
     """Words for the place of its weights, in sentences for people."""
     rank: ClassVar[int | None] = None
     """Position among the sources that are tried where none is named; None is asked on request only."""
-    trained: ClassVar[bool] = True
-    """Whether its weights have learned anything."""
 
-    @abstractmethod
     def find(self, wanted: WantedWeights) -> Path | None:
-        """Return weights that are on this machine; asks nobody and downloads nothing."""
+        """Return weights that are on this machine, by default none; asks nobody and downloads nothing."""
+        return None
 
     def fetch(self, wanted: WantedWeights) -> Path | str | None:
         """Return the weights, downloading them if need be; a name stands for what a library fetches by itself.
@@ -202,7 +199,7 @@ class HubWeights(WeightSource):
         from huggingface_hub import try_to_load_from_cache
 
         for name in wanted.files:
-            cached = try_to_load_from_cache(wanted.repository, name, cache_dir=_hub_cache())
+            cached = try_to_load_from_cache(wanted.repository, name)
             if isinstance(cached, str) and os.path.isfile(cached):
                 return Path(cached)
         return None
@@ -224,7 +221,7 @@ class HubWeights(WeightSource):
         failed: Exception | None = None
         for name in wanted.files:
             try:
-                return Path(hf_hub_download(wanted.repository, name, cache_dir=_hub_cache(), endpoint=_endpoint()))
+                return Path(hf_hub_download(wanted.repository, name, endpoint=_endpoint()))
             except Exception as error:  # noqa: PERF203  two names; every client has its own tree of network errors
                 failed = error
                 if not isinstance(error, EntryNotFoundError):
@@ -233,6 +230,8 @@ class HubWeights(WeightSource):
 
     def advice(self, wanted: WantedWeights) -> str:
         """Return how to bring the weights from another machine."""
+        from huggingface_hub import constants
+
         if not wanted.repository:
             if not wanted.url:
                 return "give weights='/path/to/file.safetensors'"
@@ -241,7 +240,7 @@ class HubWeights(WeightSource):
         what, path = (wanted.files[0], wanted.files[0]) if wanted.kind == "image" else ("all files", "folder")
         return (
             f"download {what} from {_endpoint()}/{wanted.repository} on another machine and give "
-            f"weights='/path/to/{path}', or copy its cache to {_hub_cache()} (set by HF_HOME)"
+            f"weights='/path/to/{path}', or copy its cache to {constants.HF_HUB_CACHE} (set by HF_HOME)"
         )
 
 
@@ -249,12 +248,6 @@ def _endpoint() -> str:
     from huggingface_hub import constants
 
     return str(constants.ENDPOINT)
-
-
-def _hub_cache() -> str:
-    from huggingface_hub import constants
-
-    return str(constants.HF_HUB_CACHE)
 
 
 def unreachable() -> str:
@@ -292,11 +285,6 @@ class RandomWeights(WeightSource):
     """Weights that the architecture draws by itself."""
 
     place: ClassVar[str] = "a random generator"
-    trained: ClassVar[bool] = False
-
-    def find(self, wanted: WantedWeights) -> Path | None:
-        """Return nothing: weights are drawn, not found."""
-        return None
 
     def fetch(self, wanted: WantedWeights) -> None:
         """Return nothing, which leaves the architecture with the weights that it drew."""

@@ -20,7 +20,7 @@ from evergrow.core.validation import check_number
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.depths import pool_positions
 from evergrow.features.recipes import FINAL, Block, FeatureRecipe, parse_blocks, resolve_recipe
-from evergrow.features.sources import FILE_NAMES, PREFIX, SHORT_NAMES, WEIGHT_SOURCES, WantedWeights, locate
+from evergrow.features.sources import FILE_NAMES, PREFIX, SHORT_NAMES, WantedWeights, locate
 from evergrow.features.weights import hash_weights, seeded_init
 
 _PROBE = ("a text", "another text, which is longer")
@@ -198,10 +198,10 @@ def text_backbone(
 
 def _load(name: str, weights: str | os.PathLike[str] | None) -> tuple[Any, str]:
     """Return the encoder and where its weights came from."""
-    if weights in WEIGHT_SOURCES and not WEIGHT_SOURCES[str(weights)].trained:
-        raise ParameterError(f"weights of a text backbone must be trained ones, got {weights!r}")
     wanted = WantedWeights(name, "text", SHORT_NAMES.get(name, name), (*FILE_NAMES, "modules.json", "config.json"))
     label, place = locate(wanted, name if weights is None and Path(name).is_dir() else weights)
+    if place is None:
+        raise ParameterError(f"weights of a text backbone must be trained ones, got {weights!r}")
     if isinstance(place, Path) and not place.is_dir():
         raise WeightsError(f"weights of a text backbone must be a folder with the encoder's files, got {place}")
     from sentence_transformers import SentenceTransformer
