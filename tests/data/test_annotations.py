@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.data.conftest import PNG
 
-from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError
 from evergrow.data.intake import read_parts
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -115,10 +115,10 @@ EMPTY: dict[str, Any] = {"annotations": [], "categories": []}
         ([1, 2], "got another JSON"),
         ("text", "got another JSON"),
         ({**EMPTY, "images": 3}, "images must be a list of objects"),
-        ({**EMPTY, "images": [{"id": True, "file_name": "a"}]}, "as its id, got True"),
-        ({**EMPTY, "images": [{"id": 1, "file_name": " "}]}, "file_name must be a text"),
-        ({**EMPTY, "images": [{"id": 1, "file_name": None}]}, "file_name must be a text"),
-        ({**EMPTY, "images": [{"id": 1, "file_name": name} for name in "ab"]}, "id of its own, got 1 twice"),
+        ({**EMPTY, "images": [{"id": True, "file_name": "a"}]}, "an id of its own, .* got True"),
+        ({**EMPTY, "images": [{"id": 1, "file_name": " "}]}, "a file_name that is not empty"),
+        ({**EMPTY, "images": [{"id": 1, "file_name": None}]}, "a file_name that is not empty"),
+        ({**EMPTY, "images": [{"id": 1, "file_name": name} for name in "ab"]}, "an id of its own, .* got 1 and 'b'"),
         (coco([("a.png", [])]), r"exactly one class, got none \(without a class: 1\)"),
         (coco([("a.png", ["x", "y"])]), "of several classes: 1"),
         ([{"id": 1}], "task 1 must have an 'image' or a 'text'"),
@@ -146,7 +146,7 @@ def test_annotations_of_nothing_nesting_and_bad_letters(tmp_path: Path) -> None:
 def test_images_outside_of_the_folder_or_named_twice_are_refused(tmp_path: Path) -> None:
     images(tmp_path, ["secret.png"])
     twice = coco([("secret.png", ["cat"]), ("secret.png", ["dog"])])
-    with pytest.raises(FileFormatError, match="every image once"):
+    with pytest.raises(InputError, match="named once"):
         read_parts(write(tmp_path / "x.json", twice))
     folder = tmp_path / "deep" / "down" / "set"
     for name in ("../../../secret.png", str(tmp_path / "secret.png")):

@@ -86,20 +86,6 @@ def test_patterns(tree: Tree) -> None:
     assert read_parts(odd).layout == "class-folders"  # what is there is no pattern
 
 
-def test_patterns_in_a_list(tree: Tree) -> None:
-    root = tree({"one/cat": 3, "one/dog": 2, "two/cat": 1})
-    path = root / "all.txt"
-    path.write_text("# what is where\n\none/*/*.png\ntwo/cat/*.png tiger\n")
-    data = read_parts(path)
-    assert data.train.labels.tolist() == ["cat"] * 3 + ["dog"] * 2 + ["tiger"]
-    path.write_text("one/cat/*.png a\none/*/000.png b\n")
-    with pytest.raises(InputError, match="must be named once"):
-        read_parts(path)
-    path.write_text("one/cat/*.png a\nthree/*.png b\n")
-    with pytest.raises(DatasetNotFoundError, match="line 2 must match at least one image"):
-        read_parts(path)
-
-
 # -- nested folders ---------------------------------------------------------------------------------------
 
 NESTED = {f"{line}/{name}": 6 for line in ("line1", "line2") for name in ("ant", "bee", "cat")}

@@ -139,7 +139,7 @@ def test_files_of_texts(tmp_path: Path, name: str, body: str) -> None:
         ("t.csv", "words\none\n", "column 'text'"),
         ("t.jsonl", "{", "line 1 must be"),
         ("t.jsonl", '{"text": [5]}', "column 'text'"),
-        ("t.jsonl", '{"text": "one"}\n{"text": null}', "line 2 must have a text"),
+        ("t.jsonl", '{"text": "one"}\n{"text": null}', "line 2 must have 'text'"),
         ("t.txt", "\n", "at least one text"),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from evergrow.lab.conditioning import cosine_matrix, matrix_conditioning, mean_off_diagonal, ridge_conditioning
+from evergrow.lab.conditioning import cosine_matrix, matrix_conditioning, mean_off_diagonal
 
 
 def known(shape: tuple[int, int], sigma: list[float]) -> torch.Tensor:
@@ -30,18 +30,6 @@ def test_rank_deficiency_shows_in_the_rank_not_only_in_the_ratio() -> None:
     assert found["rank"] == 3
     assert found["condition_number"] > 1e14
     assert matrix_conditioning(torch.zeros(3, 2))["condition_number"] == float("inf")
-
-
-@pytest.mark.parametrize("alpha", [1e-3, 1.0, 100.0])
-def test_ridge_conditioning(alpha: float) -> None:
-    H = known((30, 5), [1e3, 5.0, 1.0, 1e-1])
-    G = H.T @ H
-    P = (G + alpha * torch.eye(5)).numpy()
-    found = ridge_conditioning(torch.linalg.eigvalsh(G).clamp_min(0.0), alpha)
-    assert found["norm"] == pytest.approx(np.linalg.norm(P))
-    assert found["inverse_norm"] == pytest.approx(np.linalg.norm(np.linalg.inv(P)), rel=1e-6)
-    assert found["condition_number"] == pytest.approx(np.linalg.cond(P), rel=1e-6)
-    assert found["effective_rank"] == pytest.approx(np.trace(G.numpy() @ np.linalg.inv(P)), rel=1e-6)
 
 
 def test_cosine_of_orthogonal_equal_and_empty_columns() -> None:

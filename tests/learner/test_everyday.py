@@ -395,24 +395,17 @@ def test_representations(data: Any) -> None:
     X, y = data
     learner = small()
     assert "nothing learned yet" in repr(learner)
-    assert "nothing learned yet" in learner._repr_html_()
-    names = np.array([f"<script>{label}</script>" if label == 0 else f"bird {label}" for label in y])
+    names = np.array([f"bird {label}" for label in y])
     learner.fit(X, names)
     assert repr(learner).startswith("Learner(method='evergrow', kind='features', 12 classes, 240 samples, revision 1")
     assert "accuracy" not in repr(learner)
     learner.score(X, names)
     learner.partial_fit(X, names)
     assert re.search(r"accuracy \d+\.\d% on 240 \(at revision 1\)", repr(learner))
-    shown = learner._repr_html_()
-    assert "<script>" not in shown
-    assert "&lt;script&gt;0&lt;/script&gt;" in shown
-    assert shown.count("<tr>") == 2 + 12 + 2
     with measured_change(learner, (X, names)):
         learner.partial_fit(X + 0.1, names)
     loaded = Learner.load(learner.to_archive())  # what a change was tested with is in the file
     assert re.search(r"accuracy \d+\.\d% on 240\)$", repr(loaded))
-    many = small().fit(X, [f"class {number % 40}" for number in range(len(y))])
-    assert "and 20 more" in many._repr_html_()
 
 
 # -- files that contradict themselves ---------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from evergrow.learner.modelfile import (
     History,
     ModelNotFoundError,
     ModelWriteError,
+    clean_folder,
     commit,
     history,
     locked_model,
@@ -182,21 +183,69 @@ def test_without_hard_links_copies_are_kept(tmp_path: Path, blobs: Data, monkeyp
     assert kept(path) == ["1.evg", "2.evg", "log.json"]
 
 
-def test_leftovers_are_cleaned_at_the_next_change(path: Path, blobs: Data) -> None:
-    leftovers = [
-        folder(path) / ".9.evg.abc.part",
-        path.with_name(".model.evg.x.part"),
-        path.with_name(".model.evg.y.part"),
-    ]
-    leftovers[0].write_bytes(b"half")
-    os.link(path, leftovers[1])
-    leftovers[2].touch()
-    foreign = [path.with_name(".other.evg.x.part"), path.with_name(".model.evg.z.part")]
-    for file in foreign:
-        file.write_bytes(b"somebody is writing this")
-    teach(path, part(blobs, 5))
-    assert not any(file.exists() for file in leftovers)
-    assert all(file.exists() for file in foreign)
+# Killed before the rename: a plain save, a revision, the model as a link and as a copy. Then one save goes on living.
+ATTACKS = """
+import os
+import sys
+from pathlib import Path
+from evergrow.learner.modelfile import commit, open_model
+path, replace, left = sys.argv[1], os.replace, []
+learner = open_model(path).forget_classes("0")
+
+def no_links(*_):
+    raise OSError("no links here")
+
+def killed(work, renames, link=os.link):
+    if os.fork():
+        os.wait()
+        left.extend(file.rename(f"{file}.away") for file in Path(path).parent.rglob("*.part"))  # so that all gather
+        return
+    steps = [*[replace] * renames, lambda *_: os._exit(9)]
+    os.replace, os.link = lambda *files: steps.pop(0)(*files), link
+    work()
+
+killed(lambda: learner.save(path), 0)
+killed(lambda: commit(path, learner), 0)
+killed(lambda: commit(path, learner), 1)
+killed(lambda: commit(path, learner), 1, no_links)
+for file in left:
+    file.rename(str(file).removesuffix(".away"))
+
+def wait(*files):
+    print("writing", flush=True)
+    sys.stdin.readline()
+    replace(*files)
+
+os.replace = wait
+learner.save(path)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system: fork")
+@pytest.mark.parametrize("clean", ["change", "service"])
+def test_killed_writers_leave_nothing_that_unlearning_removed(path: Path, blobs: Data, clean: str) -> None:
+    command = [sys.executable, "-c", ATTACKS, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "writing\n"
+        partial = set(path.parent.rglob("*.part"))
+        assert {file.parent for file in partial} == {path.parent, folder(path)}
+        assert len(partial) == 5
+        other = path.with_name(".other.evg.x.part")  # of a model that nobody changes here
+        other.touch()
+        if clean == "service":
+            clean_folder(path.parent)
+        with locked_model(path) as learner:
+            commit(path, learner.unlearn(part(blobs, 4)), keep=0)
+        left = {file for file in path.parent.rglob("*") if file.is_file()}
+        more = left - {path, History(path).file(learner.revision_)} - ({other} if clean == "change" else set())
+        (living,) = more  # the one that is being written
+        assert living.parent in partial
+        assert "4" not in open_model(path).class_names_
+        writer.communicate("go on\n")
+    assert writer.returncode == 0
+    assert not any(file.exists() for file in partial)
+    assert open_model(path).class_names_.tolist() == ["1", "2", "3", "4"]
 
 
 @pytest.mark.parametrize("change", [rollback, redo])
@@ -273,7 +322,7 @@ def test_a_copy_goes_on_by_itself(path: Path, tmp_path: Path, blobs: Data) -> No
     assert teach(copy, part(blobs, 5)) == 4
     rollback(copy)
     assert copy.read_bytes() == path.read_bytes()
-    with pytest.raises(ParameterError, match="nothing to undo: none of the earlier states"):
+    with pytest.raises(ParameterError, match="nothing to undo: no earlier state of"):
         rollback(copy)
 
 
@@ -332,7 +381,7 @@ def test_only_what_was_undone_is_put_back(path: Path, found: list[bytes]) -> Non
 def test_a_fresh_model_says_where_history_would_lie(tmp_path: Path, blobs: Data) -> None:
     path = tmp_path / "m.evg"
     commit(path, Learner(options={"n_units": 20}).fit(part(blobs, 0, 1)))
-    with pytest.raises(ParameterError, match=r"nothing to undo: .*m\.evg is as it was first written;.*\.evg\.history"):
+    with pytest.raises(ParameterError, match=r"nothing to undo: .* is kept in .*\.evg\.history"):
         rollback(path)
     with pytest.raises(ParameterError, match="nothing to redo"):
         redo(path)

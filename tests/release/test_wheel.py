@@ -151,14 +151,6 @@ def raw_image(folder: Path) -> None:
     (folder / "photo.dng").write_bytes(header + entries + bytes(4) + behind + pixels)
 
 
-def short_video(folder: Path) -> None:
-    cv2 = pytest.importorskip("cv2")
-    writer = cv2.VideoWriter(str(folder / "clip.avi"), cv2.VideoWriter_fourcc(*"MJPG"), 10, (64, 48))
-    for _ in range(12):
-        writer.write(np.zeros((48, 64, 3), np.uint8))
-    writer.release()
-
-
 def fitted_rows(folder: Path) -> None:
     from evergrow import Learner
 
@@ -177,7 +169,6 @@ def decoding(name: str) -> tuple[str, ...]:
 
 
 RUNS = ROOT / "experiments" / "records" / "confusion"
-FRAMES = "from evergrow.data.video import VideoSource; assert len(list(VideoSource('clip.avi', 0.5))) == 3"
 USES = {
     "bundled": Use(color_images, ("fit", "images", "-m", "colors.evg")),
     "text": Use(sentences, ("fit", "sentences.csv", "-m", "verbs.evg")),
@@ -185,7 +176,6 @@ USES = {
     "raw": Use(raw_image, decoding("photo.dng"), command=False),
     "lab": Use(nothing, ("lab", "report", str(RUNS), "-o", "page")),
     "onnx": Use(fitted_rows, ("export", "rows.evg", "--onnx", "rows.onnx")),
-    "video": Use(short_video, ("-c", FRAMES), command=False),
 }
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = sorted(set(PYPROJECT["project"]["optional-dependencies"]) - {"dev"})
@@ -246,7 +236,7 @@ def test_the_service_starts_with_its_extra(wheel: Path, tmp_path: Path) -> None:
                 break
         else:
             pytest.fail("".join(said))
-        assert b"rows" in fetched(f"{address[0]}/v2/models/rows")
+        assert b"rows" in fetched(f"{address[0]}/api/v1/models/rows")
         assert b"<html" in fetched(f"{address[0]}/")
     finally:
         service.terminate()

@@ -8,12 +8,16 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 
 class Running:
@@ -68,6 +72,23 @@ def until(condition: Any, seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+@contextmanager
+def in_thread(app: Any) -> Iterator[int]:
+    """Yield the port of a real server in this process, with the limits that the service has by default."""
+    from evergrow.serve.app import bounded_protocol
+    from evergrow.serve.config import Limits
+
+    protocol = bounded_protocol(Limits())
+    settings = uvicorn.Config(app, port=0, http=protocol, limit_concurrency=Limits().connections, log_config=None)
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    until(lambda: server.started)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join(30)
 
 
 class Forked:

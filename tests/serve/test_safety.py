@@ -9,17 +9,21 @@ import socket
 import struct
 import time
 import zlib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 from tests.serve.conftest import Api
-from tests.serve.running import Running
+from tests.serve.running import Running, in_thread
 from tests.serve.samples import files, rows, zipped
 
 from evergrow.core.errors import ParameterError
-from evergrow.serve import ServeConfig
+from evergrow.serve import ServeConfig, create_app
 from evergrow.serve.config import Tokens
 
 READ, TEACH = "read-token-0123456789", "teach-token-0123456789"
@@ -140,7 +144,7 @@ def test_wrong_and_missing_tokens(serve: Any) -> None:
     basic = base64.b64encode(f"label-studio:{READ}".encode()).decode()
     good = [f"Bearer {READ}", f"bearer  {READ}", f"Basic {basic}"]
     bad = ["", "Bearer", f"Bearer {READ}x", f"Bearer {READ[:-1]}", READ, f"Digest {READ}", "Basic !!", f"Basic {READ}"]
-    for path in ("/api/v1/models", "/v2/models/m", "/label-studio/m/health", "/metrics"):
+    for path in ("/api/v1/models", "/label-studio/m/health", "/metrics"):
         for value in bad:
             answer = api.client.get(path, headers={"Authorization": value})
             assert answer.status_code == 401
@@ -148,7 +152,7 @@ def test_wrong_and_missing_tokens(serve: Any) -> None:
             assert READ not in answer.text
         for value in good:
             assert api.client.get(path, headers={"Authorization": value}).status_code in (200, 404)
-    for path in ("/", "/docs/", "/openapi.json", "/v2/health/live", "/v2/health/ready"):
+    for path in ("/", "/docs/", "/openapi.json", "/health"):
         assert api.client.get(path).status_code == 200
 
 
@@ -257,8 +261,8 @@ def test_a_json_body_is_small_and_few_errors_are_told(serve: Any) -> None:
         answer = api.post("predict", content=body, headers=kind)
         assert answer.status_code == status
         assert len(answer.json().get("errors", [])) <= 20
-    many = b'{"inputs": [{"data": [' + b"1," * 1_000_001
-    assert api.client.post("/v2/models/m/infer", content=many, headers=kind).status_code == 413
+    many = b'{"tasks": [' + b"1," * 1_000_001
+    assert api.client.post("/label-studio/m/predict", content=many, headers=kind).status_code == 413
 
 
 def test_many_rows_go_as_a_file(api: Api) -> None:
@@ -317,6 +321,32 @@ def test_zips_that_lead_elsewhere_or_swell(serve: Any, folder: Path) -> None:
 # -- a real server ----------------------------------------------------------------------------------------------
 
 
+def test_one_address_cannot_take_all_connections(tmp_path: Path) -> None:
+    """520 connections that say nothing, from one address: more than the service takes in all."""
+    with in_thread(create_app(ServeConfig(tmp_path))) as port, ExitStack() as stack:
+        for _ in range(520):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        transport = httpx.HTTPTransport(local_address="127.0.0.2")
+        with httpx.Client(transport=transport, base_url=f"http://127.0.0.1:{port}") as other:
+            assert other.get("/health").status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+
+
+def test_an_answer_that_fails_after_its_start_closes_the_connection(tmp_path: Path) -> None:
+    async def parts() -> Any:
+        yield b"begun"
+        raise RuntimeError("the disk is gone")
+
+    app = create_app(ServeConfig(tmp_path))
+    app.router.routes.insert(0, Route("/broken", lambda _: StreamingResponse(parts())))
+    with in_thread(app) as port, socket.create_connection(("127.0.0.1", port)) as caller:
+        caller.sendall(b"GET /broken HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        caller.settimeout(20)
+        answer = b"".join(iter(lambda: caller.recv(4096), b""))  # until the end of the connection
+    assert answer.endswith(b"begun\r\n")  # without the chunk that says that it is whole
+
+
 @pytest.mark.slow
 def test_callers_that_dawdle_are_cut_off(tmp_path: Path) -> None:
     """Slow-loris: the head of a request, or its body, a byte at a time; others are answered meanwhile."""
@@ -333,7 +363,7 @@ def test_callers_that_dawdle_are_cut_off(tmp_path: Path) -> None:
         ends = dict.fromkeys(range(50), False)
         finish = time.monotonic() + 60
         while not all(ends.values()) and time.monotonic() < finish:
-            assert client.get("/v2/health/live").status_code == 200
+            assert client.get("/health").status_code == 200
             for number, caller in enumerate(dawdling):
                 caller.settimeout(0.01)
                 try:

@@ -13,7 +13,6 @@ import typer
 from evergrow.cli import models, options
 from evergrow.cli.console import Answer, listed, plural
 from evergrow.cli.engine import HERE, EngineOptions, source_of
-from evergrow.cli.question import labelled_frames
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 from evergrow.core.escaping import one_line
@@ -30,8 +29,6 @@ def update_command(
     data: options.Data,
     test: options.TestData = None,
     reading: options.Reading = options.AS_FOUND,
-    label: options.Label = None,
-    video: options.VideoOptions = options.EACH_SECOND,
     settle: options.Settle = False,
     run: options.ImageOptions = options.RUN_IMAGES,
     wait: options.Wait = False,
@@ -54,8 +51,6 @@ def update_command(
 
       evergrow update birds.evg more-birds/ --test birds/test
 
-      evergrow update birds.evg camera:0 --label heron --set frames=20
-
       evergrow update birds.evg s3://bucket/more-birds/ --engine ray
 
     Exit codes: 0 learned, 1 learned but images were left out (--on-error skip) or the same data were learned before,
@@ -66,7 +61,7 @@ def update_command(
     from evergrow.learner.snapshot import learned_data
 
     if spread.engine is not None:
-        spread.refuse(test=test, label=label)
+        spread.refuse(test=test)
         source = source_of(data, reading)
 
         def job(engine: Engine) -> tuple[models.ModelChange, JobReport] | None:
@@ -81,12 +76,11 @@ def update_command(
         return result if isinstance(result, Answer) else _shards_answer(*result)
     with models.changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
         learner = change.learner
-        shots = labelled_frames(data, label, video)
-        samples = read_labelled(data, "train", learner.kind_, reading.options()) if shots is None else None
+        samples = read_labelled(data, "train", learner.kind_, reading.options())
         before = learned_data(learner.history_)
         with measured_change(learner, test, reading.options()) as trial:
-            learner.partial_fit(shots if samples is None else samples)
-    code, cautions = models.skipped_code(0 if samples is None else len(samples) - change.record.samples), []
+            learner.partial_fit(samples)
+    code, cautions = models.skipped_code(len(samples) - change.record.samples), []
     if before & set(change.record.data):
         cautions.append(f"the same data were learned before and now count twice: 'evergrow rollback {model}' undoes it")
     tested = None if trial.tested is None else trial.tested.to_dict()

@@ -14,7 +14,6 @@ import typer
 from evergrow.cli import models, options
 from evergrow.cli.console import Answer, percent, plural, warn_line
 from evergrow.cli.engine import HERE, EngineOptions, source_of
-from evergrow.cli.question import labelled_frames
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
@@ -49,8 +48,6 @@ def fit_command(
     holdout: Annotated[float, typer.Option(help="Share of each class to keep out and test with, 0 to 1.")] = 0.0,
     test: options.TestData = None,
     reading: options.Reading = options.AS_FOUND,
-    label: options.Label = None,
-    video: options.VideoOptions = options.EACH_SECOND,
     run: options.ImageOptions = options.RUN_IMAGES,
     spread: EngineOptions = HERE,
     force: Annotated[bool, typer.Option("--force", help="Replace a model, keeping what it was for rollback.")] = False,
@@ -82,17 +79,13 @@ def fit_command(
     models.check_target("--model", model, force=force, existing=models.REPLACING)
     if not 0 <= holdout < 1:
         raise ParameterError(f"--holdout is a share from 0 to below 1, not {holdout:g}.")
-    shots = labelled_frames(data, label, video)
-    if shots is not None and holdout:
-        raise ParameterError("Leave --holdout out for a video: its frames are too alike to test with.")
     config = _adaptation(adapt, epochs)
     _check_checkpoint(checkpoint, model, config)
     started = time.perf_counter()
     if spread.engine is not None:
-        spread.refuse(holdout=holdout, adapt=adapt, label=label, test=test)
+        spread.refuse(holdout=holdout, adapt=adapt, test=test)
     # Before anything heavy is imported: most mistakes show here.
-    away = shots is not None or spread.engine is not None
-    samples, held = (None, None) if away else _read(data, holdout, seed, reading)
+    samples, held = (None, None) if spread.engine is not None else _read(data, holdout, seed, reading)
     from evergrow.learner.comparison import measured_change
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
@@ -127,7 +120,7 @@ def fit_command(
         return replace(answer, values=values, cautions=[*answer.cautions, *report.summary()])
     with _resumable(checkpoint):
         with measured_change(learner, test, reading.options()) as trial:
-            learner.fit(shots if samples is None else samples, checkpoint=checkpoint)
+            learner.fit(samples, checkpoint=checkpoint)
         commit(model, learner)
     left = _remove(checkpoint)
     answer = _answer(model, learner, samples, held, time.perf_counter() - started)

@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.core.errors import ParameterError
-
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
-    from evergrow.data.video import VideoSource
 
 WEIGHT_SOURCES = "{evergrow.features.sources:WEIGHT_SOURCES}"
 PRESETS = "{evergrow.features.preprocess:PRESETS}"
@@ -97,11 +94,6 @@ Settle = Annotated[
     bool, typer.Option("--settle", help="Solve for the class weights now, so that no later predict has to.")
 ]
 
-Label = Annotated[str | None, typer.Option("--label", help="Class of the frames, where DATA is a video or camera:N.")]
-
-CAMERA_FRAMES = 10
-"""Frames of a camera, unless another number is asked for: it has no end."""
-
 TestData = Annotated[
     str | None,
     typer.Option(
@@ -131,29 +123,6 @@ class Reading(OptionGroup):
         from evergrow.data import DataOptions
 
         return DataOptions(**vars(self), **more)
-
-
-@dataclass(frozen=True)
-class VideoOptions(OptionGroup):
-    """Which frames a command takes of a video or a camera."""
-
-    every: Annotated[float, Rare("seconds between frames of a video or camera")] = 1.0
-    frames: Annotated[int | None, Rare("frames to take at most of a video; of a camera 10 by default")] = None
-
-    def source(self, name: str) -> VideoSource:
-        """Return the frames of a file or camera."""
-        from evergrow.data.video import VideoSource
-
-        if not 0 < self.every < float("inf"):
-            raise ParameterError(f"every is a number of seconds above 0, not {self.every:g}.")
-        if self.frames is not None and self.frames < 1:
-            raise ParameterError(f"frames is at least 1, not {self.frames}.")
-        most = CAMERA_FRAMES if self.frames is None and name.startswith("camera:") else self.frames
-        return VideoSource(name, self.every, most)
-
-
-EACH_SECOND = VideoOptions()
-"""One frame in a second."""
 
 
 @dataclass(frozen=True)

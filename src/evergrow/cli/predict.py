@@ -15,7 +15,7 @@ from evergrow.cli import options
 from evergrow.cli.console import Answer, percent, plural, table
 from evergrow.cli.engine import HERE, EngineOptions, source_of
 from evergrow.cli.models import check_target, load_model, skipped_code
-from evergrow.cli.question import Question, check_items, read_question, video_question
+from evergrow.cli.question import Question, check_items, read_question
 from evergrow.cli.registry import command
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.escaping import csv_text
@@ -65,7 +65,6 @@ def predict_command(
         options.Rare("for --format label-studio: the folder that Label Studio serves images from"),
     ] = Path("."),
     reading: options.Reading = options.AS_FOUND,
-    video: options.VideoOptions = options.EACH_SECOND,
     run: options.ImageOptions = options.RUN_IMAGES,
     spread: EngineOptions = HERE,
     as_json: options.Json = False,
@@ -83,8 +82,6 @@ def predict_command(
       curl https://example.org/bird.jpg | evergrow predict birds.evg -
 
       evergrow predict intents.evg --text "where is my parcel"
-
-      evergrow predict birds.evg feeder.mp4 --set every=5
 
       evergrow predict birds.evg photos/ --format label-studio --out tasks.json
 
@@ -106,9 +103,7 @@ def predict_command(
             lambda engine: engine.predict(learner, source, top=top, false_alarm=alarm), folder=out, quiet=as_json
         )
         return report if isinstance(report, Answer) else _shards_answer(model, f"{out}/predict", report)
-    question = video_question(learner, list(items or ()), video)
-    if question is None:
-        question = read_question(learner.kind_, list(items or ()), list(text or ()), reading)
+    question = read_question(learner.kind_, list(items or ()), list(text or ()), reading)
     found = learner.ask(question.items, false_alarm=alarm)
     rows = answer_rows(found, question.names, top)
     code = skipped_code(len(found.failures))

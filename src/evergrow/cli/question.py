@@ -1,21 +1,19 @@
-"""Reading what commands are asked about or learn: files, folders, texts, videos, features and standard input."""
+"""Reading what commands are asked about or learn: files, folders, texts, features and standard input."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evergrow.cli.options import AS_FOUND, Reading, VideoOptions
+from evergrow.cli.options import AS_FOUND, Reading
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
 from evergrow.core.escaping import one_line
 
 if TYPE_CHECKING:
     from evergrow.data.items import Items
-    from evergrow.learner.learner import Learner
 
 STDIN = "-"
 KINDS = {"image": "images", "text": "texts", "features": "feature vectors"}
@@ -33,10 +31,9 @@ class Question:
 def check_items(items: list[str]) -> None:
     """Refuse items that are no files, before a model is loaded to be asked about them."""
     from evergrow.data.folders import is_pattern
-    from evergrow.data.video import is_video
 
     for item in items:
-        if item != STDIN and not is_video(item) and not os.path.exists(item) and not is_pattern(item):
+        if item != STDIN and not os.path.exists(item) and not is_pattern(item):
             raise _missing(item)
 
 
@@ -151,44 +148,3 @@ def _lines(body: bytes) -> list[str]:
     """Return the lines that hold something; a file name need not be UTF-8."""
     lines = body.decode("utf-8", "surrogateescape").split("\n")
     return [line.rstrip("\r") for line in lines if line.strip()]
-
-
-def video_question(learner: Learner, items: list[str], video: VideoOptions) -> Question | None:
-    """Return the frames of videos and cameras as a question; None where no item is one.
-
-    Raises
-    ------
-    InputError
-        If the model is not one of images, or other items are among them.
-    """
-    from evergrow.data.video import is_video
-
-    videos = [item for item in items if is_video(item)]
-    if not videos:
-        return None
-    if learner.kind_ != "image":
-        raise InputError(f"{videos[0]} is a video, and the model takes {KINDS[learner.kind_]}.")
-    if len(items) > 1:
-        raise InputError(f"Ask about one video or camera at a time, such as {videos[0]} alone.")
-    source = video.source(videos[0])
-    features = learner.features(iter(source))  # one chunk of frames is held at a time
-    return Question(features, [source.name(number) for number in range(len(features) + len(features.failures))])
-
-
-def labelled_frames(data: str, label: str | None, video: VideoOptions) -> Iterator[tuple[Any, str]] | None:
-    """Return the frames of a video or camera with the class that was given; None where DATA is no such.
-
-    Raises
-    ------
-    ParameterError
-        If a class is missing, or given for other data.
-    """
-    from evergrow.data.video import is_video
-
-    if not is_video(data):
-        if label is not None:
-            raise ParameterError(f"--label is for a video or camera:N, and {data} is neither; leave it out.")
-        return None
-    if label is None:
-        raise ParameterError(f"A video has no labels: name the class of the frames of {data} by --label.")
-    return video.source(data).labelled(label)

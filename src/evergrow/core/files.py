@@ -10,15 +10,24 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from evergrow.core.errors import BusyError, ModelNotFoundError, PathError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 _LOCK = ".lock"
 PARTIAL = ".part"
-"""Ending of files that are being written; what a killed process leaves behind has it too."""
+"""Ending of the hidden folders that files are written in; what a killed process leaves behind has it too."""
+
+_ABANDONED = 3600.0
+"""Seconds after which what has that ending is a leftover, where no lock tells."""
 
 
 def real_path(path: str | os.PathLike[str]) -> Path:
@@ -85,7 +94,7 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str], *, like: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """Yield a temporary path beside a file and move it there in one step if the block succeeds.
+    """Yield a temporary path in a hidden folder beside a file and move it there in one step if the block succeeds.
 
     A crash or an error leaves the old file or the new one, never half; the new file is on disk before it takes
     the old one's place, and has its mode and owner.
@@ -115,19 +124,73 @@ def atomic_path(path: str | os.PathLike[str], *, like: str | os.PathLike[str] | 
     """
     target = real_path(path)
     check_replaceable(target)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=PARTIAL)
-    os.close(handle)
-    temporary = Path(name)
+    folder, handle = _new_folder(target)
+    temporary = folder / target.name
     try:
+        temporary.touch(0o600)
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         _take_access(temporary, target if like is None or target.exists() else Path(like))
         os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
     _sync_folder(target.parent)
+
+
+def _new_folder(target: Path) -> tuple[Path, int | None]:
+    """Return a new folder to write a file in, and the handle that holds its lock; None where folders have no locks.
+
+    A folder, since libraries that write files may put temporary ones of their own beside them.
+    """
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=PARTIAL))
+        if fcntl is None:
+            return folder, None
+        with suppress(FileNotFoundError):  # taken for a leftover before it was locked
+            handle = os.open(folder, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, handle
+            os.close(handle)
+
+
+def remove_leftovers(folder: Path, pattern: str = ".*") -> int:
+    """Remove what killed processes left half-written and return how much; what a living process writes stays.
+
+    Parameters
+    ----------
+    folder : Path
+        Where files were to be written.
+    pattern : str
+        Which ones, as a pattern of names without their ending :data:`PARTIAL`; ``"**/.*"`` looks in all folders below.
+    """
+    removed = 0
+    for leftover in folder.glob(f"{pattern}{PARTIAL}"):
+        handle = None
+        try:
+            if fcntl is None:
+                raise OSError("no locks here")
+            handle = os.open(leftover, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, FileNotFoundError):
+            continue  # it is being written, or was just finished
+        except OSError:  # nobody can tell whether it is being written
+            with suppress(OSError):
+                if time.time() - os.lstat(leftover).st_mtime < _ABANDONED:
+                    continue
+        with suppress(OSError):
+            if leftover.is_dir() and not leftover.is_symlink():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink()
+            removed += 1
+        if handle is not None:
+            os.close(handle)
+    return removed
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -11,15 +11,14 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError
-from evergrow.data.folders import TEST_WORDS, TRAIN_WORDS, find_place, partner_name
-from evergrow.data.items import Dataset, Items, Texts, listed
+from evergrow.data.folders import TEST_WORDS, TRAIN_WORDS, partner_name
+from evergrow.data.items import Dataset, listed
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.storage import Tree
+from evergrow.data.tables import SampleList, listed_data
 
 _FILES = ("annotations.json", "result.json", "labels.json", "_annotations.coco.json")
 """Names that tools give to the one file of a folder: many scripts, Label Studio, FiftyOne, Roboflow."""
-
-_PARTS = (TRAIN_WORDS, TEST_WORDS)
 
 
 @dataclass
@@ -38,8 +37,8 @@ class Annotated:
         Whether they are texts.
     unusable : Counter
         Samples left out, by reason.
-    notes : list of str
-        What is worth a word.
+    boxes : bool
+        Whether boxes or outlines are among the annotations.
     """
 
     layout: str
@@ -47,7 +46,20 @@ class Annotated:
     labels: list[str] = field(default_factory=list)
     texts: bool = False
     unusable: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
+    boxes: bool = False
+
+    def add(self, sample: str, classes: Iterable[str]) -> None:
+        """Add a sample that has one class, or count it as unusable."""
+        different = set(classes)
+        if len(different) != 1:
+            self.unusable["of several classes" if different else "without a class"] += 1
+            return
+        self.samples.append(sample)
+        self.labels.append(different.pop())
+
+    def reasons(self) -> str:
+        """Return why samples were left out, and how many."""
+        return ", ".join(f"{reason}: {count}" for reason, count in sorted(self.unusable.items()))
 
 
 @register_reader("annotations", suffixes=(".json",), fits=lambda tree: bool(_files_in(tree)), marks=(".json",), rank=48)
@@ -61,35 +73,33 @@ def read_annotations(tree: Tree, name: str, options: DataOptions) -> Dataset:
     DatasetNotFoundError
         If its images are not there.
     """
-    names = _files_in(tree) if not name else [name]
+    names = [each for each in (name, partner_name(tree, name)) if each] if name else _files_in(tree)
     if not names:
         raise DatasetNotFoundError(f"{tree.place()} must hold {' or '.join(_FILES)}, got none of them")
-    if name and tree.on_disk and tree.root != tree.root.parent:
-        # Images often lie beside the folder of the annotations, which a tree of the folder above can see.
-        tree, names = Tree(tree.root.parent), [posixpath.join(tree.root.name, name)]
-    if name:
-        names += [other for other in [partner_name(tree, names[0])] if other is not None]
     parts = [parse_annotations(tree.text(file), tree.place(file)) for file in names]
-    if len({part.texts for part in parts}) > 1:
-        raise FileFormatError(f"{tree.place(names[1])} must hold texts or images like the training file")
-    items = [_items(tree, file, part, options) for file, part in zip(names, parts, strict=True)]
-    test = (items[1], parts[1].labels) if len(parts) == 2 else (None, ())
-    return Dataset.of(
-        items[0],
-        parts[0].labels,
-        *test,
+    notes = ["annotations are boxes or outlines: whole images are learned, not what is inside of them"]
+    return listed_data(
+        tree,
+        [
+            SampleList(file, part.samples, part.labels, images=not part.texts)
+            for file, part in zip(names, parts, strict=True)
+        ],
+        options,
         layout=parts[0].layout,
-        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
-        cautions=tuple(caution for part in parts for caution in _cautions(part)),
+        notes=tuple(notes if any(part.boxes for part in parts) else ()),
+        cautions=tuple(
+            f"samples left out: {sum(part.unusable.values())} ({part.reasons()})" for part in parts if part.unusable
+        ),
     )
 
 
 def _files_in(tree: Tree) -> list[str]:
     """Return the annotations of a folder: one file, or those of a training and a test part."""
     folders = tree.folders()
+    places = [[""], *([folders[word] for word in words if word in folders] for words in (TRAIN_WORDS, TEST_WORDS))]
     whole, train, test = (
-        [name for place in places for file in _FILES if tree.is_file(name := posixpath.join(place, file))][:1]
-        for places in ([""], *([folders[word] for word in words if word in folders] for words in _PARTS))
+        [name for place in part for file in _FILES if tree.is_file(name := posixpath.join(place, file))][:1]
+        for part in places
     )
     if whole or train:
         return whole or [*train, *test]
@@ -132,83 +142,49 @@ def parse_annotations(text: str, title: str) -> Annotated:
             "got another JSON"
         )
     if not found.samples:
-        reasons = "; ".join(f"{reason}: {count}" for reason, count in sorted(found.unusable.items())) or "it is empty"
+        reasons = found.reasons() or "it is empty"
         raise FileFormatError(f"{title} must give at least one sample exactly one class, got none ({reasons})")
     return found
 
 
-def _cautions(part: Annotated) -> list[str]:
-    if not part.unusable:
-        return []
-    reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(part.unusable.items()))
-    return [f"samples left out: {sum(part.unusable.values())} ({reasons})"]
-
-
-# -- COCO -----------------------------------------------------------------------------------------------------
-
-
 def _coco(content: Mapping[str, Any], title: str) -> Annotated:
-    names = _by_id(content, "categories", "name", title)
-    files = _by_id(content, "images", "file_name", title)
+    for key in ("images", "categories", "annotations"):
+        if not isinstance(content[key], list) or not all(isinstance(entry, dict) for entry in content[key]):
+            raise FileFormatError(f"{title}: {key} must be a list of objects, got something else")
+    names, files = _by_id(content, "categories", "name", title), _by_id(content, "images", "file_name", title)
     classes: dict[int | str, list[str]] = {number: [] for number in files}
-    boxes = 0
-    for annotation in _records(content, "annotations", title):
-        image, category = annotation.get("image_id"), annotation.get("category_id")
-        if not _plain(image) or image not in classes or not _plain(category) or category not in names:
+    found = Annotated("coco")
+    for annotation in content["annotations"]:
+        image, category = (_plain(annotation.get(key)) for key in ("image_id", "category_id"))
+        if image not in classes or category not in names:
             raise FileFormatError(
                 f"{title} must have annotations of images and categories in it, got image {image!r} and category "
                 f"{category!r}"
             )
-        boxes += bool(annotation.get("bbox") or annotation.get("segmentation"))
+        found.boxes = found.boxes or bool(annotation.get("bbox") or annotation.get("segmentation"))
         classes[image].append(names[category])
-    found = Annotated("coco")
     for number, name in files.items():
-        _add(found, name, classes[number])
-    if boxes:
-        found.notes.append("annotations are boxes or outlines: whole images are learned, not what is inside of them")
+        found.add(_inside(name), classes[number])
     return found
 
 
-def _records(content: Mapping[str, Any], key: str, title: str) -> list[dict[str, Any]]:
-    records = content[key]
-    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise FileFormatError(f"{title}: {key} must be a list of objects, got something else")
-    return records
-
-
-def _by_id(content: Mapping[str, Any], key: str, word: str, title: str) -> dict[int | str, str]:
+def _by_id(content: Mapping[str, Any], key: str, word: str, title: str) -> dict[Any, str]:
     """Return the names of images or categories by their ids, of which none may come twice."""
-    found: dict[int | str, str] = {}
-    for record in _records(content, key, title):
-        number: Any = record.get("id")
-        name = record.get(word)
-        if not _plain(number):
-            raise FileFormatError(f"{title}: every one of {key} must have a number or a name as its id, got {number!r}")
-        if number in found:
-            raise FileFormatError(f"{title}: every one of {key} must have an id of its own, got {number!r} twice")
-        if not isinstance(name, str) or not name.strip():
-            raise FileFormatError(f"{title}: {word} must be a text that is not empty, got {name!r}")
+    found: dict[Any, str] = {}
+    for entry in content[key]:
+        number, name = _plain(entry.get("id")), entry.get(word)
+        if number is None or number in found or not isinstance(name, str) or not name.strip():
+            raise FileFormatError(
+                f"{title}: every one of {key} must have an id of its own, a number or a name, and a {word} that is not "
+                f"empty, got {entry.get('id')!r} and {name!r}"
+            )
         found[number] = name.strip()
     return found
 
 
-def _plain(value: Any) -> bool:
-    return isinstance(value, (int, str)) and not isinstance(value, bool)
-
-
-def _add(found: Annotated, sample: str, classes: Iterable[str]) -> None:
-    """Add a sample that has one class, or count it as unusable."""
-    different = sorted(set(classes))
-    if not different:
-        found.unusable["without a class"] += 1
-    elif len(different) > 1:
-        found.unusable["of several classes"] += 1
-    else:
-        found.samples.append(sample)
-        found.labels.append(different[0])
-
-
-# -- Label Studio ---------------------------------------------------------------------------------------------
+def _plain(value: Any) -> Any:
+    """Return an id, or None for what can be none."""
+    return value if isinstance(value, (int, str)) and not isinstance(value, bool) else None
 
 
 def _label_studio(tasks: Sequence[dict[str, Any]], title: str) -> Annotated:
@@ -221,17 +197,14 @@ def _label_studio(tasks: Sequence[dict[str, Any]], title: str) -> Annotated:
         if not kind or not data[kind].strip():
             raise FileFormatError(f"{title} task {number} must have an 'image' or a 'text', got {listed(task, most=6)}")
         kinds.add(kind)
-        sample = data[kind]
-        if kind == "image":
-            sample = _image_name(sample)
-            if not sample:
-                found.unusable["images on another machine"] += 1
-                continue
+        sample = data[kind] if kind == "text" else _image_name(data[kind])
         classes, others = _choices(task)
-        if not classes and others:
+        if not sample:
+            found.unusable["images on another machine"] += 1
+        elif not classes and others:
             found.unusable["with boxes, outlines or ratings only"] += 1
         else:
-            _add(found, sample, classes)
+            found.add(sample, classes)
     if len(kinds) > 1:
         raise FileFormatError(f"{title} must hold images or texts, got both")
     found.texts = kinds == {"text"}
@@ -240,31 +213,21 @@ def _label_studio(tasks: Sequence[dict[str, Any]], title: str) -> Annotated:
 
 def _choices(task: Mapping[str, Any]) -> tuple[list[str], bool]:
     """Return the classes that annotators chose for a task, and whether they marked anything else."""
-    if not isinstance(task.get("annotations"), list):  # JSON-MIN: one value per question
+    if isinstance(task.get("annotations"), list):
+        given = [each for each in task["annotations"] if isinstance(each, dict) and not each.get("was_cancelled")]
+        results = [result for each in given if isinstance(each.get("result"), list) for result in each["result"]]
+        values = [result.get("value") if isinstance(result, dict) else None for result in results]
+    else:  # JSON-MIN: one value per question
         value = task.get("choice", task.get("label"))
-        chosen = value.get("choices") if isinstance(value, dict) else value
-        if isinstance(chosen, list) and any(isinstance(entry, dict) for entry in chosen):
-            return [], True  # boxes
-        return _names([chosen] if isinstance(chosen, str) else chosen), False
+        values = [value if isinstance(value, dict) else {"choices": [value] if isinstance(value, str) else value}]
     classes: list[str] = []
     others = False
-    for annotation in task["annotations"]:
-        if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
-            continue
-        results = annotation.get("result")
-        for result in results if isinstance(results, list) else []:
-            value = result.get("value") if isinstance(result, dict) else None
-            if isinstance(value, dict) and "choices" in value:
-                classes += _names(value["choices"])
-            else:
-                others = True
+    for value in values:
+        chosen = value.get("choices", True) if isinstance(value, dict) else True
+        names = [name.strip() for name in chosen if isinstance(name, str)] if isinstance(chosen, list) else []
+        classes += [name for name in names if name]
+        others = others or (not names and bool(chosen))
     return classes, others
-
-
-def _names(chosen: Any) -> list[str]:
-    return (
-        [name.strip() for name in chosen if isinstance(name, str) and name.strip()] if isinstance(chosen, list) else []
-    )
 
 
 def _image_name(reference: str) -> str:
@@ -281,52 +244,14 @@ def _image_name(reference: str) -> str:
     try:
         parts = urlsplit(reference.strip())
     except ValueError:
-        return reference.strip()
+        return _inside(reference.strip())
     if parts.scheme in ("http", "https", "s3", "gs", "azure-blob"):
         return ""
     if parts.path.rstrip("/").endswith("local-files"):
-        return parse_qs(parts.query).get("d", [""])[0]
-    return unquote(parts.path if "?" in reference else reference.strip()).lstrip("/")
+        return _inside(parse_qs(parts.query).get("d", [""])[0])
+    return _inside(unquote(parts.path if "?" in reference else reference.strip()))
 
 
-# -- where the images are -------------------------------------------------------------------------------------
-
-
-def _items(tree: Tree, name: str, part: Annotated, options: DataOptions) -> Items:
-    if part.texts:
-        empty = next((text for text in part.samples if not text.strip()), None)
-        if empty is not None:
-            raise FileFormatError(f"{tree.place(name)} must have texts that are not empty, got {empty!r}")
-        return Texts(tuple(part.samples))
-    if options.root_path is not None:
-        tree, folders = Tree(options.root_path), ["", "images", "data"]
-    else:
-        folders = _image_folders(tree, name)
-    # A name must not lead out of the folder that it is looked for in.
-    inside = ["/".join(step for step in _steps(sample) if step != "..") for sample in part.samples]
-    folder, drop = find_place(folders, inside, tree.is_file) or ("", 0)
-    names = [posixpath.join(folder, *sample.split("/")[drop:]) for sample in inside]
-    missing = [sample for sample, found in zip(inside, names, strict=True) if not found or not tree.is_file(found)]
-    if missing:
-        raise DatasetNotFoundError(
-            f"the images of {tree.place(name)} must be on disk, but {len(missing)} of {len(names)} are not: "
-            f"{listed(missing)}; looked in {listed([each or '.' for each in folders], most=8)} of {tree.place()}; "
-            "set root to the folder they are in"
-        )
-    twice = [sample for sample, count in Counter(names).items() if count > 1]
-    if twice:
-        raise FileFormatError(f"{tree.place(name)} must name every image once, got {listed(twice)} twice")
-    return tree.images(names)
-
-
-def _steps(path: str) -> list[str]:
-    return [step for step in path.replace("\\", "/").split("/") if step not in ("", ".")]
-
-
-def _image_folders(tree: Tree, name: str) -> list[str]:
-    """Return the folders that images are looked for in: those beside the file, and ``train2017`` for its own name."""
-    own = posixpath.dirname(name)
-    above = posixpath.dirname(own)
-    last = posixpath.splitext(posixpath.basename(name))[0].rpartition("_")[2]
-    places = [posixpath.join(base, inner) for base in (own, above) for inner in ("", "images", "data", last)]
-    return list(dict.fromkeys(posixpath.normpath(place) if place else "" for place in places))
+def _inside(name: str) -> str:
+    """Return a name that cannot lead out of the folder it is looked for in."""
+    return "/".join(step for step in name.replace("\\", "/").split("/") if step not in ("", ".", ".."))

@@ -6,7 +6,7 @@ import glob
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -322,21 +322,6 @@ def _read_classes(
     if empty:
         cautions.append(f"class folders without images left out: {listed(empty)}")
     return names, labels
-
-
-def find_place(folders: Sequence[str], names: Sequence[str], is_file: Callable[[str], bool]) -> tuple[str, int] | None:
-    """Return the folder that listed images lie in, and how many leading folders of their names to drop.
-
-    Lists name their images from the folder that some program was run in (``data/imagenet-r/...``), so ever shorter
-    names are tried in each of the folders.
-    """
-    for name in names[:: max(len(names) // 5, 1)]:  # the first image may be the one that is missing
-        steps = name.split("/")
-        for drop in range(len(steps)):
-            for folder in folders:
-                if is_file(posixpath.join(folder, *steps[drop:])):
-                    return folder, drop
-    return None
 
 
 # -- images without labels, and patterns ----------------------------------------------------------------------

@@ -24,7 +24,6 @@ from evergrow.data.items import Dataset, Images, Items, Samples, Texts, is_image
 from evergrow.data.load import name_of, read, warn_of
 from evergrow.data.readers import DEFAULTS, DataOptions, reader_of_file
 from evergrow.data.sources import ListedSource, as_features
-from evergrow.data.video import VideoSource
 
 Part = Literal["train", "test", "all"]
 """Which part of a source is wanted; a source without parts is always whole."""
@@ -484,7 +483,7 @@ def check_columns(given: Sequence[str], learned: Sequence[str]) -> None:
 
 
 def is_stream(data: Any) -> bool:
-    """Return whether data come one after the other: an iterator, a video, or a dataset or loader of torch.
+    """Return whether data come one after the other: an iterator, or a dataset or loader of torch.
 
     Examples
     --------
@@ -492,7 +491,7 @@ def is_stream(data: Any) -> bool:
     >>> is_stream(row for row in range(3)), is_stream([1, 2])
     (True, False)
     """
-    return isinstance(data, (Iterator, VideoSource)) or is_instance_of(data, _TORCH, "Dataset", "DataLoader")
+    return isinstance(data, Iterator) or is_instance_of(data, _TORCH, "Dataset", "DataLoader")
 
 
 def check_whole(data: Any) -> None:

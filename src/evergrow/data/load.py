@@ -49,7 +49,6 @@ from evergrow.data.readers import (
 from evergrow.data.sources import ListedSource, Source, make_source
 from evergrow.data.storage import Tree, check_address, is_remote
 from evergrow.data.tables import TABLE_SUFFIXES
-from evergrow.data.video import is_video
 from evergrow.data.webdataset import is_webdataset
 
 FEW = 5
@@ -211,7 +210,7 @@ def check_source(source: str | os.PathLike[str]) -> None:
     text = os.fspath(source)
     scheme = text.partition(":")[0].lower()
     named = any(each.scheme == scheme for each in READERS.values())
-    if is_remote(text) or is_video(text) or is_pattern(text) or (named and ":" in text):
+    if is_remote(text) or is_pattern(text) or (named and ":" in text):
         return  # their readers say what is wrong
     _existing(text.removeprefix("file://"), DataOptions())
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import posixpath
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,22 +17,18 @@ from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, ImageError, InputError
 from evergrow.data.archives import sound
 from evergrow.data.items import Images, Samples, Texts, check_widths, concat_samples, listed
-from evergrow.data.readers import DataOptions, register_reader
-from evergrow.data.sources import Shard, Source, as_features, class_labels, spans, where_of
+from evergrow.data.readers import register_reader
+from evergrow.data.sources import Shard, Source, as_features, check_alike, class_labels, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, RATIO, ROOM, Tree
-from evergrow.data.tables import FILE_COLUMN, IMAGE_COLUMNS, SPLIT_COLUMN, Columns, row_items
+from evergrow.data.tables import NAME_COLUMNS, SPLIT_COLUMN, choose_columns, find_images
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-LABEL_COLUMNS = ("label", "fine_label", "labels", "class", "target")
 WIDTHS = "evergrow.widths"
 """Metadata of a file of features: a JSON list of the columns of each block, which are at equal energy already."""
 
-_TEXT = ("text", "sentence")
-_FEATURES = ("feature", "features", "embedding", "embeddings", "X")
-_NAMES = ("name", "file_name")
 _ROWS_PER_BYTE = 1000
 """A row group that claims more rows for its bytes lies."""
 
@@ -40,94 +36,33 @@ _BATCH = {"image": 64, "text": 4096, "features": 4096}
 
 
 @dataclass(frozen=True)
-class TableColumns:
-    """Which columns of a table hold what.
+class _Table:
+    """A file whose footer is read.
 
     Parameters
     ----------
+    file : ParquetFile or _ArrowFile
+        The open file.
     kind : {"image", "text", "features"}
         What the samples are.
-    sample : str
-        Their column.
-    label, name : str
-        Columns of labels and of names; empty where there are none.
-    classes : mapping of int to str
-        Names of integer labels, where the table has them.
-    width : int
-        Length of feature vectors where the type of the column says it, else 0.
+    sample, label, name : str
+        Columns of samples, labels and names; empty where there are none.
     paths : bool
         Whether images are paths, relative to the folder of the table.
+    classes : mapping of int to str
+        Names of integer labels, where the table has them.
+    groups : list of (int, int)
+        Rows and bytes of every row group.
     """
 
+    file: pq.ParquetFile | _ArrowFile
     kind: str
     sample: str
-    label: str = ""
-    name: str = ""
-    classes: Mapping[int, str] = field(default_factory=dict)
-    width: int = 0
-    paths: bool = False
-
-    def wanted(self, *, bodies: bool = True) -> list[str]:
-        """Return the columns to read."""
-        return [column for column in (self.sample if bodies else "", self.label, self.name) if column]
-
-
-def choose_columns(schema: pa.Schema, options: DataOptions, title: str) -> TableColumns:
-    """Return which columns of a table hold what: those that the options name, else those of usual names.
-
-    Raises
-    ------
-    FileFormatError
-        If a column is not there, or none holds samples; the message says which there are.
-    """
-    header = list(schema.names)
-    if len(set(header)) != len(header):
-        raise FileFormatError(f"{title} must have every column once, got {listed(header, most=8)}")
-    for column in (options.text_column, options.image_column, options.label_column):
-        if column and column not in header:
-            raise FileFormatError(f"{title} must have a column {column!r}, got {listed(header, most=8)}")
-    contents = {name: _contents(schema.field(name).type) for name in header}
-    if contents.get(SPLIT_COLUMN) == "text" and options.labelled and options.part != "all":
-        raise FileFormatError(
-            f"{title} has a column {SPLIT_COLUMN!r}; write the parts to files of their own, such as train.parquet and "
-            "test.parquet"
-        )
-    kind, sample = _sample_column(schema, contents, options, title)
-    usual = (name for name in LABEL_COLUMNS if name in header and name != sample)
-    label = (options.label_column or next(usual, "")) if options.labelled else ""
-    name = next((column for column in _NAMES if contents.get(column) == "text" and column != sample), "")
-    width = getattr(schema.field(sample).type, "list_size", 0) if kind == "features" else 0
-    paths = kind == "image" and contents[sample] == "text"
-    return TableColumns(kind, sample, label, name, _label_names(schema, label) if label else {}, int(width), paths)
-
-
-def _sample_column(schema: pa.Schema, contents: Mapping[str, str], options: DataOptions, title: str) -> tuple[str, str]:
-    """Return the kind of the samples and their column."""
-    given = (("text", options.text_column, "texts"), ("image", options.image_column, "bytes of images"))
-    for kind, column, what in given:
-        if column and options.kind in ("", kind):
-            if contents[column] not in (kind, "text"):
-                raise FileFormatError(f"{title}: column {column!r} must hold {what}, got {schema.field(column).type}")
-            return kind, column
-    texts, bodies, vectors = (
-        [name for name, held in contents.items() if held == kind] for kind in ("text", "image", "features")
-    )
-    label = {options.label_column} if options.label_column else set(LABEL_COLUMNS)
-    others = [name for name in texts if name not in label | {*_NAMES, *IMAGE_COLUMNS, SPLIT_COLUMN}]
-    candidates = (
-        ("text", [name for name in _TEXT if name in texts]),
-        ("image", [*(name for name in (*IMAGE_COLUMNS, "img") if name in bodies), *bodies]),
-        ("features", [name for name in (*_FEATURES, *(vectors if len(vectors) == 1 else ())) if name in vectors]),
-        ("image", [name for name in (*IMAGE_COLUMNS, FILE_COLUMN) if name in texts]),
-        ("text", others if len(others) == 1 else []),
-    )
-    for kind, names in candidates:
-        if names and options.kind in ("", kind):
-            return kind, names[0]
-    raise FileFormatError(
-        f"{title} must have a column of texts, of image bytes or of feature vectors, got {listed(contents, most=8)}; "
-        "say which one it is by text_column or image_column"
-    )
+    label: str
+    name: str
+    paths: bool
+    classes: Mapping[int, str]
+    groups: list[tuple[int, int]]
 
 
 def _contents(kind: Any) -> str:
@@ -153,7 +88,7 @@ def _label_names(schema: pa.Schema, label: str) -> dict[int, str]:
     from pyarrow import types
 
     kept = (schema.metadata or {}).get(b"huggingface")
-    if kept is None or not types.is_integer(schema.field(label).type):
+    if kept is None or not label or not types.is_integer(schema.field(label).type):
         return {}
     try:
         names = json.loads(kept)["info"]["features"][label]["names"]
@@ -195,15 +130,6 @@ class _ArrowFile:
         return (batch.select(columns) for batch in batches)
 
 
-@dataclass(frozen=True)
-class _OpenFile:
-    """A file of which the footer is read: its columns, and rows and bytes of every row group."""
-
-    file: pq.ParquetFile | _ArrowFile
-    columns: TableColumns
-    groups: list[tuple[int, int]]
-
-
 class ParquetSource(Source):
     """Rows of Parquet files: images as bytes or as the ``{bytes, path}`` of Hugging Face, texts, or feature vectors.
 
@@ -214,104 +140,111 @@ class ParquetSource(Source):
     format = "parquet"
     suffixes = (".parquet",)
 
-    def _open_file(self, name: str) -> _OpenFile:
+    def _open_file(self, name: str) -> _Table:
+        title = self.tree.place(name)
+        with sound(title, f"{self.format.capitalize()} file"):
+            file = self._file(name)
+            schema = file.schema_arrow
+            if len(set(schema.names)) != len(schema.names):
+                raise FileFormatError(f"{title} must have every column once, got {listed(schema.names, most=8)}")
+            contents = {column: _contents(schema.field(column).type) for column in schema.names}
+            if contents.get(SPLIT_COLUMN) == "text" and self.options.labelled and self.options.part != "all":
+                raise FileFormatError(
+                    f"{title} has a column {SPLIT_COLUMN!r}; write the parts to files of their own, such as "
+                    "train.parquet and test.parquet"
+                )
+            kind, sample, label = choose_columns(contents, self.options, title)
+            names = (column for column in NAME_COLUMNS if contents.get(column) == "text" and column != sample)
+            paths = kind == "image" and contents[sample] == "text"
+            own = next(names, "")
+            groups = self._row_groups(file, [sample, label, own], title)
+            return _Table(file, kind, sample, label, own, paths, _label_names(schema, label), groups)
+
+    def _file(self, name: str) -> Any:
         import pyarrow.parquet as pq
 
-        title = self.tree.place(name)
-        with sound(title, "Parquet file"):
-            file = pq.ParquetFile(self.tree.open(name), pre_buffer=False)
-            columns = choose_columns(file.schema_arrow, self.options, title)
-            return _OpenFile(file, columns, _row_groups(file, columns.wanted(), title))
+        return pq.ParquetFile(self.tree.open(name), pre_buffer=False)
+
+    def _row_groups(self, file: Any, wanted: list[str], title: str) -> list[tuple[int, int]]:
+        """Return rows and bytes of every row group, of the columns that are read; impossible claims are refused."""
+        footer = file.metadata
+        groups = []
+        for number in range(footer.num_row_groups):
+            group = footer.row_group(number)
+            chunks = [group.column(row) for row in range(group.num_columns)]
+            kept = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in wanted]
+            packed = sum(chunk.total_compressed_size for chunk in kept)
+            flat = (chunk for row, chunk in enumerate(chunks) if not file.schema.column(row).max_repetition_level)
+            lies = {chunk.num_values for chunk in flat} - {group.num_rows}
+            if lies or not 0 <= group.num_rows <= _ROWS_PER_BYTE * (packed + 1):
+                raise FileFormatError(f"{title} must hold the rows that it states, got others in group {number}")
+            if sum(chunk.total_uncompressed_size for chunk in kept) > RATIO * packed + ROOM:
+                raise FileFormatError(f"{title} must unpack to at most {RATIO} times its size and 64 MiB, got more")
+            groups.append((group.num_rows, packed))
+        if sum(rows for rows, _ in groups) != footer.num_rows:
+            raise FileFormatError(f"{title} must hold the {footer.num_rows} rows that it states, got other groups")
+        return groups
 
     @property
-    def _first(self) -> str:
-        return next(iter(self.files))
+    def _first(self) -> _Table:
+        table: _Table = self._open(next(iter(self.files)))
+        return table
 
     def _look_for_kind(self) -> str:
-        return str(self._open(self._first).columns.kind)
+        return self._first.kind
 
     @property
     def classes(self) -> Mapping[int, str]:
         """Names of integer labels, where the first file has them."""
-        names: Mapping[int, str] = self._open(self._first).columns.classes
-        return names
+        return self._first.classes
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
         """Columns of each block that feature vectors were joined of, as the first file states."""
-        return self._shape(self._first)[1]
+        return self._shape(next(iter(self.files)))[1]
 
     def _shape(self, name: str) -> tuple[int, tuple[int, ...]]:
         """Return the length of feature vectors, and the widths of their blocks as the file states them."""
-        opened, title = self._open(name), self.tree.place(name)
-        columns, groups = opened.columns, opened.groups
-        if columns.kind != "features":
+        table, title = self._open(name), self.tree.place(name)
+        if table.kind != "features":
             return 0, ()
-        width = columns.width
-        filled = [number for number, (rows, _) in enumerate(groups) if rows]
+        schema = table.file.schema_arrow
+        width = int(getattr(schema.field(table.sample).type, "list_size", 0))
+        filled = [number for number, (rows, _) in enumerate(table.groups) if rows]
         if not width and filled:  # where the type does not say it, the first row does
-            table = self._table(name, (filled[0], filled[0] + 1, 0, 1), [columns.sample])
-            width = len(table.column(columns.sample)[0].as_py() or ())
-        stated = (opened.file.schema_arrow.metadata or {}).get(WIDTHS.encode())
+            row = self._rows(name, (filled[0], filled[0] + 1, 0, 1), [table.sample]).column(table.sample)[0]
+            width = len(row.as_py() or ())
+        stated = (schema.metadata or {}).get(WIDTHS.encode())
         try:
-            blocks = () if stated is None else check_widths(WIDTHS, parse_json(stated, f"{title}: {WIDTHS}"), width)
+            return width, check_widths(WIDTHS, parse_json(stated or "[]", f"{title}: {WIDTHS}"), width)
         except InputError as error:
             raise FileFormatError(f"{title}: {error}") from error
-        return width, blocks
-
-    def _check_alike(self, name: str) -> None:
-        first, place = self._first, self.tree.place()
-        (width, blocks), (was, before) = self._shape(name), self._shape(first)
-        if width != was:
-            raise FileFormatError(
-                f"{place}: feature files must have one width, got {was} in {first} and {width} in {name}"
-            )
-        if blocks != before:
-            shown, known = (", ".join(map(str, each)) or "of one block" for each in (blocks, before))
-            raise FileFormatError(
-                f"{place}: feature files must have the same blocks, got widths {known} in {first} and {shown} in {name}"
-            )
-        mine, theirs = self._open(name).columns, self._open(first).columns
-        if (mine.kind, mine.sample, mine.label) != (theirs.kind, theirs.sample, theirs.label):
-            raise FileFormatError(
-                f"{place}: files must have the same columns, got {theirs.sample!r} and {theirs.label or 'no label'!r} "
-                f"in {first}, {mine.sample!r} and {mine.label or 'no label'!r} in {name}"
-            )
-        if mine.classes != theirs.classes:
-            raise FileFormatError(f"{place}: files must name the same classes, got others in {name}")
 
     def _parts(self, rows: int, size: int) -> Iterator[Shard]:
+        first = None
         for name in self.files:
-            self._check_alike(name)
-            groups = self._open(name).groups
-            for span in spans(groups, rows, size):
+            table = self._open(name)
+            form = {"samples": table.sample, "labels": table.label, "classes": table.classes}
+            form |= dict(zip(("width", "blocks"), self._shape(name), strict=True))
+            first = check_alike(self.tree, first, name, form)
+            for span in spans(table.groups, rows, size):
                 where = {"file": name, "first": span.first, "last": span.last, "skip": span.skip}
-                row = sum(n for n, _ in groups[: span.first]) + span.skip
+                row = sum(n for n, _ in table.groups[: span.first]) + span.skip
                 yield Shard(0, span.rows, span.size, {**where, "row": row})
 
-    def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-        """Return the rows of a shard: its columns of its groups."""
-        import pyarrow as pa
-
-        where = where_of(shard, _Groups)
-        columns = self._open(where.file).columns.wanted(bodies=bodies)
-        part = (where.first, where.last, where.skip, shard.rows)
-        table = self._table(where.file, part, columns) if columns else pa.table({"": pa.nulls(shard.rows)})
-        return self._as_samples(where.file, table, where.row, bodies=bodies)
-
-    def _table(self, name: str, where: tuple[int, int, int, int], wanted: list[str]) -> pa.Table:
+    def _rows(self, name: str, where: tuple[int, int, int, int], wanted: list[str]) -> pa.Table:
         """Return so many rows of the groups from the first to the last, after those to skip."""
         import pyarrow as pa
 
         first, last, skip, rows = where
-        title, opened = self.tree.place(name), self._open(name)
-        if not first < last <= len(opened.groups):
+        title, table = self.tree.place(name), self._open(name)
+        if not first < last <= len(table.groups):
             raise FileFormatError(f"{title} must hold {last} row groups, as when shards were made")
         left = RATIO * self.tree.size(name) + ROOM
         kept, count = [], 0
         with sound(title, f"{self.format.capitalize()} file"):
-            for batch in opened.file.iter_batches(
-                _BATCH[opened.columns.kind], row_groups=range(first, last), columns=wanted, use_threads=False
+            for batch in table.file.iter_batches(
+                _BATCH[table.kind], row_groups=range(first, last), columns=wanted, use_threads=False
             ):
                 left -= batch.nbytes
                 if left < 0:
@@ -328,66 +261,48 @@ class ParquetSource(Source):
             raise FileFormatError(f"{title} must hold the rows that it states, got {count} instead of {rows}")
         return pa.Table.from_batches(kept)
 
-    def _as_samples(self, name: str, table: pa.Table, start: int, *, bodies: bool) -> Samples:
-        """Return the rows of a table, of which the first has this number in its file."""
-        columns, title = self._open(name).columns, self.tree.place(name)
+    def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
+        """Return the rows of a shard: its columns of its groups."""
+        where = where_of(shard, _Groups)
+        name, title, table = where.file, self.tree.place(where.file), self._open(where.file)
+        wanted = [column for column in (table.sample if bodies else "", table.label, table.name) if column]
+        part = (where.first, where.last, where.skip, shard.rows)
+        rows = self._rows(name, part, wanted) if wanted else None
+        names = tuple(f"{name}[{row}]" for row in range(where.row, where.row + shard.rows))
         labels = None
-        names = tuple(f"{name}[{row}]" for row in range(start, start + table.num_rows))
-        if columns.label:
-            values = table.column(columns.label).to_pylist()
+        if rows is not None and table.label:
+            values = rows.column(table.label).to_pylist()
             plain = [value.strip() if isinstance(value, str) else value for value in values]
-            labels = class_labels(plain, columns.classes, title)
-        if columns.name:
-            given = table.column(columns.name).to_pylist()
+            labels = class_labels(plain, table.classes, title)
+        if rows is not None and table.name:
+            given = rows.column(table.name).to_pylist()
             names = tuple(own or usual for own, usual in zip(given, names, strict=True))
-        if not bodies:
+        if rows is None or not bodies:
             return Samples("image", Images((b"",) * len(names), names), labels=labels)
-        column = table.column(columns.sample)
-        if columns.kind == "features":
-            return Samples("features", features=_vectors(column, columns, title), labels=labels, row_names=names)
+        column = rows.column(table.sample)
+        if table.kind == "features":
+            vectors = _vectors(column, f"{title}: {table.sample}")
+            return Samples("features", features=vectors, labels=labels, row_names=names)
         values = column.to_pylist()
-        if columns.kind == "image" and not columns.paths:
+        if table.kind == "image" and not table.paths:
             folder = self.tree.below(posixpath.dirname(name))
             images = tuple(_image(cell, folder, own) for cell, own in zip(values, names, strict=True))
             return Samples("image", Images(images, names), labels=labels)
         for row, text in enumerate(values):
             if not isinstance(text, str) or not text.strip():
-                raise InputError(f"{title}: {columns.sample} must not be empty, got {text!r} for {names[row]}")
-        if columns.kind == "text":
+                raise InputError(f"{title}: {table.sample} must not be empty, got {text!r} for {names[row]}")
+        if table.kind == "text":
             return Samples("text", Texts(tuple(values)), labels=labels, row_names=names)
-        rows = [(row, {columns.sample: value}) for row, value in enumerate(values)]
-        items = row_items(self.tree, name, rows, Columns(columns.sample, "", "", images=True))
-        return Samples("image", items, labels=labels)
+        folder, found = find_images(self.tree, name, values, self.options)
+        return Samples("image", folder.images(found), labels=labels)
 
     def samples(self, part: str | None = None) -> Samples:
         """Return all samples of a part; images are read when they are wanted, unless the table names files."""
         wanted = self._of_part(part) if part is not None and part != self.options.part else self
-        if self._open(self._first).columns.paths:
+        if self._first.paths:
             found = [wanted.read(shard) for shard in wanted.shards(2**20, 2**62)]
             return replace(concat_samples(found), lasting=True)
         return super(ParquetSource, wanted).samples()
-
-
-def _row_groups(file: pq.ParquetFile, wanted: list[str], title: str) -> list[tuple[int, int]]:
-    """Return rows and bytes of every row group, of the columns that are read; claims that cannot be are refused."""
-    footer = file.metadata
-    groups = []
-    for number in range(footer.num_row_groups):
-        group = footer.row_group(number)
-        chunks = [group.column(row) for row in range(group.num_columns)]
-        kept = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in wanted]
-        packed = sum(chunk.total_compressed_size for chunk in kept)
-        unpacked = sum(chunk.total_uncompressed_size for chunk in kept)
-        flat = (chunk for row, chunk in enumerate(chunks) if not file.schema.column(row).max_repetition_level)
-        lies = {chunk.num_values for chunk in flat} - {group.num_rows}
-        if lies or not 0 <= group.num_rows <= _ROWS_PER_BYTE * (packed + 1):
-            raise FileFormatError(f"{title} must hold the rows that it states, got {group.num_rows} in group {number}")
-        if unpacked > RATIO * packed + ROOM:
-            raise FileFormatError(f"{title} must unpack to at most {RATIO} times its size and 64 MiB, got more")
-        groups.append((group.num_rows, packed))
-    if sum(rows for rows, _ in groups) != footer.num_rows:
-        raise FileFormatError(f"{title} must hold the {footer.num_rows} rows that it states, got other groups")
-    return groups
 
 
 def _image(cell: Any, folder: Tree, title: str) -> Any:
@@ -404,17 +319,17 @@ def _image(cell: Any, folder: Tree, title: str) -> Any:
     return folder.root / name
 
 
-def _vectors(column: Any, columns: TableColumns, title: str) -> NDArray[Any]:
+def _vectors(column: Any, title: str) -> NDArray[Any]:
     """Return lists of numbers as rows of one width."""
-    n, array = len(column), column.combine_chunks()
+    array = column.combine_chunks()
     values = array.flatten()  # leaves out what a list that is null holds, so that the count tells
-    width = columns.width or (len(values) // n if n else 0)
-    even = array.null_count == 0 and values.null_count == 0 and len(values) == n * width and width > 0
-    if even and not columns.width:
+    width = len(values) // len(array) if len(array) else 0
+    even = array.null_count == 0 == values.null_count and len(values) == len(array) * width > 0
+    if even and not hasattr(array.type, "list_size"):
         even = bool((np.diff(np.asarray(array.offsets)) == width).all())
     if not even:
-        raise FileFormatError(f"{title}: {columns.sample} must hold vectors of one width in every row, got others")
-    return as_features(np.asarray(values.to_numpy(zero_copy_only=False)).reshape(n, width), title)
+        raise FileFormatError(f"{title} must hold vectors of one width in every row, got others")
+    return as_features(np.asarray(values.to_numpy(zero_copy_only=False)).reshape(-1, width), title)
 
 
 def _has_parquet(tree: Tree) -> bool:
@@ -443,12 +358,11 @@ class ArrowSource(ParquetSource):
             )
         return found
 
-    def _open_file(self, name: str) -> _OpenFile:
-        title = self.tree.place(name)
-        with sound(title, "Arrow file"):
-            file = _ArrowFile(self.tree, name)
-            columns = choose_columns(file.schema_arrow, self.options, title)
-            return _OpenFile(file, columns, [(batch.num_rows, batch.nbytes) for batch in file.stream()])
+    def _file(self, name: str) -> Any:
+        return _ArrowFile(self.tree, name)
+
+    def _row_groups(self, file: Any, wanted: list[str], title: str) -> list[tuple[int, int]]:
+        return [(batch.num_rows, batch.nbytes) for batch in file.stream()]
 
 
 def _is_saved(tree: Tree) -> bool:

@@ -204,7 +204,7 @@ def list_readers() -> list[str]:
     --------
     >>> from evergrow.data import list_readers
     >>> list_readers()[-2:]
-    ['single-table', 'class-folders']
+    ['tables', 'class-folders']
     """
     return [reader.name for reader in sorted(READERS.values(), key=lambda each: (each.fits is not None, each.rank))]
 

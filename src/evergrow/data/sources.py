@@ -521,6 +521,16 @@ def as_features(values: NDArray[Any], title: str, start: int = 0) -> NDArray[Any
     return np.ascontiguousarray(values)
 
 
+def check_alike(tree: Tree, first: tuple[str, Any] | None, name: str, form: Any) -> tuple[str, Any]:
+    """Return the first file and its form; raise :class:`FileFormatError` where a later file has another."""
+    known, expected = first or (name, form)
+    if form != expected:
+        pairs = [(key, expected[key], form[key]) for key in form if form[key] != expected[key]]
+        said = ", ".join(f"{key} {was!r} in {known} and {now!r} in {name}" for key, was, now in pairs)
+        raise FileFormatError(f"{tree.place()}: files must be alike, got {said}")
+    return known, expected
+
+
 # -- how rows become shards -----------------------------------------------------------------------------------
 
 

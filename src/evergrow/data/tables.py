@@ -1,4 +1,4 @@
-"""Tables of texts or of images: CSV, TSV and JSON lines, alone, in pairs, and as the metadata of an image folder."""
+"""Files that list samples: tables (CSV, TSV, JSON lines) of texts or images, lists of images, image folder metadata."""
 
 from __future__ import annotations
 
@@ -6,46 +6,203 @@ import csv
 import io
 import json
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.data.folders import TEST_WORDS, TRAIN_WORDS, Walk, is_hidden, partner_name, training_file
-from evergrow.data.items import Dataset, Items, Texts, integers, listed
+from evergrow.data.items import Dataset, Items, Label, Texts, integers, is_image, listed
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.storage import Tree
 
-TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
-IMAGE_COLUMNS = ("path", "image", "file", "filename")
-TEXT_COLUMN, LABEL_COLUMN, SPLIT_COLUMN, FILE_COLUMN = "text", "label", "split", "file_name"
-_TEST = ("test", "testing")
-_VALIDATION = ("val", "valid", "validation", "dev", "eval")
-_SEPARATORS = (",", ";", "\t")
+TABLE_SUFFIXES, LIST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson"), (".txt",)
+FILE_COLUMN, SPLIT_COLUMN = "file_name", "split"
+NAME_COLUMNS = ("name", FILE_COLUMN)
+LABEL_COLUMNS = ("label", "fine_label", "labels", "class", "target")
+_IMAGES = ("path", "image", "file", "filename")
+_CANDIDATES = (
+    ("text", "text", ("text", "sentence")),
+    ("image", "image", (*_IMAGES, "img")),
+    ("features", "features", ("feature", "features", "embedding", "embeddings", "X")),
+    ("image", "text", (*_IMAGES, FILE_COLUMN)),
+)
+"""Kind of the samples, what the column holds, and its usual names, in the order in which they are looked for."""
+
+_SPLITS = {
+    **dict.fromkeys(TRAIN_WORDS, "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "validation"),
+}
 _METADATA = ("metadata.csv", "metadata.jsonl")
 
 Row = tuple[int, dict[str, str]]
 """Line number in the file, and the cells by column."""
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Which columns of a table hold what.
+# -- columns --------------------------------------------------------------------------------------------------
+
+
+class Columns(NamedTuple):
+    """What the samples of a table are, and the columns of samples and labels; no label column is an empty name."""
+
+    kind: str
+    sample: str
+    label: str
+
+
+def choose_columns(contents: Mapping[str, str], options: DataOptions, title: str) -> Columns:
+    """Return the columns that the options name, or else those of usual names.
 
     Parameters
     ----------
-    sample : str
-        The text, or the path of the image.
-    label, split : str
-        The class, and training or test; empty where there is no such column.
-    images : bool
-        Whether the sample is an image.
-    """
+    contents : mapping of str to str
+        What each column can hold: ``"text"`` (also names of images), ``"image"``, ``"features"`` or nothing we read.
+    options : DataOptions
+        Names of columns, and the kind that is wanted.
+    title : str
+        The file, for messages.
 
-    sample: str
-    label: str
-    split: str
-    images: bool
+    Raises
+    ------
+    FileFormatError
+        If a column is missing or holds something else; the message says which columns there are.
+    """
+    for column in (options.text_column, options.image_column, options.label_column):
+        if column and column not in contents:
+            raise FileFormatError(f"{title} must have a column {column!r}, got {listed(contents, most=8)}")
+    given = (options.text_column, options.image_column)
+    usual_label = (name for name in LABEL_COLUMNS if name in contents and name not in given)
+    label = (options.label_column or next(usual_label, "")) if options.labelled else ""
+    for kind, column in zip(("text", "image"), given, strict=True):
+        if column and options.kind in ("", kind):
+            if contents[column] not in (kind, "text"):
+                raise FileFormatError(f"{title}: column {column!r} must hold {kind}s, got other values")
+            return Columns(kind, column, label)
+    for kind, content, names in _CANDIDATES:
+        right = [name for name, held in contents.items() if held == content and name != label]
+        usual = [name for name in names if name in right]
+        found = usual or (right if content == "image" or (content == "features" and len(right) == 1) else [])
+        if found and options.kind in ("", kind):
+            return Columns(kind, found[0], label)
+    raise FileFormatError(
+        f"{title} must have a column 'text', 'image', 'path' or 'feature', got {listed(contents, most=8)}; rename one, "
+        "or say which one it is by text_column or image_column"
+    )
+
+
+# -- samples that a file lists --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SampleList:
+    """Texts or names of images that a file lists, their labels, and training or test where the file says it."""
+
+    file: str
+    samples: Sequence[str]
+    labels: Sequence[str]
+    images: bool = True
+    splits: Sequence[str] = field(default=())
+
+    def take(self, split: str) -> SampleList:
+        """Return the samples of one split."""
+        rows = [row for row, own in enumerate(self.splits) if own == split]
+        return replace(self, samples=[self.samples[row] for row in rows], labels=[self.labels[row] for row in rows])
+
+
+def listed_data(
+    tree: Tree, lists: Sequence[SampleList], options: DataOptions, *, folder_names: bool = False, **about: Any
+) -> Dataset:
+    """Return the data set of a training list and, where there is one, a test list.
+
+    Parameters
+    ----------
+    tree : Tree
+        Where the lists are.
+    lists : sequence of SampleList
+        One or two.
+    options : DataOptions
+        The folder of the images, if it is given.
+    folder_names : bool
+        Whether integer labels are named after the folders of their images, where these go together one to one.
+    **about
+        Other fields of the data set.
+    """
+    if len({part.images for part in lists}) > 1:
+        first, second = (tree.place(part.file) for part in lists)
+        raise FileFormatError(f"{second} must hold texts or images like {first}, got the other")
+    labels = integers([label for part in lists for label in part.labels])
+    items: list[Items] = []
+    seen: dict[str, str] = {}
+    for part in lists:
+        if not part.images:
+            items.append(Texts(tuple(part.samples)))
+            continue
+        folder, names = find_images(tree, part.file, part.samples, options)
+        for name in names:
+            full = posixpath.join(folder.base, name)
+            if full in seen:
+                files = dict.fromkeys(posixpath.basename(each.file) for each in lists)
+                raise InputError(f"images must be named once, got {name!r} twice in {' and '.join(files)}")
+            seen[full] = posixpath.basename(posixpath.dirname(full))
+        items.append(folder.images(names))
+    n = len(lists[0].samples)
+    test = (items[1], labels[n:]) if len(lists) == 2 else (None, ())
+    named = _folder_names(labels, list(seen.values())) if folder_names else {}
+    return Dataset.of(items[0], labels[:n], *test, names=named, **about)
+
+
+def _folder_names(labels: Sequence[Label], folders: Sequence[str]) -> dict[int, str]:
+    pairs = set(zip(labels, folders, strict=True))
+    names = {label: folder for label, folder in pairs if isinstance(label, int) and folder}
+    return names if len(names) == len(pairs) == len(set(names.values())) else {}
+
+
+def find_images(tree: Tree, file: str, names: Sequence[str], options: DataOptions) -> tuple[Tree, list[str]]:
+    """Return the folder that holds the images of a file, and their names in it.
+
+    Files name their images from the folder that some program was run in (``data/imagenet-r/...``), so ever shorter
+    names are tried: in the folder of the file, the one above it, and the usual ones in both.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If an image is missing.
+    """
+    title, last = tree.place(file), posixpath.splitext(posixpath.basename(file))[0].rpartition("_")[2]
+    bases = [""]
+    if options.root_path is not None:
+        tree = Tree(options.root_path)
+    else:
+        own = posixpath.dirname(file)
+        if not own and tree.on_disk and tree.root != tree.root.parent:
+            tree, own = Tree(tree.root.parent), tree.root.name
+        bases = [own, posixpath.dirname(own)]
+    places = [posixpath.join(base, inner).rstrip("/") for base in bases for inner in ("", "images", "data", last)]
+    folders = list(dict.fromkeys(places))
+    plain = [posixpath.normpath(name.strip().replace("\\", "/")) for name in names]
+    found = (
+        (folder, drop)
+        for name in plain[:: max(len(plain) // 5, 1)]  # the first image may be the one that is missing
+        for drop in range(name.count("/") + 1)
+        for folder in folders
+        if tree.is_file(posixpath.join(folder, _without_folders(name, drop)))
+    )
+    place, drop = next(found, (folders[0], 0))
+    folder, inside = tree.below(place), [_without_folders(name, drop) for name in plain]
+    missing = [name for name in inside if not folder.is_file(name)]
+    if missing:
+        looked = listed([each or "." for each in folders], most=8)
+        raise DatasetNotFoundError(
+            f"the images of {title} must be there, but {len(missing)} of {len(inside)} are not: {listed(missing)}; "
+            f"looked in {looked} of {tree.place()}; name the folder they are in by root"
+        )
+    return folder, inside
+
+
+def _without_folders(name: str, drop: int) -> str:
+    return "/".join(name.split("/")[drop:]) or name if drop else name
 
 
 # -- readers --------------------------------------------------------------------------------------------------
@@ -64,25 +221,26 @@ def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
     DatasetNotFoundError
         If an image that a table names is missing.
     """
-    if not options.labelled:
-        return _unlabelled(tree, name, options)
-    return _read_pair(tree, name, partner_name(tree, name), options)
+    test = partner_name(tree, name) if options.labelled else None
+    if test is not None:
+        notes = [f"tables: {posixpath.basename(name)}, {posixpath.basename(test)}"]
+        return listed_data(
+            tree, [_rows(tree, each, options) for each in (name, test)], options, layout="table", notes=tuple(notes)
+        )
+    parts, notes = _split_parts(_rows(tree, name, options), tree.place(name))
+    return listed_data(tree, parts, options, layout="table", notes=tuple(notes))
 
 
-def _read_pair(tree: Tree, train: str, test: str | None, options: DataOptions) -> Dataset:
-    columns, rows = _read_rows(tree, train, options)
-    notes: list[str] = []
-    if test is None:
-        parts = split_rows(tree.place(train), rows, columns, notes)
-        return _labelled(tree, train, (columns, columns), parts, notes)
-    test_columns, test_rows = _read_rows(tree, test, options)
-    if test_columns.images != columns.images:
-        raise FileFormatError(f"{tree.place(test)} must hold texts or images like {tree.place(train)}, got the other")
-    names = [posixpath.basename(name) for name in (train, test)]
-    if columns.split:
-        notes.append(f"column {columns.split} of {names[0]} not used: {names[1]} is the test set")
-    notes.append(f"tables: {names[0]}, {names[1]}")
-    return _labelled(tree, train, (columns, test_columns), (rows, test_rows), notes)
+def _split_parts(whole: SampleList, title: str) -> tuple[list[SampleList], list[str]]:
+    """Return the training and the test rows by the split column; without test rows there is one part."""
+    if not whole.splits:
+        return [whole], []
+    train, test, validation = (whole.take(split) for split in ("train", "test", "validation"))
+    if not train.samples:
+        raise FileFormatError(f"{title} must have rows with {SPLIT_COLUMN} = train, got none")
+    both = test.samples and validation.samples
+    notes = [f"rows for validation left out: {len(validation.samples)}"] if both else []
+    return [train, *[part for part in (test, validation) if part.samples][:1]], notes
 
 
 def _single_table(tree: Tree) -> str | None:
@@ -93,19 +251,89 @@ def _single_table(tree: Tree) -> str | None:
     return tables[0] if len(tables) == 1 and len(folders) <= 1 else None
 
 
-@register_reader("single-table", fits=lambda tree: _single_table(tree) is not None, marks=TABLE_SUFFIXES, rank=80)
-@register_reader(
-    "tables", fits=lambda tree: training_file(tree, TABLE_SUFFIXES) is not None, marks=TABLE_SUFFIXES, rank=70
-)
+def _table_of(tree: Tree) -> str | None:
+    return training_file(tree, TABLE_SUFFIXES) or _single_table(tree)
+
+
+@register_reader("tables", fits=lambda tree: _table_of(tree) is not None, marks=TABLE_SUFFIXES, rank=70)
 def read_tables(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read the training and the test table of a folder, or its one table with images in the folder beside it."""
-    table = training_file(tree, TABLE_SUFFIXES) or _single_table(tree)
+    table = _table_of(tree)
     if table is None:
         raise DatasetNotFoundError(
             f"{tree.place()} must hold a training and a test table, such as train.csv and test.csv, or one table and "
             "at most one folder"
         )
     return read_table(tree, table, options)
+
+
+@register_reader(
+    "lists",
+    suffixes=LIST_SUFFIXES,
+    fits=lambda tree: training_file(tree, LIST_SUFFIXES) is not None,
+    marks=LIST_SUFFIXES,
+    rank=60,
+)
+def read_lists(tree: Tree, name: str, options: DataOptions) -> Dataset:
+    """Read a training list and, if there is one, the test list; without labels, the lines are texts.
+
+    Raises
+    ------
+    FileFormatError
+        If a list cannot be understood; the message has the line.
+    InputError
+        If an image is named twice.
+    DatasetNotFoundError
+        If images are missing; the message says where they were looked for.
+    """
+    train = name or training_file(tree, LIST_SUFFIXES)
+    if train is None:
+        raise DatasetNotFoundError(
+            f"{tree.place()} must hold a training and a test list, such as train.txt and test.txt"
+        )
+    if not options.labelled:
+        texts = tuple(line.strip() for line in tree.text(train).split("\n") if line.strip())
+        if not texts:
+            raise FileFormatError(f"{tree.place(train)} must hold at least one text, got none")
+        return Dataset.of(Texts(texts), [""] * len(texts), layout="lists")
+    names = [each for each in (train, partner_name(tree, train)) if each is not None]
+    notes = (f"lists: {', '.join(posixpath.basename(each) for each in names)}",)
+    parts = [read_list(tree, each) for each in names]
+    return listed_data(tree, parts, options, folder_names=True, layout="lists", notes=notes)
+
+
+def read_list(tree: Tree, name: str) -> SampleList:
+    r"""Read one list of images.
+
+    Each line is a path and a label parted by blanks or a tab; a line that ends with the name of an image has no label
+    and takes that of its folder. Lines that begin with ``# `` are comments.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from evergrow.data.storage import Tree
+    >>> from evergrow.data.tables import read_list
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = pathlib.Path(folder, "train.txt").write_text("cat/1.jpg 0\ndog/1.jpg 1\n")
+    ...     read_list(Tree(folder), "train.txt").labels
+    ['0', '1']
+    """
+    names: list[str] = []
+    labels: list[str] = []
+    for number, line in enumerate(tree.text(name).split("\n"), start=1):
+        text = line.strip()
+        if not text or text.startswith("# "):
+            continue
+        path, _, label = text.rpartition("\t" if "\t" in text else " ")
+        if is_image(text):
+            path, label = text, posixpath.basename(posixpath.dirname(text.replace("\\", "/")))
+        if not path.strip() or not label.strip():
+            raise FileFormatError(f"{tree.place(name)} line {number} must be a path and a label, got {text!r}")
+        names.append(path)
+        labels.append(label.strip())
+    if not names:
+        raise FileFormatError(f"{tree.place(name)} must name at least one image, got none")
+    return SampleList(name, names, labels)
 
 
 # -- the imagefolder of Hugging Face --------------------------------------------------------------------------
@@ -115,15 +343,13 @@ def _metadata(tree: Tree) -> list[str]:
     """Return the metadata of a folder, or those of its training and its test folder."""
     folders = tree.folders()
     places = [[""], *([folders[name] for name in words if name in folders] for words in (TRAIN_WORDS, TEST_WORDS))]
-    whole, train, test = ([name for place in part if (name := _metadata_in(tree, place))][:1] for part in places)
+    candidates = ([posixpath.join(place, name) for place in part for name in _METADATA] for part in places)
+    # Another file may happen to be called so.
+    whole, train, test = (
+        [name for name in names if tree.is_file(name) and FILE_COLUMN.encode() in tree.read(name, 0, 4096)][:1]
+        for names in candidates
+    )
     return whole or ([*train, *test] if train else [])
-
-
-def _metadata_in(tree: Tree, folder: str) -> str | None:
-    """Return the metadata in a folder, unless it is another file that happens to be called so."""
-    names = [posixpath.join(folder, name) for name in _METADATA]
-    right = (name for name in names if tree.is_file(name) and FILE_COLUMN.encode() in tree.read(name, 0, 4096))
-    return next(right, None)
 
 
 @register_reader("imagefolder", fits=lambda tree: bool(_metadata(tree)), marks=_METADATA, rank=45)
@@ -138,154 +364,57 @@ def read_imagefolder(tree: Tree, name: str, options: DataOptions) -> Dataset:
             f"{tree.place()} must hold metadata.csv or metadata.jsonl with a column {FILE_COLUMN}, got none"
         )
     settings = replace(options, image_column=options.image_column or FILE_COLUMN)
-    parts = [_read_pair(tree, table, None, settings) for table in tables]
-    first, cautions = parts[0], []
-    for table, part in zip(tables, parts, strict=True):
-        walk = Walk(tree.below(posixpath.dirname(table)))
-        rest = len(walk.images(".")) - len(part.train) - (0 if part.test is None else len(part.test))
-        left_out = f"images that {posixpath.basename(table)} does not name left out: {rest}"
+    lists = [_rows(tree, table, settings) for table in tables]
+    cautions = []
+    for part in lists:
+        walk = Walk(tree.below(posixpath.dirname(part.file)))
+        rest = len(walk.images(".")) - len(part.samples)
+        left_out = f"images that {posixpath.basename(part.file)} does not name left out: {rest}"
         cautions += [*([left_out] if rest > 0 else []), *walk.cautions()]
-    test = parts[1].train if len(parts) == 2 else first.test
-    return replace(first, test=test, layout="imagefolder", cautions=tuple(cautions))
+    parts, notes = (lists, []) if len(lists) == 2 else _split_parts(lists[0], tree.place(tables[0]))
+    return listed_data(tree, parts, options, layout="imagefolder", notes=tuple(notes), cautions=tuple(cautions))
 
 
-# -- samples of rows ------------------------------------------------------------------------------------------
+# -- rows and cells -------------------------------------------------------------------------------------------
 
 
-def _unlabelled(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    """Return all rows of a table that need have no column of labels."""
-    header, rows = read_cells(tree, name)
-    images = [options.image_column] if options.image_column else [*IMAGE_COLUMNS, FILE_COLUMN]
-    texts = [options.text_column or TEXT_COLUMN]
-    wanted = {"image": images, "text": texts}.get(options.kind, images if options.image_column else [*texts, *images])
-    column = next((each for each in wanted if each in header), "")
-    if not column or not rows:
-        raise FileFormatError(
-            f"{tree.place(name)} must hold rows with a column {' or '.join(map(repr, wanted))}, got "
-            f"{listed(header, most=8)}"
-        )
-    lacking = [line for line, cells in rows if column not in cells]
-    if lacking:
-        raise FileFormatError(f"{tree.place(name)} line {lacking[0]} must have a text under {column!r}")
-    rows = [row for row in rows if row[1][column].strip()]
-    if not rows:
-        raise FileFormatError(f"{tree.place(name)} must hold at least one text, got none")
-    columns = Columns(column, "", "", images=column not in texts)
-    return Dataset.of(row_items(tree, name, rows, columns), [""] * len(rows), layout="table")
-
-
-def _labelled(
-    tree: Tree,
-    table: str,
-    columns: tuple[Columns, Columns],
-    parts: tuple[list[Row], list[Row] | None],
-    notes: Sequence[str],
-) -> Dataset:
-    rows, test_rows = parts
-    test_part = test_rows or []
-    labels = integers(
-        [cells[columns[0].label] for _, cells in rows] + [cells[columns[1].label] for _, cells in test_part]
-    )
-    items = [row_items(tree, table, part, each) for part, each in zip((rows, test_part), columns, strict=True)]
-    if columns[0].images:
-        seen: set[str] = set()
-        for name in (part.name(row) for part in items for row in range(len(part))):
-            if name in seen:
-                raise InputError(f"images must be named once, got {name!r} twice in the tables of {tree.place(table)}")
-            seen.add(name)
-    n, test = len(rows), items[1] if test_rows is not None else None
-    return Dataset.of(items[0], labels[:n], test, labels[n:], layout="table", notes=tuple(notes))
-
-
-def row_items(tree: Tree, table: str, rows: list[Row], columns: Columns) -> Items:
-    """Return the texts of rows, or the images that they name relative to the folder of their table."""
-    values = [cells[columns.sample] for _, cells in rows]
-    if not columns.images:
-        return Texts(tuple(values))
-    below = tree.below(posixpath.dirname(table))
-    names = [_plain_path(name) for name in values]
-    missing = [name for name in names if not below.is_file(name)]
-    if missing:
-        raise DatasetNotFoundError(
-            f"the images of {tree.place(table)} must be in {below.place()}, but {len(missing)} of {len(names)} are "
-            f"not: {listed(missing)}; paths are relative to the folder of the table"
-        )
-    return below.images(names)
-
-
-def _plain_path(name: str) -> str:
-    return posixpath.normpath(name.strip().replace("\\", "/"))
-
-
-def split_rows(title: str, rows: list[Row], columns: Columns, notes: list[str]) -> tuple[list[Row], list[Row] | None]:
-    """Share the rows out by the split column; without one, or with training rows only, there is no test part."""
-    if not columns.split:
-        return rows, None
-    parts: dict[str, list[Row]] = {"train": [], "test": [], "validation": []}
-    for line, cells in rows:
-        word = cells[columns.split].strip().lower()
-        known = (("train", TRAIN_WORDS), ("test", _TEST), ("validation", _VALIDATION))
-        part = next((part for part, words in known if word in words), None)
-        if part is None:
-            raise FileFormatError(
-                f"{title} line {line}: {columns.split} must be train, test or validation, got {word!r}"
-            )
-        parts[part].append((line, cells))
-    if not parts["train"]:
-        raise FileFormatError(f"{title} must have rows with {columns.split} = train, got none")
-    if parts["test"] and parts["validation"]:
-        notes.append(f"rows for validation left out: {len(parts['validation'])}")
-    return parts["train"], parts["test"] or parts["validation"] or None
-
-
-def choose_columns(title: str, header: Sequence[str], options: DataOptions) -> Columns:
-    """Return which columns hold what: those that the options name, else those of usual names."""
-    usual = [name for name in IMAGE_COLUMNS if name in header]
-    text, label = options.text_column or TEXT_COLUMN, options.label_column or LABEL_COLUMN
-    images = bool(options.image_column) or (text not in header and bool(usual))
-    sample = options.image_column or (usual[0] if images else text)
-    for column in (sample, label):
-        if column not in header:
-            raise FileFormatError(
-                f"{title} must have a column {column!r}, got {listed(header, most=8)}; rename one, or say which one it "
-                "is by text_column, image_column or label_column"
-            )
-    return Columns(sample, label, SPLIT_COLUMN if SPLIT_COLUMN in header else "", images)
-
-
-def _read_rows(tree: Tree, name: str, options: DataOptions) -> tuple[Columns, list[Row]]:
-    """Return which columns of a table hold what, and its rows, of which none lacks a sample or a label."""
+def _rows(tree: Tree, name: str, options: DataOptions) -> SampleList:
+    """Return the samples of a table; with labels every row must have both, without, empty samples are left out."""
     title = tree.place(name)
-    header, rows = read_cells(tree, name)
+    text, lower = tree.text(name), name.lower()
+    if lower.endswith((".jsonl", ".ndjson")):
+        header, rows = _read_json_lines(text, title)
+    else:
+        separator = max(",;\t", key=text.partition("\n")[0].count)
+        header, rows = _read_csv(text, title, "\t" if lower.endswith(".tsv") else separator)
     if not rows:
         raise FileFormatError(f"{title} must hold at least one row, got none")
-    columns = choose_columns(title, header, options)
-    needed = [columns.sample, columns.label, *([columns.split] if columns.split else [])]
-    checked = []
+    columns = choose_columns(dict.fromkeys(header, "text"), options, title)
+    if options.labelled and not columns.label:
+        raise FileFormatError(
+            f"{title} must have a column 'label', got {listed(header, most=8)}; rename one, or say which one it is by "
+            "text_column, image_column or label_column"
+        )
+    split = SPLIT_COLUMN if options.labelled and SPLIT_COLUMN in header else ""
+    needed = [column for column in (columns.sample, columns.label, split) if column]
+    kept: list[list[str]] = []
     for line, cells in rows:
         for column in needed:
             if column not in cells:
                 raise FileFormatError(
                     f"{title} line {line} must have {column!r} as a string or an integer, got {listed(cells)}"
                 )
-        values = {column: cells[column] for column in needed}
-        values[columns.label] = values[columns.label].strip()
-        for column in (columns.sample, columns.label):
-            if not values[column].strip():
+            if options.labelled and not cells[column].strip():
                 raise InputError(f"{title} line {line}: {column} must not be empty")
-        checked.append((line, values))
-    return columns, checked
-
-
-# -- cells ----------------------------------------------------------------------------------------------------
-
-
-def read_cells(tree: Tree, name: str) -> tuple[list[str], list[Row]]:
-    """Return the columns of a table, and the cells of every row with its line."""
-    text, title, lower = tree.text(name), tree.place(name), name.lower()
-    if lower.endswith((".jsonl", ".ndjson")):
-        return _read_json_lines(text, title)
-    return _read_csv(text, title, "\t" if lower.endswith(".tsv") else _separator(text))
+        word = cells[split].strip().lower() if split else "train"
+        if word not in _SPLITS:
+            raise FileFormatError(f"{title} line {line}: {split} must be train, test or validation, got {word!r}")
+        if cells[columns.sample].strip():
+            kept.append([cells[columns.sample], cells.get(columns.label, "").strip(), _SPLITS[word]])
+    if not kept:
+        raise FileFormatError(f"{title} must hold at least one text, got none")
+    samples, labels, splits = zip(*kept, strict=True)
+    return SampleList(name, samples, labels, columns.kind == "image", splits if split else ())
 
 
 def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Row]]:
@@ -312,11 +441,6 @@ def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Ro
     except csv.Error as error:
         raise FileFormatError(f"{title} line {reader.line_num} must be a row of cells: {error}") from error
     return header, rows
-
-
-def _separator(text: str) -> str:
-    first = text.partition("\n")[0]
-    return max(_SEPARATORS, key=first.count)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import torch
 
 from evergrow.core.archive import archive_digest, read_archive, write_archive
 from evergrow.core.errors import EngineError, ParameterError
-from evergrow.core.files import PARTIAL, locked
+from evergrow.core.files import locked, remove_leftovers
 from evergrow.core.progress import meter
 from evergrow.core.record import read_record
 from evergrow.core.validation import check_number
@@ -258,8 +258,7 @@ def finish(job: Job, report: JobReport, folders: Iterable[str] = ()) -> None:
     for folder in folders:
         shutil.rmtree(job.folder / folder, ignore_errors=True)
     job.template.unlink(missing_ok=True)
-    for path in job.folder.rglob(f".*{PARTIAL}"):
-        path.unlink(missing_ok=True)
+    remove_leftovers(job.folder, "**/.*")
 
 
 # -- questions about a data set -------------------------------------------------------------------------------

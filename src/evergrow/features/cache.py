@@ -37,7 +37,7 @@ from evergrow.core.errors import (
     ParameterError,
     UnknownNameError,
 )
-from evergrow.core.files import PARTIAL, atomic_path
+from evergrow.core.files import atomic_path, remove_leftovers
 from evergrow.core.record import UNWRITTEN, Between, Spec, from_values, read_record, record, require, write_record
 from evergrow.data.items import Items, block_slices
 from evergrow.features.base import BackboneSpec
@@ -210,8 +210,7 @@ class CacheEntry:
         if self.folder.is_symlink():
             raise OSError(f"{self.folder} is a link; the cache writes to folders of its own only")
         self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob(f".*{PARTIAL}"):
-            leftover.unlink(missing_ok=True)
+        remove_leftovers(self.folder)
         with suppress(FileFormatError):
             if self.meta() is not None:
                 return

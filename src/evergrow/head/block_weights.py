@@ -67,8 +67,11 @@ _FREE = 1.0
 _NO_SCORE = 1e6
 """What stands for the score of ridges that have none, above that of the start."""
 
-_ENOUGH = 0.01
+_ENOUGH = 0.02
 """Gain of a step, as a log-likelihood, below which the search ends."""
+
+_MOST_TRIED = 16
+"""Ridges that are tried, but for those that end a line search: where a block is mere noise its ridge has no best."""
 
 
 def first_blocks(Z: Tensor, codes: Tensor, sizes: Sequence[int] | None) -> FeatureBlocks | None:
@@ -237,20 +240,21 @@ class _Search(ABC):
             ridges, value, slopes = ridges + _DECADE, more, above
         if not math.isfinite(value):
             return None
-        start, known = ridges.numpy(), (value, slopes.numpy())
+        # In units of SPREAD, so that the first step is that long: a third fewer steps than in units of one.
+        start, known = ridges.numpy() / SPREAD, (value, SPREAD * slopes.numpy())
 
         def judge(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             if np.array_equal(point, start):
                 return known
-            found, bent = self._judge(torch.from_numpy(point.copy()))
+            found, bent = self._judge(torch.from_numpy(SPREAD * point))
             # A line search goes back from where there is no score.
-            return (found if math.isfinite(found) else value + _NO_SCORE), bent.numpy()
+            return (found if math.isfinite(found) else value + _NO_SCORE), SPREAD * bent.numpy()
 
-        enough = {"ftol": _ENOUGH / max(abs(value), 1.0), "gtol": _ENOUGH}
+        enough = {"ftol": _ENOUGH / max(abs(value), 1.0), "gtol": _ENOUGH, "maxfun": _MOST_TRIED}
         from scipy import optimize  # takes longer to import than most choices take
 
         found = optimize.minimize(judge, start, jac=True, method="L-BFGS-B", options=enough)
-        return torch.from_numpy(found.x)
+        return torch.from_numpy(SPREAD * found.x)
 
     def _judge(self, ridges: Tensor) -> tuple[float, Tensor]:
         """Return the penalised score and its slopes."""

@@ -23,7 +23,7 @@ import torch
 
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, NewerSchemaError
-from evergrow.core.files import PARTIAL, atomic_path
+from evergrow.core.files import atomic_path, remove_leftovers
 from evergrow.core.record import Between, from_values
 from evergrow.core.version import __version__
 
@@ -201,10 +201,7 @@ def write_record(path: str | os.PathLike[str], record: Record) -> None:
 
 def remove_partial(folder: str | os.PathLike[str]) -> int:
     """Delete what a killed writer left in ``folder`` and return how many files that were."""
-    leftovers = list(Path(folder).glob(f".*.json.*{PARTIAL}"))
-    for leftover in leftovers:
-        leftover.unlink(missing_ok=True)
-    return len(leftovers)
+    return remove_leftovers(Path(folder), ".*.json.*")
 
 
 Curve = list[float | None]

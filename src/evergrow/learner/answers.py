@@ -19,12 +19,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import LabelError, ParameterError
+from evergrow.core.errors import ParameterError
 from evergrow.core.optional import require as import_extra
 from evergrow.core.record import UNKNOWN, Between, require
-from evergrow.core.registry import nearest
 from evergrow.core.validation import check_choice, check_number
-from evergrow.learner.labels import as_labels
+from evergrow.learner.labels import as_labels, require_known
 
 PRIORS = ("uniform", "counts")
 """Priors that have a name: all classes alike, or as common as among the samples that were learned."""
@@ -104,9 +103,7 @@ class Answering:
             {str(true): _numbers("costs", row) for true, row in _mapping("costs", costs or {}).items()},
             _numbers("thresholds", thresholds or {}, highest=1.0, positive=True),
         )
-        for name in sorted(made.named()):
-            if name not in classes:
-                raise LabelError(f"class must be one that was learned, got {name!r}; nearest: {nearest(name, classes)}")
+        require_known(sorted(made.named()), classes)
         return made
 
     # -- answers ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from evergrow.data.items import Samples
 from evergrow.learner.edits import backbone_differences
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.learner import Learner
-from evergrow.learner.snapshot import READING, Change, Reference, Tested, changed_names, fingerprint
+from evergrow.learner.snapshot import READING, Reference, Tested, changed_names, fingerprint
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,6 @@ class ChangedAnswer:
     label: str
     first: str
     second: str
-
-    def to_dict(self) -> dict[str, str]:
-        """Return plain values for JSON."""
-        return dict(vars(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,15 +81,19 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
+        figures: list[dict[str, Any] | None] = [None, None]
+        if self.results is not None:
+            shown = ("n_samples", "n_known", "accuracy", "accuracy_all", "balanced_accuracy")
+            figures = [{name: result.to_dict()[name] for name in shown} for result in self.results]
         return {
             "first_only": list(self.first_only),
             "second_only": list(self.second_only),
             "counts": {name: list(pair) for name, pair in self.counts.items()},
             "names": dict(self.names),
-            "first": None if self.results is None else _figures(self.results[0]),
-            "second": None if self.results is None else _figures(self.results[1]),
+            "first": figures[0],
+            "second": figures[1],
             "per_class": {name: list(pair) for name, pair in self.recalls().items()},
-            "changed": [entry.to_dict() for entry in self.changed],
+            "changed": [dict(vars(entry)) for entry in self.changed],
         }
 
 
@@ -122,66 +123,48 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     >>> found.second_only, found.counts
     (('rook',), {'owl': (5, 10)})
     """
-    later = later_names(first.history_, second.history_)
-    names = {old: new for old, new in later.items() if old in first.samples_by_name_ and new != old}
-    mine: dict[str, int] = {}
-    for name, n in first.samples_by_name_.items():
-        mine[names.get(name, name)] = mine.get(names.get(name, name), 0) + n
-    theirs = second.samples_by_name_
-    counts = {name: (mine[name], theirs[name]) for name in sorted(mine.keys() & theirs) if mine[name] != theirs[name]}
-    alone = tuple(sorted(mine.keys() - theirs.keys())), tuple(sorted(theirs.keys() - mine.keys()))
+    known, theirs = first.samples_by_name_, second.samples_by_name_
+    names = {}
+    history, before = second.history_, first.history_
+    if [(change.what, change.when) for change in before] == [(c.what, c.when) for c in history[: len(before)]]:
+        later = changed_names(history[len(before) :])
+        names = {old: new for old, new in later.items() if old in known and new != old}
+    mine: Counter[str] = Counter()
+    for name, n in known.items():
+        mine[names.get(name, name)] += n
+    found = Comparison(
+        tuple(sorted(mine.keys() - theirs.keys())),
+        tuple(sorted(theirs.keys() - mine.keys())),
+        {name: (mine[name], theirs[name]) for name in sorted(mine.keys() & theirs) if mine[name] != theirs[name]},
+        names,
+    )
     if data is None:
-        return Comparison(*alone, counts, names)
+        return found
     if first.kind_ != second.kind_:
         raise InputError(f"models must take the same kind of samples, got {first.kind_} and {second.kind_}")
-    return _asked(Comparison(*alone, counts, names), first, second, data)
-
-
-def later_names(before: list[Change], after: list[Change]) -> dict[str, str]:
-    """Return what classes of a model are called later, where one history goes on from the other."""
-    shared = len(before)
-    if _marks(after[:shared]) != _marks(before):
-        return {}
-    return changed_names(after[shared:])
-
-
-def _asked(found: Comparison, first: Learner, second: Learner, data: Any) -> Comparison:
-    """Return the comparison with answers to data; samples go through the backbone once where both have the same."""
     samples = read_labelled(data, "test", first.kind_)
-    mine = first._encoded(samples)
-    same = not backbone_differences(first.spec_, second.spec_)
-    theirs = mine if same else second._encoded(samples)
-    both = np.intersect1d(mine.rows, theirs.rows)
-    rows = [np.searchsorted(encoded.rows, both) for encoded in (mine, theirs)]
+    encoded = [first._encoded(samples)]  # once where both have the same backbone
+    encoded.append(second._encoded(samples) if backbone_differences(first.spec_, second.spec_) else encoded[0])
+    both = np.intersect1d(encoded[0].rows, encoded[1].rows)
+    X = [part.X[np.searchsorted(part.rows, both)] for part in encoded]
     # Data may still have the names that classes had in the first.
-    former = {old: new for old, new in found.names.items() if old not in second.n_samples_}
+    former = {old: new for old, new in names.items() if old not in theirs}
     labels, items = _translated(samples.required_labels()[both], former), samples.names()
-    answers = first._answers_to(mine.X[rows[0]]), second._answers_to(theirs.X[rows[1]])
-    answers = _translated(answers[0], found.names), answers[1]
-    known = sorted({found.names.get(name, name) for name in first.samples_by_name_}), sorted(second.samples_by_name_)
+    answers = _translated(first._answers_to(X[0]), names), second._answers_to(X[1])
+    results = [
+        evaluate_predictions(labels, said, sorted(classes))
+        for said, classes in zip(answers, (mine, theirs), strict=True)
+    ]
     changed = tuple(
         ChangedAnswer(items[int(row)], str(label), str(a), str(b))
         for row, label, a, b in zip(both, labels, *answers, strict=True)
         if a != b
     )
-    results = tuple(
-        evaluate_predictions(labels.tolist(), said.tolist(), classes)
-        for said, classes in zip(answers, known, strict=True)
-    )
-    return Comparison(found.first_only, found.second_only, found.counts, found.names, (results[0], results[1]), changed)
+    return dataclasses.replace(found, results=(results[0], results[1]), changed=changed)
 
 
-def _translated(answers: NDArray[np.str_], names: Mapping[str, str]) -> NDArray[np.str_]:
-    return np.array([names.get(name, name) for name in answers.tolist()], dtype=np.str_)
-
-
-def _marks(history: list[Change]) -> list[tuple[str, str]]:
-    return [(change.what, change.when) for change in history]
-
-
-def _figures(result: Evaluation) -> dict[str, Any]:
-    plain = result.to_dict()
-    return {name: plain[name] for name in ("n_samples", "n_known", "accuracy", "accuracy_all", "balanced_accuracy")}
+def _translated(labels: NDArray[np.str_], names: Mapping[str, str]) -> NDArray[np.str_]:
+    return np.array([names.get(name, name) for name in labels.tolist()], dtype=np.str_)
 
 
 # -- before and after a change -----------------------------------------------------------------------------------
@@ -203,11 +186,7 @@ class Trial:
     remark: str = ""
 
 
-@dataclass(frozen=True, eq=False)
-class _TestRows:
-    X: NDArray[Any]
-    labels: NDArray[np.str_]
-    reference: Reference
+_TestRows = tuple[NDArray[Any], NDArray[np.str_], Reference]
 
 
 @contextmanager
@@ -242,63 +221,57 @@ def measured_change(learner: Learner, data: Any = None, options: DataOptions | N
     >>> trial.tested.before, trial.tested.after > 0.9, learner.history_[-1].tested == trial.tested
     (None, True, True)
     """
-    trial, start = Trial(), learner._snapshot
-    fitted = start is not None
-    rows = _test_rows(learner, data, options, trial) if fitted else None
-    before = None if rows is None else _measured(learner, rows)
-    samples = (
-        None if fitted or data is None else read_labelled(data, "test", options=options)
-    )  # errors come before the work
+    trial, start, rows = Trial(), learner._snapshot, None
+    if data is not None:
+        named = isinstance(data, (str, os.PathLike)) and os.path.exists(data)
+        given, usual = options or DataOptions(), DataOptions()
+        reading = {name: getattr(given, name) for name in READING if getattr(given, name) != getattr(usual, name)}
+        reference = Reference(os.path.abspath(data) if named else "", "", 0, reading=reading)
+        kind = None if start is None else learner._encoder.kind
+        samples = read_labelled(data, "test", kind, options)  # errors come before the work
+        if start is not None:
+            rows = _test_rows(learner, samples, reference)
+    elif start is not None and start.reference is not None:
+        rows = _remembered_rows(learner, start.reference, trial)
+    before = None if rows is None or start is None or start.is_empty else _measured(learner, rows)
     yield trial
-    if samples is not None:
-        rows = _measured_rows(learner, samples, _reference_to(data, options))
+    if rows is None and data is not None:
+        rows = _test_rows(learner, samples, reference)
     if rows is None or learner._snapshot is start:  # nothing to test on, or nothing was changed
         return
-    now = learner._state()
-    trial.tested = outcome(before, _measured(learner, rows), rows.reference)
-    latest = dataclasses.replace(now.history[-1], tested=trial.tested)
-    learner._snapshot = dataclasses.replace(now, history=(*now.history[:-1], latest), reference=rows.reference)
-
-
-def outcome(before: Evaluation | None, after: Evaluation, reference: Reference) -> Tested:
-    """Return how a change did on test data, for its record."""
-    fell = {}
-    if before is not None:
-        recalls = {row.name: row.recall for row in before.per_class if row.n}
-        fell = {
-            row.name: (recalls[row.name], row.recall)
-            for row in after.per_class
-            if row.n and row.recall < recalls.get(row.name, 0.0)
-        }
-    return Tested(
-        reference.source,
-        reference.digest,
+    now, after = learner._state(), _measured(learner, rows)
+    recalls = {row.name: row.recall for row in before.per_class if row.n} if before is not None else {}
+    fell = {
+        row.name: (recalls[row.name], row.recall)
+        for row in after.per_class
+        if row.n and row.recall < recalls.get(row.name, 0.0)
+    }
+    trial.tested = Tested(
+        rows[2].source,
+        rows[2].digest,
         0 if before is None else before.n_known,
         None if before is None or not before.n_known else before.accuracy,
         after.n_known,
         after.accuracy if after.n_known else None,
         dict(sorted(fell.items(), key=lambda entry: (entry[1][1] - entry[1][0], entry[0]))),
     )
+    latest = dataclasses.replace(now.history[-1], tested=trial.tested)
+    learner._snapshot = dataclasses.replace(now, history=(*now.history[:-1], latest), reference=rows[2])
 
 
-def _test_rows(learner: Learner, data: Any, options: DataOptions | None, trial: Trial) -> _TestRows | None:
-    """Return the test data that were given, or those that are remembered and still there."""
-    kind = learner._encoder.kind
-    if data is not None:
-        return _measured_rows(learner, read_labelled(data, "test", kind, options), _reference_to(data, options))
-    known = learner._state().reference
-    if known is None:
-        return None
+def _remembered_rows(learner: Learner, known: Reference, trial: Trial) -> _TestRows | None:
+    """Return the test data that a model remembers, if they are still there; the trial says what is wrong with them."""
     if not known.source or not (os.path.isfile(known.source) or os.path.isdir(known.source)):
         where = known.source or "data in memory"
         trial.remark = f"the test data of this model ({where}) are not there any more: nothing was tested"
         return None
     try:
-        rows = _measured_rows(learner, read_labelled(known.source, "test", kind, known.options()), known)
+        samples = read_labelled(known.source, "test", learner._encoder.kind, known.options())
+        rows = _test_rows(learner, samples, known)
     except (EvergrowError, OSError) as error:
         trial.remark = f"the test data of this model ({known.source}) cannot be read any more: {error}"
         return None
-    if rows.reference.digest != known.digest:
+    if rows[2].digest != known.digest:
         trial.remark = (
             f"the test data of this model ({known.source}) changed since: accuracy before and after is that on the "
             "data as they are now"
@@ -306,23 +279,13 @@ def _test_rows(learner: Learner, data: Any, options: DataOptions | None, trial: 
     return rows
 
 
-def _reference_to(data: Any, options: DataOptions | None) -> Reference:
-    """Return a reference to data that were given, still without what they hold."""
-    named = isinstance(data, (str, os.PathLike)) and os.path.exists(data)
-    given, usual = options or DataOptions(), DataOptions()
-    reading = {name: getattr(given, name) for name in READING if getattr(given, name) != getattr(usual, name)}
-    return Reference(os.path.abspath(data) if named else "", "", 0, reading=reading)
-
-
-def _measured_rows(learner: Learner, samples: Samples, reference: Reference) -> _TestRows:
+def _test_rows(learner: Learner, samples: Samples, reference: Reference) -> _TestRows:
     """Return features and classes of test data, and the reference to them as they are."""
     encoded = learner._encoded(samples)
     labels = samples.required_labels()[encoded.rows]
     current = dataclasses.replace(reference, digest=fingerprint(encoded.X, labels), samples=len(labels))
-    known = _translated(labels, reference.names)
-    return _TestRows(encoded.X, known, current)
+    return encoded.X, _translated(labels, reference.names), current
 
 
 def _measured(learner: Learner, rows: _TestRows) -> Evaluation:
-    answers = learner._answers_to(rows.X)
-    return evaluate_predictions(rows.labels.tolist(), answers.tolist(), learner.class_names_.tolist())
+    return evaluate_predictions(rows[1], learner._answers_to(rows[0]), learner.class_names_)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.data.items import Items, concat_items
+from evergrow.data.items import Items
 
 PAIRS = 10
 """How many confused pairs are listed."""
@@ -118,17 +117,6 @@ class SampleAnswers:
     strange: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     threshold: float | None = None
 
-    @classmethod
-    def joined(cls, parts: Sequence[SampleAnswers]) -> SampleAnswers:
-        """Return the answers to samples that came in several parts."""
-
-        def together(name: str) -> Any:
-            found = [getattr(part, name) for part in parts]
-            return None if found[0] is None else np.concatenate(found)
-
-        items = None if parts[0].items is None else concat_items([part.items for part in parts if part.items])
-        return cls(items, *map(together, ("rows", "true", "predicted", "certainty", "novelty")))
-
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
@@ -202,22 +190,24 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; what is not a number becomes None."""
-        return {
-            "n_samples": self.n_samples,
-            "n_known": self.n_known,
-            "n_unknown": self.n_unknown,
-            "accuracy": _plain(self.accuracy),
-            "accuracy_all": _plain(self.accuracy_all),
-            "balanced_accuracy": _plain(self.balanced_accuracy),
-            "classes": list(self.classes),
-            "per_class": [_plain_values(asdict(row)) for row in self.per_class],
-            "confusion": self.confusion.tolist(),
-            "confused": [asdict(pair) for pair in self.confused],
-            "unknown_classes": dict(self.unknown_classes),
-            "seconds": self.seconds,
-            "left_out": list(self.left_out),
-            "unknown": None if self.unknown is None else _plain_values(asdict(self.unknown)),
-        }
+        names = (
+            *("n_samples", "n_known", "n_unknown", "accuracy", "accuracy_all", "balanced_accuracy", "classes"),
+            *("per_class", "confusion", "confused", "unknown_classes", "seconds", "left_out", "unknown"),
+        )
+        return {name: _plain(getattr(self, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    """Return lists, dicts, numbers and texts; None for what is not a number."""
+    if is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def evaluate_predictions(truth: ArrayLike, guess: ArrayLike, classes: ArrayLike) -> Evaluation:
@@ -240,19 +230,29 @@ def evaluate_predictions(truth: ArrayLike, guess: ArrayLike, classes: ArrayLike)
     names = np.asarray(classes, dtype=np.str_)
     known = np.isin(labels, names)
     confusion = np.zeros((len(names), len(names)), dtype=np.int64)
-    rows, columns = np.searchsorted(names, labels[known]), np.searchsorted(names, answers[known])
-    np.add.at(confusion, (rows, columns), 1)
+    np.add.at(confusion, (np.searchsorted(names, labels[known]), np.searchsorted(names, answers[known])), 1)
+    hits, there, said = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+    per_class = tuple(
+        ClassScore(str(name), int(n), _ratio(hit, n), _ratio(hit, told), _ratio(2 * hit, n + told) if n else math.nan)
+        for name, hit, n, told in zip(names, hits, there, said, strict=True)
+    )
+    wrong = confusion - np.diag(hits)
+    most = [divmod(int(place), len(names)) for place in np.argsort(-wrong, axis=None, kind="stable")[:PAIRS]]
+    confused = tuple(
+        Confusion(str(names[row]), str(names[column]), int(wrong[row, column]), _ratio(wrong[row, column], there[row]))
+        for row, column in most
+        if wrong[row, column]
+    )
     others, counts = np.unique(labels[~known], return_counts=True)
-    per_class = _per_class(names, confusion)
     recalls = [row.recall for row in per_class if row.n]
     return Evaluation(
         n_samples=len(labels),
-        accuracy=_ratio(int(confusion.trace()), int(confusion.sum())),
+        accuracy=_ratio(hits.sum(), there.sum()),
         balanced_accuracy=float(np.mean(recalls)) if recalls else math.nan,
         classes=tuple(names.tolist()),
         per_class=per_class,
         confusion=confusion,
-        confused=_confused(names, confusion),
+        confused=confused,
         unknown_classes=dict(zip(others.tolist(), counts.tolist(), strict=True)),
     )
 
@@ -308,38 +308,5 @@ def open_world(
     )
 
 
-def _per_class(names: NDArray[np.str_], confusion: NDArray[np.int64]) -> tuple[ClassScore, ...]:
-    hits, there, said = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
-    return tuple(
-        ClassScore(
-            str(name), int(n), _ratio(hit, n), _ratio(hit, answers), _ratio(2 * hit, n + answers) if n else math.nan
-        )
-        for name, hit, n, answers in zip(names, hits, there, said, strict=True)
-    )
-
-
-def _confused(names: NDArray[np.str_], confusion: NDArray[np.int64]) -> tuple[Confusion, ...]:
-    wrong = confusion.copy()
-    np.fill_diagonal(wrong, 0)
-    there = confusion.sum(axis=1)
-    order = np.argsort(-wrong, axis=None, kind="stable")[:PAIRS]
-    places = [divmod(int(place), len(names)) for place in order]
-    return tuple(
-        Confusion(str(names[row]), str(names[column]), int(wrong[row, column]), _ratio(wrong[row, column], there[row]))
-        for row, column in places
-        if wrong[row, column]
-    )
-
-
 def _ratio(part: float, whole: float) -> float:
     return float(part) / float(whole) if whole else math.nan
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _plain_values(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in values.items()}

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DataWarning, FewSamplesWarning, LabelError
+from evergrow.core.registry import nearest
 from evergrow.data.intake import kind_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,22 @@ def can_read(kind: str, name: str) -> bool:
 
 def _fits(number: int) -> bool:
     return -(2**63) <= number < 2**63
+
+
+def require_known(names: Iterable[str], known: Collection[str]) -> None:
+    """Raise :class:`LabelError` with the nearest names unless all are classes that were learned.
+
+    Examples
+    --------
+    >>> from evergrow.learner.labels import require_known
+    >>> require_known(["crwo"], ["crow", "owl"])
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.LabelError: class must be one that was learned, got 'crwo'; nearest: 'crow'
+    """
+    for name in names:
+        if name not in known:
+            raise LabelError(f"class must be one that was learned, got {name!r}; nearest: {nearest(name, known)}")
 
 
 def as_labels(names: Iterable[str], kind: str) -> NDArray[Any]:

@@ -20,7 +20,7 @@ from evergrow.core.errors import InputError, MergeError, NotFittedError, Paramet
 from evergrow.core.record import Extra, to_archive
 from evergrow.core.validation import check_choice, check_keys, check_number
 from evergrow.data.intake import check_columns, check_whole, is_pandas, item_chunks, labelled_chunks, read_unknown
-from evergrow.data.items import Samples
+from evergrow.data.items import Samples, concat_items
 from evergrow.features import Features
 from evergrow.features.encoding import OnError
 from evergrow.head.base import IncrementalClassifier
@@ -33,7 +33,7 @@ from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_samp
 from evergrow.learner.labels import announced_names, as_labels, column_order
 from evergrow.learner.learning import Block, gathered, learn
 from evergrow.learner.snapshot import Change, HeadRecipe, Snapshot, read_adaptation, read_snapshot, with_widths
-from evergrow.learner.summaries import Measured, describe, html_of, text_of
+from evergrow.learner.summaries import Measured, describe, text_of
 
 if TYPE_CHECKING:
     from evergrow.adapt.settings import FsaConfig
@@ -236,13 +236,6 @@ class Learner(Estimator):
 
     def __repr__(self) -> str:
         return text_of(None if self._snapshot is None else self.info(), self.method, self._measured)
-
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows: classes and counts, the latest changes, and accuracy where it was measured."""
-        return html_of(None if self._snapshot is None else self.info(), self.method, self._measured)
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._snapshot is not None and not self._snapshot.is_empty
@@ -580,7 +573,7 @@ class Learner(Estimator):
         UnlearnError
             If samples were never learned as ``source``.
         """
-        source, target = edits.check_relabelling(self._taught(), source, target)
+        source, target = edits.moving(self._taught(), source, target)
         samples = edits.samples_to_move(edits.read_movable(data, self._encoder.kind), source)
         encoded = self._encoded(samples, on_error="raise")
         self._snapshot = edits.relabelled(self._taught(), encoded.X, source, target)
@@ -891,27 +884,29 @@ class Learner(Estimator):
         opens = hasattr(now.head, "novelty_score") and bool(now.calibration.parts)
         # Raises where unknown things are to be told and cannot be, before any work is done.
         threshold = self.threshold(false_alarm) if opens or unknown is not None else None
-        parts: list[SampleAnswers] = []
+        parts: list[tuple[Any, ...]] = []
         left_out: list[str] = []
         n = 0
         for samples in labelled_chunks(data, y, None, "test", self._encoder.kind):
             encoded = self._encoded(samples)
             answers = self._answers_to(encoded.X)
-            part = SampleAnswers(None, encoded.rows + n, samples.required_labels()[encoded.rows], answers)
-            if opens:
-                part = dataclasses.replace(part, novelty=now.head.novelty_score(encoded.X))
-            if keep_samples:
-                part = dataclasses.replace(part, items=samples.items, certainty=self._certainty(encoded.X, answers))
-            parts.append(part)
+            certainty = self._certainty(encoded.X, answers) if keep_samples else None
+            novelty = now.head.novelty_score(encoded.X) if opens else None
+            labels = samples.required_labels()[encoded.rows]
+            parts.append((samples.items, encoded.rows + n, labels, answers, certainty, novelty))
             left_out += [name for name, _ in encoded.failures]
             n += len(samples)
+        items, *columns = zip(*parts, strict=True)
+        joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
+        rows, true, told, sure, novel = joined
+        kept = concat_items(items) if keep_samples and items[0] is not None else None
         strange = np.empty(0) if unknown is None else now.head.novelty_score(self._unknown_features(unknown))
-        found = dataclasses.replace(SampleAnswers.joined(parts), strange=strange, threshold=threshold)
+        found = SampleAnswers(kept, rows, true, told, sure, novel, strange, threshold)
         result = evaluate_samples(found, now.classes, false_alarm)
         if result.n_known:
             self._measured = Measured(result.accuracy, result.n_known, now.revision)
-        kept, seconds = found if keep_samples else None, time.perf_counter() - started
-        return dataclasses.replace(result, left_out=tuple(left_out), samples=kept, seconds=seconds)
+        samples_kept, seconds = found if keep_samples else None, time.perf_counter() - started
+        return dataclasses.replace(result, left_out=tuple(left_out), samples=samples_kept, seconds=seconds)
 
     def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the share of right answers; samples of classes that were never learned count as wrong.

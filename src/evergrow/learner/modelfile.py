@@ -3,7 +3,8 @@
 ``model.evg`` is always a complete model. Beside it ``model.evg.history`` holds the latest revisions as
 ``<number>.evg`` (hard links, so that the current one takes no room twice; copies where there are no links) and
 ``log.json``, which records what was rolled back and redone. A change is written to the history first and then put in
-the model's place in one step, so that a crash at any moment leaves the old model or the new one.
+the model's place in one step, so that a crash at any moment leaves the old model or the new one. Partial files that a
+killed process left are removed by the next one that changes the model.
 
 Each model names the revisions before it with their checksums; nothing else in the history is ever put in its place. A
 link to a model stays a link: model, history and lock are those of the file that it leads to. The history is open to
@@ -13,21 +14,18 @@ nobody who may not read the model.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import filecmp
 import getpass
 import glob
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors
 from typing_extensions import Self
 
 from evergrow.core.archive import Archive, parse_json, read_archive, read_header, write_archive
@@ -48,18 +46,18 @@ from evergrow.core.files import (
     link_or_copy,
     locked,
     real_path,
+    remove_leftovers,
     restrict,
     take_owner,
 )
 from evergrow.core.record import UNWRITTEN, from_values, to_values
 from evergrow.core.validation import check_number
 from evergrow.learner.learner import Learner
-from evergrow.learner.snapshot import Ancestor, Change, Event, Lineage, Snapshot, check_history
+from evergrow.learner.snapshot import Ancestor, Change, Lineage, check_history
 
 KEEP = 10
 """Earlier revisions kept, unless another number is asked for."""
 
-_OLD = 3600.0  # seconds after which a partial file cannot be one that another process is writing
 _DIGITS = 9  # of a revision's number: no model gets beyond it, and a foreign file must not push the count there
 _held: dict[Path, int] = {}  # models that are being changed here, and by which thread
 
@@ -128,8 +126,7 @@ def locked_model(path: str | os.PathLike[str], *, wait: bool = False, **settings
     >>> before, after
     ([('fit', ''), ('update', 'one more class')], ['fit', 'rollback'])
     """
-    model = _changeable(path)
-    with _hold(model, wait=wait):
+    with _hold(_target(path), wait):
         yield open_model(path, **settings)
 
 
@@ -175,33 +172,39 @@ def commit(
         If it cannot be written, for example because the disk is full; the model is as it was.
     """
     check_number("keep", keep, low=0, integer=True)
-    model = _writable(path)
     remark = change if isinstance(change, Change) else Change("update", "", 0, note=change or "")
     before = learner._state()
-    with _hold(model, wait=wait) as place:
-        place.clean()
-        current = Header.read(model) if model.exists() else None
-        _check_origin(model, learner, current)
-        lineage = Lineage()
+    with _change(path, wait, new=True) as place:
+        model, current, lineage = place.model, None, Lineage()
+        if model.exists():
+            current = Header.read(model)
+        digest = "" if current is None else current.digest
+        origin = learner._origin if learner._origin is not None and learner._origin[0] == model else None
+        if origin is not None and origin[1] != digest:
+            raise BusyError(
+                f"{model} must be as it was when the learner was loaded, but it was changed since: load it again"
+            )
         if current is not None:
-            with _writing(model):
-                place.restrict()
-                lineage = place.adopt(current)
-        fresh = len(before.history) - _written(before, current)
-        if not fresh and current is not None and learner._origin == (model, current.digest):
+            lineage = place.adopt(current)
+        # Changes that are in the file already keep their numbers; the others, one at least, become this revision.
+        if current is not None and before.history[: len(current.history)] == current.history:
+            old = len(current.history)
+        else:
+            old = sum(entry.revision <= before.lineage.number for entry in before.history)
+        if old == len(before.history) and origin is not None:
             return lineage.number
+        old = max(min(old, len(before.history) - 1), 0)
         number = max([*place.numbers(), lineage.number, before.lineage.number]) + 1
-        entries = _renumbered(before.history, max(fresh, 1), number, remark, author() if who is None else who)
-        following = Lineage(number) if current is None else lineage.next(number, current.digest)
-        learner._snapshot = dataclasses.replace(before, history=entries, lineage=following)
-        try:
-            with _writing(model):
-                digest = write_archive(place.file(number), learner.to_archive(), like=model)
-                _publish(place.file(number), model)
-        except BaseException:
-            learner._snapshot = before
-            raise
-        learner._origin = (model, digest)
+        who = author() if who is None else who
+        fresh = [entry.numbered(number).by(who) for entry in before.history[old:]]
+        for entry in fresh[-1:]:
+            note, extra = remark.note or entry.note, {**entry.extra, **remark.extra}
+            fresh[-1] = dataclasses.replace(entry, note=note, extra=extra)
+        following = Lineage(number) if current is None else lineage.next(number, digest)
+        now = dataclasses.replace(before, history=(*before.history[:old], *fresh), lineage=following)
+        digest = write_archive(place.file(number), now.to_archive(), like=model)
+        _publish(place.file(number), model)
+        learner._snapshot, learner._origin = now, (model, digest)
         place.prune(following, keep)
     return number
 
@@ -242,30 +245,25 @@ def rollback(
         If what is kept is damaged, was altered, or is no revision of this model.
     """
     check_number("n", n, low=1, integer=True)
-    model = _changeable(path)
-    with _hold(model, wait=wait) as place:
-        current = Header.read(model)
-        place.clean()
-        with _writing(model):
-            place.restrict()
-            lineage = place.adopt(current)
-        kept = place.kept(lineage)
-        if not kept and lineage.ancestors:
-            raise ParameterError(f"nothing to undo: none of the earlier states of {model} is kept in {place.folder}")
+    with _change(path, wait) as place:
+        current = Header.read(place.model)
+        place.adopt(current)
+        kept, ancestors = place.kept(current), current.lineage.ancestors
         if not kept:
-            raise ParameterError(
-                f"nothing to undo: {model} is as it was first written; earlier states would lie in {place.folder}"
-            )
-        if n > len(lineage.ancestors) or lineage.ancestors[-n] not in kept:
+            raise ParameterError(f"nothing to undo: no earlier state of {place.model} is kept in {place.folder}")
+        if n > len(ancestors) or ancestors[-n] not in kept:
             raise ParameterError(f"n must be at most {len(kept)}, the number of revisions kept, got {n}")
-        ancestor = lineage.ancestors[-n]
-        header = place.verified(ancestor.revision, ancestor.digest)
-        undone = [entry for entry in current.history if entry.revision > header.revision]
-        note, samples = f"undid {', '.join(entry.what for entry in undone)}", sum(entry.samples for entry in undone)
-        change = _step("rollback", samples, note, header.revision, who, extra)
-        with _writing(model):
-            place.record(Undone(change, current.digest, header.digest))
-            _publish(place.file(ancestor.revision), model)
+        target = Header.of(place.verified(ancestors[-n].revision, ancestors[-n].digest))
+        undone = [entry for entry in current.history if entry.revision > target.revision]
+        change = Change.now(
+            "rollback",
+            sum(entry.samples for entry in undone),
+            note=f"undid {', '.join(entry.what for entry in undone)}",
+            revision=target.revision,
+            who=author() if who is None else who,
+            extra=dict(extra or {}),
+        )
+        place.restore(ancestors[-n].revision, Undone(change, current.digest, target.digest))
     return change
 
 
@@ -305,37 +303,27 @@ def redo(
         If what is kept is damaged, or is not what was undone.
     """
     check_number("n", n, low=1, integer=True)
-    model = _changeable(path)
-    with _hold(model, wait=wait) as place:
-        digest = Header.read(model).digest
-        place.clean()
-        steps = [(entry, place.find(entry.before)) for entry in place.redoable(digest)[:n]]
+    with _change(path, wait) as place:
+        steps = place.redoable(Header.read(place.model).digest)[:n]
         if not steps:
-            raise ParameterError(f"nothing to redo: the latest change of {model} is no rollback")
-        lost = next((entry for entry, number in steps if number is None), None)
-        if lost is not None:
-            raise ParameterError(
-                f"nothing to redo: what was undone ({lost.change.note}) is no longer kept in {place.folder}"
-            )
+            raise ParameterError(f"nothing to redo: the latest change of {place.model} is no rollback")
+        numbers = [place.find(entry.before) for entry in steps]
+        if None in numbers:
+            note = steps[numbers.index(None)].change.note
+            raise ParameterError(f"nothing to redo: what was undone ({note}) is no longer kept in {place.folder}")
         if n > len(steps):
             raise ParameterError(f"n must be at most {len(steps)}, the number of rollbacks to take back, got {n}")
-        for entry, number in steps:
-            header = place.verified(number or 0, entry.before)
-            note = f"redid {entry.change.note.removeprefix('undid ')}"
-            change = _step("redo", entry.change.samples, note, header.revision, who, extra)
-            with _writing(model):
-                place.restrict()
-                place.record(Undone(change, entry.after, entry.before))
-                _publish(place.file(number or 0), model)
+        for entry, number in zip(steps, numbers, strict=True):
+            change = Change.now(
+                "redo",
+                entry.change.samples,
+                note=f"redid {entry.change.note.removeprefix('undid ')}",
+                revision=Header.of(place.verified(number or 0, entry.before)).revision,
+                who=author() if who is None else who,
+                extra=dict(extra or {}),
+            )
+            place.restore(number or 0, Undone(change, entry.after, entry.before))
     return change
-
-
-def _step(
-    what: Event, samples: int, note: str, revision: int, who: str | None, extra: Mapping[str, Any] | None
-) -> Change:
-    """Return the record of a rollback or a redo."""
-    change = Change.now(what, samples, note=note).numbered(revision).by(author() if who is None else who)
-    return dataclasses.replace(change, extra={**change.extra, **(extra or {})})
 
 
 def history(path: str | os.PathLike[str]) -> list[Change]:
@@ -348,7 +336,7 @@ def history(path: str | os.PathLike[str]) -> list[Change]:
     """
     model = existing_model(path)
     header = Header.read(model)
-    undone = [entry.change for entry in History(model).happened(header.digest)]
+    undone = [entry.change for entry in History(model).undone(header.digest)]
     return sorted([*header.history, *undone], key=lambda entry: entry.when)
 
 
@@ -375,17 +363,15 @@ def open_revision(path: str | os.PathLike[str], number: int, **settings: Any) ->
     place, current = History(model), Header.read(model)
     if number in (current.revision, current.lineage.number):
         return open_model(path, **settings)
-    ancestor = next((entry for entry in current.lineage.ancestors if entry.revision == number), None)
     if number not in place.numbers():
         kept = sorted({*place.numbers(), current.revision})
         shown = f"kept is {kept[0]}" if len(kept) == 1 else f"kept are {kept[0]} to {kept[-1]}"
         raise ParameterError(f"Revision {number} is not kept; {shown}.")
-    if ancestor is not None:
-        place.verified(ancestor.revision, ancestor.digest)
-    else:
-        undone = {entry.before for entry in place.happened(current.digest)}
-        place.verified(number, next((digest for digest in undone if place.find(digest) == number), ""))
-    return Learner.load(place.file(number), name=f"{os.fspath(path)}@{number}", **settings)
+    digests = {entry.revision: entry.digest for entry in current.lineage.ancestors}
+    if number not in digests:  # it was undone, and the log has its checksum
+        undone = {entry.before for entry in place.undone(current.digest)}
+        digests[number] = next((digest for digest in undone if place.find(digest) == number), "")
+    return Learner.load(place.verified(number, digests[number]), name=f"{os.fspath(path)}@{number}", **settings)
 
 
 def author() -> str:
@@ -411,10 +397,22 @@ def kept_revisions(path: str | os.PathLike[str]) -> list[int]:
         The model file; nothing is changed.
     """
     model = existing_model(path)
-    header, place = Header.read(model), History(model)
-    if header.lineage.number < header.revision:  # saved by hand: what led to it lies elsewhere
-        return []
-    return [entry.revision for entry in place.kept(header.lineage)]
+    return [entry.revision for entry in History(model).kept(Header.read(model))]
+
+
+def clean_folder(folder: Path) -> None:
+    """Remove what killed processes left of models in a folder, except of those that another process is changing.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the models lie.
+    """
+    partial = [file.name[1:].rsplit(".", 2)[0] for file in folder.glob(f".*.evg.*{PARTIAL}")]
+    kept = [place.name.removesuffix(".history") for place in folder.glob("*.evg.history")]
+    for name in {*partial, *kept}:
+        with suppress(EvergrowError), _hold(folder / name, wait=False):
+            pass
 
 
 # -- the files of the history -----------------------------------------------------------------------------------
@@ -443,9 +441,21 @@ class Header:
         """Number of the latest change."""
         return self.history[-1].revision if self.history else 0
 
+    @property
+    def is_saved_by_hand(self) -> bool:
+        """Whether changes were made since it was a revision, so that its history lies elsewhere."""
+        return self.lineage.number < self.revision
+
     def check(self) -> None:
         """Raise :class:`FileFormatError` where changes and revisions do not go together."""
         check_history(self.history, self.lineage)
+
+    @classmethod
+    def of(cls, archive: Archive, name: str = "it") -> Self:
+        """Return the header of a model that was read."""
+        if archive.kind != "learner":
+            raise FileFormatError(f"{name} holds {archive.kind!r}, not a model")
+        return dataclasses.replace(from_values(cls, archive.meta, name), digest=archive.digest)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -456,13 +466,6 @@ class Header:
             raise
         except (FileFormatError, OSError) as error:
             raise FileFormatError(f"{path} is no whole evergrow model: {error}") from error
-
-    @classmethod
-    def of(cls, archive: Archive, name: str) -> Self:
-        """Return the header of a model that was read."""
-        if archive.kind != "learner":
-            raise FileFormatError(f"{name} holds {archive.kind!r}, not a model")
-        return dataclasses.replace(from_values(cls, archive.meta, name), digest=archive.digest)
 
 
 @dataclass(frozen=True)
@@ -513,58 +516,49 @@ class History:
         stems = (file.stem for file in self.folder.glob("*.evg"))
         return sorted(int(stem) for stem in stems if stem.isascii() and stem.isdecimal() and len(stem) <= _DIGITS)
 
-    def make_folder(self) -> None:
-        """See that there is a folder, of the model's owner and open to nobody who may not read the model."""
+    def secure(self) -> None:
+        """See that there is a folder, which is the model's owner's, and close it to all who may not read the model."""
         if self.folder.is_symlink():
             raise PathError(f"{self.folder} must be a folder beside the model, but it is a link")
         new = not self.folder.exists()
         self.folder.mkdir(exist_ok=True)
-        if self.model.exists():
-            if new:
-                take_owner(self.folder, self.model)
-            with suppress(PermissionError):  # somebody else's folder, which they opened to this user
-                restrict(self.folder, self.model.stat().st_mode)
-
-    def restrict(self) -> None:
-        """Close what is kept to everybody who may not read the model any more."""
+        if not self.model.exists():
+            return
+        if new:
+            take_owner(self.folder, self.model)
         mode = self.model.stat().st_mode
-        for file in (self._log, *map(self.file, self.numbers())):
-            if file.is_file() and not file.is_symlink():
-                with suppress(PermissionError):
-                    restrict(file, mode)
+        for place in (self.folder, self._log, *map(self.file, self.numbers())):
+            if not place.is_symlink():
+                with suppress(FileNotFoundError, PermissionError):  # gone, or somebody else's
+                    restrict(place, mode)
 
     def adopt(self, current: Header) -> Lineage:
         """See that the model as it is now is in the history, and return its place there."""
+        happened = self.undone(current.digest)
+        if happened != self.undone():
+            self._write(happened)
         number, taken = current.revision, self.numbers()
-        if number == 0 or (number in taken and not self._is_model(number, current)):
-            same = (other for other in taken if self._is_model(other, current))
-            number = next(same, max([*taken, 0]) + 1)
+        if number == 0 or (number in taken and not self._is_model(number)):
+            number = next(filter(self._is_model, taken), max([*taken, 0]) + 1)
         if number not in taken:
             with atomic_path(self.file(number), like=self.model) as temporary:
                 link_or_copy(self.model, temporary)
-        if current.lineage.number < current.revision:  # saved by hand: what led to it lies elsewhere
-            return Lineage(number)
-        return dataclasses.replace(current.lineage, number=number)
+        return Lineage(number) if current.is_saved_by_hand else dataclasses.replace(current.lineage, number=number)
 
-    def _is_model(self, number: int, current: Header) -> bool:
+    def _is_model(self, number: int) -> bool:
         """Return whether a revision is the model as it is now; what it says of itself is not enough."""
         file = self.file(number)
         if file.is_symlink() or not file.is_file():
             return False
-        if os.path.samefile(file, self.model):
-            return True
-        try:
-            same = Header.read(file).digest == current.digest
-        except FileFormatError:  # a damaged revision is no reason not to go on
-            return False
-        return same and filecmp.cmp(file, self.model, shallow=False)
+        return os.path.samefile(file, self.model) or filecmp.cmp(file, self.model, shallow=False)
 
-    def kept(self, lineage: Lineage) -> list[Ancestor]:
-        """Return the revisions of a lineage for which there is something where they should lie."""
-        return [entry for entry in lineage.ancestors if os.path.lexists(self.file(entry.revision))]
+    def kept(self, current: Header) -> list[Ancestor]:
+        """Return the revisions before the model for which there is something where they should lie."""
+        ancestors = () if current.is_saved_by_hand else current.lineage.ancestors
+        return [entry for entry in ancestors if os.path.lexists(self.file(entry.revision))]
 
-    def verified(self, number: int, digest: str) -> Header:
-        """Return the header of a revision after making sure that it is whole and has the checksum that is known of it.
+    def verified(self, number: int, digest: str) -> Archive:
+        """Read a revision, and make sure that it is whole and has the checksum that is known of it.
 
         Raises
         ------
@@ -580,7 +574,12 @@ class History:
                 f"{file} must be a revision of {self.model.name}, but it is another model or was altered; nothing was "
                 "changed"
             )
-        return Header.of(archive, str(file))
+        return archive
+
+    def restore(self, number: int, entry: Undone) -> None:
+        """Put a revision that was verified in the model's place; the log has it first."""
+        self._write([*self.undone(entry.before), entry])
+        _publish(self.file(number), self.model)
 
     def prune(self, lineage: Lineage, keep: int) -> None:
         """Remove revisions beyond the latest ones: first those that were undone, then the oldest."""
@@ -589,24 +588,6 @@ class History:
         order = [*undone, *(number for number in kept if number in trail)]
         for number in order[: max(len(order) - keep - 1, 0)]:
             self.file(number).unlink(missing_ok=True)
-
-    def clean(self) -> None:
-        """Remove what killed processes left behind: partial files, and the record of a rollback that did not happen."""
-        for file in self.folder.glob(f".*{PARTIAL}"):
-            file.unlink(missing_ok=True)
-        for file in self.model.parent.glob(f".{glob.escape(self.model.name)}.*{PARTIAL}"):
-            status = file.stat()
-            # Somebody may be saving to the same name without asking for the model: what may be theirs stays a while.
-            if status.st_nlink > 1 or status.st_size == 0 or time.time() - status.st_mtime > _OLD:
-                file.unlink(missing_ok=True)
-        entries = self.undone()
-        if entries and self.model.exists() and entries[-1].before == Header.read(self.model).digest:
-            self._write(entries[:-1])
-
-    def happened(self, digest: str) -> list[Undone]:
-        """Return the rollbacks and redos of a model that has a checksum now, without one that a crash cut short."""
-        entries = self.undone()
-        return entries[:-1] if entries and entries[-1].before == digest else entries
 
     def redoable(self, digest: str) -> list[Undone]:
         """Return the rollbacks that can be taken back one after the other, the next one first.
@@ -617,7 +598,7 @@ class History:
             Checksum of the model as it is now. Where it learned something else since, nothing can be taken back.
         """
         stack: list[Undone] = []
-        for entry in self.happened(digest):
+        for entry in self.undone(digest):
             if entry.change.what != "redo":
                 stack.append(entry)
             else:
@@ -636,12 +617,18 @@ class History:
                     return number
         return None
 
-    def undone(self) -> list[Undone]:
-        """Return all rollbacks and redos, the oldest first."""
+    def undone(self, digest: str = "") -> list[Undone]:
+        """Return all rollbacks and redos, the oldest first.
+
+        Parameters
+        ----------
+        digest : str
+            Checksum of the model as it is now, to leave out a rollback that a crash cut short.
+        """
         try:
             if self._log.is_symlink():
                 raise FileFormatError("it is a link")
-            return list(from_values(_Log, {"entries": parse_json(self._log.read_bytes(), "it")}, "it").entries)
+            found = from_values(_Log, {"entries": parse_json(self._log.read_bytes(), "it")}, "it").entries
         except FileNotFoundError:
             return []
         except (OSError, ValueError, RecursionError) as error:
@@ -649,10 +636,7 @@ class History:
                 f"{self._log} must be a list of rollbacks, got a damaged one: {error}; the model is as it was, and can "
                 "be used again once that file is mended or moved away"
             ) from error
-
-    def record(self, entry: Undone) -> None:
-        """Write down a rollback that is about to happen."""
-        self._write([*self.undone(), entry])
+        return list(found[:-1] if found and found[-1].before == digest else found)
 
     def _write(self, entries: Sequence[Undone]) -> None:
         with atomic_path(self._log, like=self.model) as temporary:
@@ -662,69 +646,10 @@ class History:
 # -- one writer at a time -----------------------------------------------------------------------------------
 
 
-@contextmanager
-def _hold(model: Path, *, wait: bool) -> Iterator[History]:
-    """Keep other writers out; whoever holds the model already in this thread goes on."""
-    place = History(model)
-    if _held.get(model) == threading.get_ident():
-        yield place
-        return
-    with _writing(model):
-        place.make_folder()
-    with ExitStack() as stack:
-        try:  # the folder, since the file itself is another one after every change
-            stack.enter_context(locked(place.folder, wait=wait))
-        except BusyError as error:
-            raise BusyError(
-                f"{model} must not be in use, but another process is changing it; try again later"
-            ) from error
-        _held[model] = threading.get_ident()
-        stack.callback(_held.pop, model, None)
-        yield place
-
-
-def _check_origin(model: Path, learner: Learner, current: Header | None) -> None:
-    """Refuse to overwrite what another process wrote after the learner was loaded."""
-    if learner._origin is None or learner._origin[0] != model:
-        return
-    if current is None or current.digest != learner._origin[1]:
-        raise BusyError(
-            f"{model} must be as it was when the learner was loaded, but it was changed since: load it again"
-        )
-
-
-# -- writing ------------------------------------------------------------------------------------------------
-
-
-def _written(before: Snapshot, current: Header | None) -> int:
-    """Return how many changes of a learner are in a file already and keep their numbers."""
-    if current is not None and before.history[: len(current.history)] == current.history:
-        return len(current.history)
-    return sum(entry.revision <= before.lineage.number for entry in before.history)
-
-
-def _renumbered(entries: tuple[Change, ...], fresh: int, number: int, remark: Change, who: str) -> tuple[Change, ...]:
-    old, new = entries[:-fresh], [entry.numbered(number).by(who) for entry in entries[-fresh:]]
-    if new:
-        last = new[-1]
-        new[-1] = dataclasses.replace(last, note=remark.note or last.note, extra={**last.extra, **remark.extra})
-    return (*old, *new)
-
-
-def _publish(source: Path, model: Path) -> None:
-    """Put a revision in the model's place in one step."""
-    with atomic_path(model, like=source) as temporary:
-        link_or_copy(source, temporary)
-
-
-def _changeable(path: str | os.PathLike[str]) -> Path:
-    """Return where a model lies that is about to be changed."""
-    existing_model(path)
-    return _writable(path)
-
-
-def _writable(path: str | os.PathLike[str]) -> Path:
-    """Return where a model lies, or will lie, that may be written."""
+def _target(path: str | os.PathLike[str], *, new: bool = False) -> Path:
+    """Return where a model lies, or a new one will lie, or raise an error if it must not be written."""
+    if not new:
+        existing_model(path)
     try:
         model = real_path(path)
         if not model.parent.is_dir():
@@ -738,12 +663,47 @@ def _writable(path: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
+def _hold(model: Path, wait: bool) -> Iterator[History]:
+    """Keep other writers out; whoever holds the model already in this thread goes on."""
+    place = History(model)
+    if _held.get(model) == threading.get_ident():
+        yield place
+        return
+    with ExitStack() as stack:
+        with _writing(model):
+            place.secure()
+            try:  # the folder, since the file itself is another one after every change
+                stack.enter_context(locked(place.folder, wait=wait))
+            except BusyError as error:
+                raise BusyError(
+                    f"{model} must not be in use, but another process is changing it; try again later"
+                ) from error
+            remove_leftovers(model.parent, f".{glob.escape(model.name)}.*")
+            remove_leftovers(place.folder)
+        _held[model] = threading.get_ident()
+        stack.callback(_held.pop, model, None)
+        yield place
+
+
+@contextmanager
+def _change(path: str | os.PathLike[str], wait: bool, *, new: bool = False) -> Iterator[History]:
+    """Hold a model for one change."""
+    model = _target(path, new=new)
+    with _hold(model, wait) as place, _writing(model):
+        yield place
+
+
+@contextmanager
 def _writing(model: Path) -> Iterator[None]:
     try:
         yield
     except EvergrowError:
         raise
-    except (OSError, safetensors.SafetensorError) as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise ModelWriteError(f"No space left on {model.parent}; the model was not changed.") from error
-        raise ModelWriteError(f"{model} could not be written; the model was not changed: {error}") from error
+    except OSError as error:
+        raise ModelWriteError(f"{model} could not be written, and is as it was: {error}") from error
+
+
+def _publish(source: Path, model: Path) -> None:
+    """Put a revision in the model's place in one step."""
+    with atomic_path(model, like=source) as temporary:
+        link_or_copy(source, temporary)

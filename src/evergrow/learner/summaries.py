@@ -1,23 +1,14 @@
-"""A learner at a glance, in a line for a terminal and in a table for a notebook."""
+"""A learner at a glance: all of it in plain values, and in one line."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
-from evergrow.core.escaping import one_line
 from evergrow.core.version import __version__
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.snapshot import Snapshot, read_adaptation
-
-SHOWN_CLASSES = 20
-"""Classes that a notebook shows; of more the rest is counted."""
-
-SHOWN_CHANGES = 5
-"""Changes that a notebook shows, the latest first."""
 
 
 @dataclass(frozen=True)
@@ -123,48 +114,9 @@ def text_of(info: dict[str, Any] | None, method: str, tested: Measured | None) -
     ]
     tested = tested or last_tested(info)
     if tested is not None:
-        parts.append(f"accuracy {tested.accuracy:.1%} on {tested.n}{_outdated(info, tested)}")
+        when = "" if tested.revision == info["revision"] else f" (at revision {tested.revision})"
+        parts.append(f"accuracy {tested.accuracy:.1%} on {tested.n}{when}")
     return f"Learner({', '.join(parts)})"
-
-
-def html_of(info: dict[str, Any] | None, method: str, tested: Measured | None) -> str:
-    """Return a learner as HTML for a notebook: classes with counts, the latest changes, and the last accuracy.
-
-    Names are strangers' text and are escaped.
-
-    Parameters
-    ----------
-    info, method, tested
-        As for :func:`text_of`.
-    """
-    if info is None:
-        return f"<div><b>Learner</b> ({escape(method)}): nothing learned yet</div>"
-    head = escape(text_of(info, method, tested).removeprefix("Learner(").removesuffix(")"))
-    classes = sorted(info["classes"], key=lambda entry: -entry["samples"])
-    rows = [[entry["name"], f"{entry['samples']:,}"] for entry in classes[:SHOWN_CLASSES]]
-    if len(classes) > SHOWN_CLASSES:
-        rest = sum(entry["samples"] for entry in classes[SHOWN_CLASSES:])
-        rows.append([f"and {len(classes) - SHOWN_CLASSES} more", f"{rest:,}"])
-    changes = [
-        [
-            str(change["revision"]),
-            change["when"][:16].replace("T", " "),
-            change["what"],
-            f"{change['samples']:,}",
-            _said(change),
-        ]
-        for change in reversed(info["history"][-SHOWN_CHANGES:])
-    ]
-    return (
-        f"<div><b>Learner</b> <span>{head}</span>"
-        f"{_table(['class', 'samples'], rows)}"
-        f"{_table(['revision', 'when', 'change', 'samples', 'classes and note'], changes)}</div>"
-    )
-
-
-def _said(change: dict[str, Any]) -> str:
-    names = [one_line(name) for name in change["classes"][:5]] + ["..."] * (len(change["classes"]) > 5)
-    return "; ".join(part for part in (", ".join(names), one_line(change["note"])) if part)
 
 
 def last_tested(info: dict[str, Any]) -> Measured | None:
@@ -174,13 +126,3 @@ def last_tested(info: dict[str, Any]) -> Measured | None:
         if found.get("after") is not None:
             return Measured(found["after"], found["samples"], change["revision"])
     return None
-
-
-def _outdated(info: dict[str, Any], tested: Measured) -> str:
-    return "" if tested.revision == info["revision"] else f" (at revision {tested.revision})"
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(one_line(cell))}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

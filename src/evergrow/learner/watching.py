@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import BusyError, DatasetNotFoundError, EvergrowError, InputError, PathError
-from evergrow.core.files import PARTIAL, atomic_path, locked
+from evergrow.core.files import PARTIAL, atomic_path, locked, remove_leftovers
 from evergrow.data.intake import read_items
 from evergrow.features import Features
 from evergrow.learner.calibration import FALSE_ALARM
@@ -46,41 +46,14 @@ BATCH = 500
 JOURNAL = "watched"
 """Field of a change that has the hashes of the files it learned, by class."""
 
-_LONGEST_TEXT = 1_000_000
-
-
 INBOX, DONE = "inbox", "done"
 """Folders that are no classes."""
 
 LARGEST = 256 * 2**20
 """Bytes of a file that is still looked at."""
 
+_LONGEST_TEXT = 1_000_000
 _UNFINISHED = (PARTIAL, ".tmp", ".crdownload", ".partial", ".download", ".filepart")
-_REASON, _ANSWER = ".reason.txt", ".json"
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A file in a watched folder.
-
-    Parameters
-    ----------
-    label : str or None
-        Its class; None for one to be answered.
-    path : Path
-        Where it lies.
-    """
-
-    label: str | None
-    path: Path
-
-    def digest(self) -> str:
-        """Return a hash of the content, by which a file is known again whatever it is called."""
-        found = hashlib.blake2b(digest_size=12)
-        with open(self.path, "rb") as file:
-            while block := file.read(1 << 20):
-                found.update(block)
-        return found.hexdigest()
 
 
 @dataclass
@@ -119,51 +92,38 @@ class WatchedFolder:
             place.mkdir(exist_ok=True)
         try:
             with locked(self.root / DONE):
-                for path in [
-                    *self.root.glob(f"{DONE}/answered/.*{PARTIAL}"),
-                    *self.root.glob(f"{DONE}/refused/**/.*{PARTIAL}"),
-                ]:
-                    path.unlink()  # of a process that was killed, since nobody else writes there
+                remove_leftovers(self.root / DONE, "**/.*")
                 yield
         except BusyError as error:
             raise BusyError(f"{self.root} must be watched by one process, but another one does already") from error
 
-    # -- what has arrived -------------------------------------------------------------------------------------------
-
-    def labels(self) -> list[str]:
-        """Return the names of the folders that stand for classes, sorted."""
+    def classes(self) -> tuple[list[str], dict[str, str]]:
+        """Return the folders that stand for classes, sorted, and those that cannot, with the reason."""
+        names, odd = [], {}
         with os.scandir(self.root) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        return sorted(name for name in names if name not in (INBOX, DONE) and not name.startswith("."))
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if not entry.is_dir():
+                    continue
+                if entry.is_symlink():
+                    odd[entry.name] = "it is a link"
+                elif entry.name not in (INBOX, DONE) and not entry.name.startswith("."):
+                    if reason := odd_name(entry.name):
+                        odd[entry.name] = reason
+                    else:
+                        names.append(entry.name)
+        return names, odd
 
-    def odd_folders(self) -> dict[str, str]:
-        """Return folders that cannot be classes, with the reason."""
-        found = {name: reason for name in self.labels() if (reason := odd_name(name))}
-        with os.scandir(self.root) as entries:
-            found |= {entry.name: "it is a link" for entry in entries if entry.is_symlink() and entry.is_dir()}
-        return found
-
-    def working(self) -> list[Arrival]:
-        """Return files that were taken up before and not put away."""
-        place = self.root / DONE / "working"
-        return [Arrival(folder.name, path) for folder in _sorted(place) if folder.is_dir() for path in _sorted(folder)]
-
-    def arrivals(self, label: str | None) -> Iterator[Arrival]:
-        """Yield the files of a class, or of the inbox, that have arrived whole or can never be taken."""
-        folder = self.root / (INBOX if label is None else label)
+    def arrivals(self, name: str) -> Iterator[Path]:
+        """Yield the files of a class folder, or of the inbox, that have arrived whole or can never be taken."""
+        folder = self.root / name
         if not folder.is_dir() or folder.is_symlink():
             return
-        for path in _sorted(folder):
+        for path in sorted(folder.iterdir()):
             if path.name.startswith(".") or path.name.lower().endswith(_UNFINISHED):
                 continue
             with suppress(FileNotFoundError):  # whoever put it there took it away again
                 if odd_file(path) or self._is_whole(path):
-                    yield Arrival(label, path)
-
-    def is_waiting(self) -> bool:
-        """Return whether files were seen that may still be written to."""
-        self._seen = {path: seen for path, seen in self._seen.items() if os.path.lexists(path)}
-        return bool(self._seen)
+                    yield path
 
     def _is_whole(self, path: Path) -> bool:
         """Return whether a file has kept size and time of change for long enough, by the clock of this process.
@@ -180,54 +140,38 @@ class WatchedFolder:
         self._seen[path] = (status.st_size, status.st_mtime_ns, first)
         return False
 
-    # -- where it goes ----------------------------------------------------------------------------------------------
+    def is_waiting(self) -> bool:
+        """Return whether files were seen that may still be written to."""
+        self._seen = {path: seen for path, seen in self._seen.items() if os.path.lexists(path)}
+        return bool(self._seen)
 
-    def take(self, arrival: Arrival) -> Arrival:
-        """Move a file to where nobody but this process works on it."""
-        return Arrival(arrival.label, self._move(arrival.path, f"working/{arrival.label}"))
+    def put(self, path: Path, folder: str, ending: str = "", text: str = "") -> Path:
+        """Move a file to a folder of ``done`` and return where it lies now.
 
-    def put_away(self, arrival: Arrival) -> Path:
-        """Move a file that was learned."""
-        return self._move(arrival.path, f"learned/{arrival.label}")
-
-    def refuse(self, arrival: Arrival, reason: str) -> Path:
-        """Set a file aside; the reason is written beside it first."""
-        target = self._target("refused" if arrival.label is None else f"refused/{arrival.label}", arrival.path.name)
-        with atomic_path(target.with_name(target.name + _REASON)) as temporary:
-            temporary.write_text(reason + "\n", encoding="utf-8", errors="backslashreplace")
-        _rename(arrival.path, target)
-        return target
-
-    def answered(self, arrival: Arrival, answer: str) -> Path:
-        """Write the answer about a file, then move the file beside it: one gone from the inbox has its answer."""
-        target = self._target("answered", arrival.path.name)
-        with atomic_path(target.with_name(target.name + _ANSWER)) as temporary:
-            temporary.write_text(answer + "\n", encoding="utf-8")
-        _rename(arrival.path, target)
-        return target
-
-    def _move(self, path: Path, folder: str) -> Path:
-        target = self._target(folder, path.name)
-        _rename(path, target)
-        return target
-
-    def _target(self, folder: str, name: str) -> Path:
-        """Return a free place; one process alone moves files there."""
+        Parameters
+        ----------
+        path : Path
+            The file.
+        folder : str
+            Where to, below ``done``; one process alone moves files there. A name that is taken gets a number.
+        ending, text : str
+            What is written first to a file of the same name with this ending, so that no moved file is without it.
+        """
         place = self.root / DONE / folder
         place.mkdir(parents=True, exist_ok=True)
-        stem, suffix = os.path.splitext(name)
-        target, number = place / name, 1
+        stem, suffix = os.path.splitext(path.name)
+        target, number = place / path.name, 1
         while os.path.lexists(target):
             number += 1
             target = place / f"{stem}-{number}{suffix}"
+        if ending:
+            with atomic_path(target.with_name(target.name + ending)) as temporary:
+                temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+        try:
+            os.rename(path, target)
+        except OSError as error:
+            raise PathError(f"{path} must be a file that may be moved to {target.parent}, but {error}") from error
         return target
-
-
-def _rename(path: Path, target: Path) -> None:
-    try:
-        os.rename(path, target)
-    except OSError as error:
-        raise PathError(f"{path} must be a file that may be moved to {target.parent}, but {error}") from error
 
 
 def odd_file(path: Path) -> str:
@@ -256,10 +200,6 @@ def odd_name(name: str) -> str:
     return "" if name.strip() == name else "its name begins or ends with a blank"
 
 
-def _sorted(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir())
-
-
 @dataclass
 class Watched:
     """What one look at a folder led to.
@@ -284,6 +224,11 @@ class Watched:
     refused: list[tuple[str, str]] = field(default_factory=list)
     waiting: bool = False
     revision: int | None = None
+
+    def refuse(self, folder: WatchedFolder, path: Path, label: str, reason: str) -> None:
+        """Set a file of a class, or of the inbox, aside; the reason lies beside it."""
+        self.refused.append((f"{label}/{path.name}" if label else path.name, reason))
+        folder.put(path, f"refused/{label}", ".reason.txt", reason)
 
     @property
     def anything(self) -> bool:
@@ -332,8 +277,7 @@ def watch_once(
     >>> from pathlib import Path
     >>> import numpy as np
     >>> from evergrow import Learner
-    >>> from evergrow.learner.watching import WatchedFolder
-    >>> from evergrow.learner.watching import watch_once
+    >>> from evergrow.learner.watching import WatchedFolder, watch_once
     >>> X, y = np.random.default_rng(0).normal(size=(40, 5)) + 5 * np.eye(5)[np.arange(40) % 2], np.arange(40) % 2
     >>> with tempfile.TemporaryDirectory() as place:
     ...     model, root = f"{place}/model.evg", Path(place, "new")
@@ -347,82 +291,80 @@ def watch_once(
     """
     done = Watched()
     settings = {**settings, "cache": False, "extract": {**(settings.get("extract") or {}), "on_error": "raise"}}
-    _learn_arrivals(model, folder, done, wait, settings)
-    _answer_arrivals(model, folder, done, false_alarm, settings)
+    working = sorted((folder.root / DONE / "working").glob("*/*"))
+    names, odd = folder.classes()
+    fresh = [path for name in names for path in folder.arrivals(name)]
+    if working or fresh:
+        with locked_model(model, wait=wait, **settings) as learner:
+            _learn(model, learner, folder, working, fresh, odd, done)
+    done.refused += list(odd.items())
+    asked = list(folder.arrivals(INBOX))
+    if asked:
+        _answer(open_model(model, **settings), folder, asked, false_alarm, done)
     done.waiting = folder.is_waiting()
     return done
 
 
-# -- learning -------------------------------------------------------------------------------------------------------
-
-
-def _learn_arrivals(model: Any, folder: WatchedFolder, done: Watched, wait: bool, settings: dict[str, Any]) -> None:
-    left = folder.working()
-    fresh = [arrival for label in folder.labels() for arrival in folder.arrivals(label)]
-    if not left and not fresh:
-        done.refused += [(name, reason) for name, reason in folder.odd_folders().items()]
-        return
-    with locked_model(model, wait=wait, **settings) as learner:
-        taken = [*left, *_taken(folder, learner, fresh, done)]
-        known = learned_files(learner.history_)
-        todo: list[tuple[Arrival, str]] = []
-        for arrival in taken:
-            digest, same = arrival.digest(), known.setdefault(str(arrival.label), set())
-            if digest in same:
-                folder.put_away(arrival)
-                done.again += 1
-            else:
-                same.add(digest)
-                todo.append((arrival, digest))
-        for start in range(0, len(todo), BATCH):
-            _learn_batch(model, learner, folder, todo[start : start + BATCH], done)
-
-
-def _taken(folder: WatchedFolder, learner: Learner, fresh: Iterable[Arrival], done: Watched) -> list[Arrival]:
-    """Move what can be learned out of its class folder, and set aside what never can be."""
-    taken = []
-    odd = folder.odd_folders()
+def _learn(
+    model: Any,
+    learner: Learner,
+    folder: WatchedFolder,
+    taken: list[Path],
+    fresh: Iterable[Path],
+    odd: dict[str, str],
+    done: Watched,
+) -> None:
+    """Learn files in batches: those taken up before, and fresh ones; the class of a file is the name of its folder."""
     kind, announced = learner._state().label_kind, learner._state().announced
-    for arrival in fresh:
-        label = str(arrival.label)
-        if label in odd:
-            continue
+    for path in fresh:
+        label = path.parent.name
         if not can_read(kind, label) or (announced is not None and label not in announced):
             odd[label] = "the model has no labels of that kind" if announced is None else "it was not announced"
             continue
-        try:
-            reason = odd_file(arrival.path)
-        except FileNotFoundError:  # whoever put it there took it away again
-            continue
-        if reason:
-            _refuse(folder, arrival, reason, done)
+        with suppress(FileNotFoundError):  # whoever put it there took it away again
+            if reason := odd_file(path):
+                done.refuse(folder, path, label, reason)
+            else:
+                taken.append(folder.put(path, f"working/{label}"))
+    known = learned_files(learner.history_)
+    todo: list[tuple[Path, str]] = []
+    for path in taken:
+        digest = hashlib.blake2b(path.read_bytes(), digest_size=12).hexdigest()
+        same = known.setdefault(path.parent.name, set())
+        if digest in same:
+            folder.put(path, f"learned/{path.parent.name}")
+            done.again += 1
         else:
-            taken.append(folder.take(arrival))
-    done.refused += list(odd.items())
-    return taken
+            same.add(digest)
+            todo.append((path, digest))
+    for start in range(0, len(todo), BATCH):
+        _learn_batch(model, learner, folder, todo[start : start + BATCH], done)
 
 
 def _learn_batch(
-    model: Any, learner: Learner, folder: WatchedFolder, batch: Sequence[tuple[Arrival, str]], done: Watched
+    model: Any, learner: Learner, folder: WatchedFolder, batch: Sequence[tuple[Path, str]], done: Watched
 ) -> None:
-    """Learn files as one change, and put them away; the commit decides whether they were."""
-    found = _vectors(learner, [arrival.path for arrival, _ in batch])
-    read = [(arrival, digest, X) for (arrival, digest), X in zip(batch, found, strict=True) if not isinstance(X, str)]
-    if read:
-        labels = [str(arrival.label) for arrival, _, X in read for _ in X]
-        X = np.concatenate([X for _, _, X in read])
+    """Learn files as one change, and put them away; the commit decides whether they were learned."""
+    found = _vectors(learner, [path for path, _ in batch])
+    rows: list[NDArray[Any]] = []
+    labels: list[str] = []
+    files: dict[str, list[str]] = {}
+    for (path, digest), X in zip(batch, found, strict=True):
+        if not isinstance(X, str):
+            rows.append(X)
+            labels += [path.parent.name] * len(X)
+            files.setdefault(path.parent.name, []).append(digest)
+    if rows:
+        X = np.concatenate(rows)
         learner.partial_fit(Features(X, np.arange(len(X))), as_labels(labels, learner._state().label_kind))
-        files: dict[str, list[str]] = {}
-        for arrival, digest, _ in read:
-            files.setdefault(str(arrival.label), []).append(digest)
-        note = f"watched {len(read)} file{'s' * (len(read) != 1)}"
+        note = f"watched {len(rows)} file{'s' * (len(rows) != 1)}"
         done.revision = commit(model, learner, Change("update", "", 0, note=note, extra={JOURNAL: files}))
-        done.learned += len(read)
-    for (arrival, _), vectors in zip(batch, found, strict=True):
+        done.learned += len(rows)
+    for (path, _), vectors in zip(batch, found, strict=True):
         if isinstance(vectors, str):
-            _refuse(folder, arrival, vectors, done)
+            done.refuse(folder, path, path.parent.name, vectors)
         else:
-            folder.put_away(arrival)
+            folder.put(path, f"learned/{path.parent.name}")
 
 
 def learned_files(history: Iterable[Change]) -> dict[str, set[str]]:
@@ -440,30 +382,11 @@ def learned_files(history: Iterable[Change]) -> dict[str, set[str]]:
             before, held = held, {}
             for name, files in before.items():
                 held.setdefault(change.names.get(name, name), set()).update(files)
-        for name, digests in _journal(change).items():
-            held.setdefault(name, set()).update(digests)
+        journal = change.extra.get(JOURNAL)  # a file may say anything
+        for name, digests in journal.items() if isinstance(journal, dict) else ():
+            if isinstance(digests, list):
+                held.setdefault(name, set()).update(digest for digest in digests if isinstance(digest, str))
     return held
-
-
-def _journal(change: Change) -> dict[str, list[str]]:
-    """Return the hashes that a change has, as far as they are such: a file may say anything."""
-    found = change.extra.get(JOURNAL)
-    if not isinstance(found, dict):
-        return {}
-    return {
-        str(name): [digest for digest in digests if isinstance(digest, str)]
-        for name, digests in found.items()
-        if isinstance(digests, list)
-    }
-
-
-def _refuse(folder: WatchedFolder, arrival: Arrival, reason: str, done: Watched) -> None:
-    name = arrival.path.name if arrival.label is None else f"{arrival.label}/{arrival.path.name}"
-    folder.refuse(arrival, reason)
-    done.refused.append((name, reason))
-
-
-# -- reading --------------------------------------------------------------------------------------------------------
 
 
 def _vectors(learner: Learner, paths: Sequence[Path]) -> list[NDArray[Any] | str]:
@@ -483,52 +406,42 @@ def _items(path: Path, kind: str) -> list[Any]:
     """Return what a file holds for a model of this kind: an image, a text, or feature vectors."""
     if kind == "image":
         return [path]
-    if kind == "text":
-        if path.suffix.lower() != ".txt" or path.stat().st_size > _LONGEST_TEXT:
-            raise InputError(f"{path.name} must be a .txt file of one text, of at most {_LONGEST_TEXT:,} bytes")
-        try:
-            text = " ".join(path.read_text(encoding="utf-8").split())
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path.name} must be UTF-8: {error}") from error
-        if not text:
-            raise InputError(f"{path.name} must hold a text, got none")
-        return [text]
-    if path.suffix.lower() != ".npy":
-        raise InputError(f"{path.name} must be an .npy file of feature vectors")
-    return list(np.asarray(read_items(path, "features").features))
+    if kind == "features":
+        if path.suffix.lower() != ".npy":
+            raise InputError(f"{path.name} must be an .npy file of feature vectors")
+        return list(np.asarray(read_items(path, "features").features))
+    if path.suffix.lower() != ".txt" or path.stat().st_size > _LONGEST_TEXT:
+        raise InputError(f"{path.name} must be a .txt file of one text, of at most {_LONGEST_TEXT:,} bytes")
+    try:
+        text = " ".join(path.read_text(encoding="utf-8").split())
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path.name} must be UTF-8: {error}") from error
+    if not text:
+        raise InputError(f"{path.name} must hold a text, got none")
+    return [text]
 
 
-# -- answering ------------------------------------------------------------------------------------------------------
-
-
-def _answer_arrivals(
-    model: Any, folder: WatchedFolder, done: Watched, false_alarm: float | None, settings: dict[str, Any]
+def _answer(
+    learner: Learner, folder: WatchedFolder, asked: Iterable[Path], false_alarm: float | None, done: Watched
 ) -> None:
-    asked = list(folder.arrivals(None))
-    learner = open_model(model, **settings) if asked else None
-    for arrival in asked:
-        found: NDArray[Any] | str = odd_file(arrival.path)
-        if learner is not None and not len(found):
-            found = _vectors(learner, [arrival.path])[0]
-        if learner is None or isinstance(found, str):
-            _refuse(folder, arrival, str(found), done)
-        else:
-            folder.answered(arrival, json.dumps(_answer(learner, arrival.path.name, found, false_alarm)))
-            done.answered += 1
-
-
-def _answer(learner: Learner, name: str, X: NDArray[Any], false_alarm: float | None) -> dict[str, Any]:
-    """Return the answer about one file: of its only vector, or one for each."""
+    """Answer files, and move each beside its answer: about its only vector, or one for each."""
     usable = false_alarm if learner.info()["novelty"] else None
-    found = learner.ask(Features(X, np.arange(len(X))), false_alarm=usable)
-    rows = []
-    for row, values in enumerate(found.values):
-        order = np.argsort(-values, kind="stable")[:5]
-        top = [{"class": str(found.classes[column]), found.measure: float(values[column])} for column in order]
-        unknown = None if found.unknown is None else bool(found.unknown[row])
-        entry: dict[str, Any] = {"class": None if unknown else top[0]["class"], found.measure: top[0][found.measure]}
-        if found.novelty is not None:
-            entry |= {"unknown": unknown, "novelty": float(found.novelty[row])}
-        rows.append({**entry, "top": top})
-    about = {"item": name, "revision": learner.revision_}
-    return {**about, **rows[0]} if len(rows) == 1 else {**about, "answers": rows}
+    for path in asked:
+        X = odd_file(path) or _vectors(learner, [path])[0]
+        if isinstance(X, str):
+            done.refuse(folder, path, "", X)
+            continue
+        found = learner.ask(Features(X, np.arange(len(X))), false_alarm=usable)
+        rows = []
+        for row, order in enumerate(found.ranked(5)):
+            values = found.values[row]
+            top = [{"class": str(found.classes[column]), found.measure: float(values[column])} for column in order]
+            unknown = None if found.unknown is None else bool(found.unknown[row])
+            entry = {"class": None if unknown else top[0]["class"], found.measure: top[0][found.measure]}
+            if found.novelty is not None:
+                entry |= {"unknown": unknown, "novelty": float(found.novelty[row])}
+            rows.append({**entry, "top": top})
+        about = {"item": path.name, "revision": learner.revision_}
+        answer = {**about, **rows[0]} if len(rows) == 1 else {**about, "answers": rows}
+        folder.put(path, "answered", ".json", json.dumps(answer))
+        done.answered += 1

@@ -14,9 +14,9 @@ from evergrow.serve.config import Limits, ServeConfig, is_loopback
 from evergrow.serve.monitoring import caller_address
 from evergrow.serve.requests import FORM, Problem
 
-_GUARDED = ("/api/", "/v2/models", "/label-studio/", "/metrics")
+_GUARDED = ("/api/", "/label-studio/", "/metrics")
 _READING_METHODS = ("GET", "HEAD", "OPTIONS")
-_READING_POSTS = ("/predict", "/evaluate", "/infer", "/health", "/setup")
+_READING_POSTS = ("/predict", "/evaluate", "/setup")
 _CALLERS = 10_000  # that the rate limit remembers
 _SLOWEST = 1024  # bytes of a body in a second
 
@@ -36,7 +36,7 @@ def _largest_body(path: str, headers: Headers, limits: Limits) -> int:
     if path.endswith(("/jobs", "/api/v1/models/upload")):
         return limits.upload_bytes
     is_form = headers.get("content-type", "").lower().startswith(FORM)
-    carries_files = is_form or path.startswith(("/v2/", "/label-studio/"))
+    carries_files = is_form or path.startswith("/label-studio/")
     return limits.body_bytes if carries_files else limits.json_bytes
 
 

@@ -14,31 +14,20 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from evergrow.core.errors import EvergrowError, ParameterError
 from evergrow.core.version import __version__
-from evergrow.serve import jobs, label_studio, open_inference, routes
+from evergrow.serve import jobs, label_studio, routes
 from evergrow.serve.access import AccessMiddleware
-from evergrow.serve.config import ServeConfig
+from evergrow.serve.config import Limits, ServeConfig
 from evergrow.serve.monitoring import RequestMiddleware, collect_warnings, log, set_up_logs
-from evergrow.serve.requests import handle_error
-from evergrow.serve.schemas import (
-    Exam,
-    ExamForm,
-    Lesson,
-    LessonForm,
-    ProblemDocument,
-    Question,
-    QuestionForm,
-    reference,
-)
+from evergrow.serve.requests import handle_error, problems
+from evergrow.serve.schemas import ProblemDocument
 from evergrow.serve.service import Service, ServiceDep
 
 PAGE = Path(__file__).parent / "page"
@@ -49,9 +38,6 @@ ABOUT = (
     "(RFC 9457). Nothing that is sent is kept, and nothing leaves this machine."
 )
 _HEAD_BYTES = 16_384  # of the request line and the headers together
-_REFERENCED = (
-    ProblemDocument, Question, QuestionForm, Lesson, LessonForm, Exam, ExamForm, open_inference.InferenceRequest,
-)  # fmt: skip
 
 
 def create_app(config: ServeConfig) -> FastAPI:
@@ -88,36 +74,32 @@ def create_app(config: ServeConfig) -> FastAPI:
         title="evergrow", version=__version__, description=ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.service, app.state.jobs = service, jobs.Jobs(service)
-    for router in (*routes.ROUTERS, open_inference.router, label_studio.router, jobs.router):
-        app.include_router(router)
-    app.add_api_route(
-        "/metrics", metrics, response_class=Response, responses={200: {"content": {"text/plain": {}}}}, tags=["service"]
-    )
+    for router in (*routes.ROUTERS, label_studio.router, jobs.router, router_of_service):
+        app.router.routes.extend(router.routes)
     app.mount("/docs", StaticFiles(directory=REFERENCE, html=True), name="reference")
     app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
     for kind in (HTTPException, RequestValidationError, EvergrowError):
         app.add_exception_handler(kind, handle_error)
     app.add_middleware(AccessMiddleware, config=config)
     app.add_middleware(RequestMiddleware, metrics=service.metrics, folder=str(service.store.folder))
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    described = app.openapi()  # routes refer to problems by name
+    described["components"]["schemas"]["ProblemDocument"] = ProblemDocument.model_json_schema()
     return app
 
 
+router_of_service = APIRouter(tags=["service"], responses=problems())
+
+
+@router_of_service.get("/health")
+async def health() -> dict[str, str]:
+    """Return 200 as long as requests are taken; no token is asked for."""
+    return {"status": "ok"}
+
+
+@router_of_service.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(service: ServiceDep) -> Response:
     """Return counters and latencies in the text format of Prometheus."""
-    service.metrics.queue.set(service.pool.depth())
     return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
-
-
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document with the models that routes refer to themselves."""
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        template = reference(ProblemDocument)["$ref"].replace("ProblemDocument", "{model}")
-        _, found = models_json_schema([(model, "validation") for model in _REFERENCED], ref_template=template)
-        document["components"]["schemas"].update(found["$defs"])
-        app.openapi_schema = document
-    return app.openapi_schema
 
 
 # -- running ----------------------------------------------------------------------------------------------------
@@ -148,7 +130,7 @@ def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_leve
     app = create_app(config)
     settings = uvicorn.Config(
         app,
-        http=_protocol(config.limits.header_seconds),
+        http=bounded_protocol(config.limits),
         ws="none",
         lifespan="on",
         access_log=False,
@@ -208,14 +190,18 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _protocol(seconds: float) -> type[H11Protocol]:
-    """Return uvicorn's protocol with an end to the time that the head of a request may take."""
+def bounded_protocol(limits: Limits) -> type[H11Protocol]:
+    """Return uvicorn's protocol with limits on the connections of an address, and on the time for a request's head."""
 
     class Protocol(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            address = (self.client or ("",))[0]
+            others = [other.client for other in self.connections if isinstance(other, Protocol)]
+            if sum(client is not None and client[0] == address for client in others) > limits.connections_per_address:
+                transport.close()
             self._await_head()
 
         def data_received(self, data: bytes) -> None:
@@ -231,16 +217,11 @@ def _protocol(seconds: float) -> type[H11Protocol]:
 
         def _await_head(self) -> None:
             if self._timer is None:
-                self._timer = self.loop.call_later(seconds, self._give_up)
+                self._timer = self.loop.call_later(limits.header_seconds, self.transport.close)
 
         def _head_came(self) -> None:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-
-        def _give_up(self) -> None:
-            self._timer = None
-            if not self.transport.is_closing():
-                self.transport.close()
 
     return Protocol

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ from evergrow.features.backbones import ImageBackbone, create_backbone
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.sources import best_backbone, list_backbones
 from evergrow.learner.learner import Learner
-from evergrow.serve.config import Limits
+from evergrow.serve.config import ServeConfig
 from evergrow.serve.monitoring import Metrics
 from evergrow.serve.requests import Problem
 from evergrow.serve.schemas import SAMPLE_KINDS, BackboneOffer
@@ -218,18 +218,14 @@ class Batcher:
         for entry, part in zip(requests, np.split(rows, ends[:-1]), strict=True):
             groups.setdefault(id(entry.model), []).append((entry, part))
         for group in groups.values():
-            entries, results = [entry for entry, _ in group], [part for _, part in group]
-            self._finish(entries, self._answers(entries[0].model, results))
-
-    def _answers(self, model: Any, parts: list[FeatureRows]) -> list[Any] | BaseException:
-        if model is None:
-            return parts
-        try:
-            answers = model.ask(np.concatenate(parts))
-        except BaseException as error:
-            return error
-        ends = np.cumsum([0, *map(len, parts)]).tolist()
-        return [answers.part(slice(start, stop)) for start, stop in pairwise(ends)]
+            entries, parts = [entry for entry, _ in group], [part for _, part in group]
+            try:
+                answers = None if entries[0].model is None else entries[0].model.ask(np.concatenate(parts))
+            except BaseException as error:
+                self._finish(entries, error)
+                continue
+            bounds = pairwise(np.cumsum([0, *map(len, parts)]).tolist())
+            self._finish(entries, parts if answers is None else [answers.part(slice(a, b)) for a, b in bounds])
 
     def _encode(self, samples: list[Any], alone: bool) -> FeatureRows:
         """Return the features of samples: one by one, or in batches, each in equal parts for the cores."""
@@ -240,7 +236,9 @@ class Batcher:
                 self._metrics.batch_size.observe(len(batch))
         if self._crew is None or (not alone and len(samples) < cores()):  # all cores work on one batch
             return np.concatenate([encode_batch(self.backbone, batch) for batch in batches])
-        parts = batches if alone else [part for batch in batches for part in _parts(batch, cores())]
+        n = 1 if alone else cores()
+        bounds = [(batch, [len(batch) * i // n for i in range(n + 1)]) for batch in batches]
+        parts = [batch[start:stop] for batch, ends in bounds for start, stop in pairwise(ends) if start < stop]
         return np.concatenate(list(self._crew.map(partial(encode_batch, self.backbone), parts)))
 
     def _finish(self, requests: list[_Waiting], results: list[Any] | BaseException) -> None:
@@ -255,11 +253,6 @@ class Batcher:
                 request.result.set_result(results[i])
 
 
-def _parts(batch: list[Any], n: int) -> list[list[Any]]:
-    bounds = np.linspace(0, len(batch), n + 1).astype(int)
-    return [batch[start:stop] for start, stop in pairwise(bounds) if start < stop]
-
-
 # -- all of them ------------------------------------------------------------------------------------------------
 
 
@@ -268,25 +261,15 @@ class BackbonePool:
 
     Parameters
     ----------
-    limits : Limits
-        Sizes of batches and queues.
-    device : str
-        Where they compute.
-    given : mapping of str to Backbone
-        Backbones beside those of the catalogue.
-    metrics : Metrics, optional
+    config : ServeConfig
+        Where they compute, sizes of batches and queues, and backbones beside those of the catalogue.
+    metrics : Metrics
         Where batches are counted.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        device: str = "auto",
-        given: Mapping[str, Backbone] | None = None,
-        metrics: Metrics | None = None,
-    ) -> None:
-        self._limits, self._device, self._metrics = limits, device, metrics
-        self._given = dict(given or {})
+    def __init__(self, config: ServeConfig, metrics: Metrics) -> None:
+        self._limits, self._device, self._metrics = config.limits, config.device, metrics
+        self._given = dict(config.backbones)
         self._shared: dict[str, Batcher] = {}
         self._loading = threading.Lock()
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import hashlib
-import hmac
 import ipaddress
 import os
 from collections.abc import Mapping
@@ -30,7 +28,7 @@ class Limits:
     Parameters
     ----------
     json_bytes : int
-        Size of a JSON body. Where JSON carries image files (Label Studio, Open Inference), ``body_bytes`` holds.
+        Size of a JSON body. Where JSON carries image files (Label Studio), ``body_bytes`` holds.
     json_values : int
         Values and keys in a JSON body, estimated before it is parsed.
     body_bytes : int
@@ -61,6 +59,8 @@ class Limits:
         Of one token, or one address where there are no tokens.
     connections : int
         Connections at one moment.
+    connections_per_address : int
+        Of these, connections from one address; more are closed at once. Behind a proxy all come from its address.
     header_seconds, body_seconds : float
         Time that the head of a request may take, and the time between two pieces of its body.
     lock_seconds : float
@@ -83,6 +83,7 @@ class Limits:
     jobs: int = 4
     requests_per_second: float = 500.0
     connections: int = 512
+    connections_per_address: int = 128
     header_seconds: float = 10.0
     body_seconds: float = 20.0
     lock_seconds: float = 10.0
@@ -105,13 +106,10 @@ class Token:
         Name for logs; never the token itself.
     role : {"read", "teach"}
         Whether its holder may only ask, or change models too.
-    digest : bytes
-        SHA-256 of the token.
     """
 
     name: str
     role: Role
-    digest: bytes
 
 
 @dataclass(frozen=True)
@@ -120,8 +118,8 @@ class Tokens:
 
     Parameters
     ----------
-    entries : tuple of Token
-        With no entries, no token is asked for.
+    entries : dict of bytes to Token
+        By their SHA-256 digests; with no entries, no token is asked for.
 
     Examples
     --------
@@ -133,7 +131,7 @@ class Tokens:
     True
     """
 
-    entries: tuple[Token, ...] = ()
+    entries: Mapping[bytes, Token] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.entries)
@@ -141,23 +139,18 @@ class Tokens:
     def holder(self, authorization: str) -> Token | None:
         """Return the token in an ``Authorization`` header, or None.
 
-        The time taken does not depend on how much of the token is right.
+        It is looked up by its digest, so that the time taken says nothing about it.
         """
         scheme, _, value = authorization.partition(" ")
         secret = value.strip()
         if scheme.casefold() == "basic":  # labelling tools know nothing else; the user name does not matter
             try:
                 secret = base64.b64decode(secret, validate=True).decode().partition(":")[2]
-            except (binascii.Error, ValueError):
+            except ValueError:
                 return None
         elif scheme.casefold() != "bearer":
             return None
-        given = _digest(secret)
-        found = None
-        for entry in self.entries:
-            if hmac.compare_digest(entry.digest, given):
-                found = entry
-        return found
+        return self.entries.get(_digest(secret))
 
     @classmethod
     def parse(cls, text: str, name: str) -> Tokens:
@@ -175,7 +168,7 @@ class Tokens:
         ParameterError
             If a line has another form, a token is short or comes twice, or there is none. Messages hold no token.
         """
-        entries: list[Token] = []
+        entries: dict[bytes, Token] = {}
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split(maxsplit=2)
             if not words or words[0].startswith("#"):
@@ -184,13 +177,13 @@ class Tokens:
                 raise ParameterError(f"line {number} of {name} must be 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'")
             if len(words[1]) < SHORTEST_TOKEN:
                 raise ParameterError(f"token on line {number} of {name} must have at least {SHORTEST_TOKEN} characters")
-            role: Role = "teach" if words[0] == "teach" else "read"
-            entries.append(Token(words[2] if len(words) > 2 else f"line {number}", role, _digest(words[1])))
+            if _digest(words[1]) in entries:
+                raise ParameterError(f"{name} holds the same token twice")
+            holder = words[2] if len(words) > 2 else f"line {number}"
+            entries[_digest(words[1])] = Token(holder, "teach" if words[0] == "teach" else "read")
         if not entries:
             raise ParameterError(f"{name} holds no token: write a line 'read TOKEN' or 'teach TOKEN'")
-        if len({entry.digest for entry in entries}) < len(entries):
-            raise ParameterError(f"{name} holds the same token twice")
-        return cls(tuple(entries))
+        return cls(entries)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Tokens:

@@ -33,14 +33,13 @@ from evergrow.serve.requests import (
     ChangeRequest,
     ChangeRequestDep,
     Problem,
-    SentImage,
     media_type,
     problem_of,
     problems,
     receive_file,
     validated,
 )
-from evergrow.serve.schemas import ClassNames, JobList, JobRecord, SkippedImage
+from evergrow.serve.schemas import ClassNames, JobRecord, SkippedImage
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
 
 _REMEMBERED = 100
@@ -93,22 +92,22 @@ class Jobs:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._records: dict[str, JobRecord] = {}
+        self.records: dict[str, JobRecord] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        service.metrics.jobs.set_function(self._n_open)
 
-    def records(self) -> list[JobRecord]:
-        """Return the jobs that are remembered, the oldest first."""
-        return list(self._records.values())
+    def _n_open(self) -> int:
+        return sum(not record.has_ended for record in self.records.values())
 
     def find(self, job_id: str) -> JobRecord:
-        """Return a job as it is now, or raise the problem 404."""
-        if job_id not in self._records:
+        """Return a job, whose record changes as it goes on, or raise the problem 404."""
+        if job_id not in self.records:
             raise Problem(404, f"no job {job_id[:80]!r} is remembered", "NoJob")
-        return self._records[job_id]
+        return self.records[job_id]
 
     def check_room(self) -> None:
         """Raise the problem 503 if as many jobs are open as may be."""
-        if sum(not record.has_ended for record in self.records()) >= self._service.limits.jobs:
+        if self._n_open() >= self._service.limits.jobs:
             raise Problem(503, "too many jobs are open: wait for one to end", "TooManyJobs", retry_after=5)
 
     async def start(self, model: OpenModel, path: Path, request: ChangeRequest) -> JobRecord:
@@ -119,58 +118,52 @@ class Jobs:
         except BaseException:
             path.unlink()
             raise
-        record = JobRecord(id=secrets.token_urlsafe(12), model=model.name, total=len(images))
-        while len(self._records) >= _REMEMBERED and self.records()[0].has_ended:
-            del self._records[self.records()[0].id]
-        self._records[record.id] = record
-        self._update(record.id)
-        self._tasks[record.id] = task = asyncio.create_task(self._learn(record.id, model, archive, images, request))
+        job = JobRecord(id=secrets.token_urlsafe(12), model=model.name, total=len(images))
+        while len(self.records) >= _REMEMBERED and (oldest := next(iter(self.records.values()))).has_ended:
+            del self.records[oldest.id]
+        self.records[job.id] = job
+        self._tasks[job.id] = task = asyncio.create_task(self._learn(job, model, archive, images, request))
         task.add_done_callback(lambda _: path.unlink(missing_ok=True))
-        return record
+        return job
 
     def cancel(self, job_id: str) -> JobRecord:
         """End a job before anything is written, or raise the problem 409."""
-        state = self.find(job_id).state
-        if state != "running":
-            raise Problem(409, f"the job is {state} and cannot be cancelled any more", "JobEnded")
+        job = self.find(job_id)
+        if job.state != "running":
+            raise Problem(409, f"the job is {job.state} and cannot be cancelled any more", "JobEnded")
         self._tasks[job_id].cancel()
-        return self._update(job_id, state="cancelled")
+        job.state = "cancelled"
+        return job
 
     async def close(self) -> None:
         """Cancel what runs, and wait for what is being written."""
         for job_id, task in self._tasks.items():
-            if self._records[job_id].state == "running":
+            if self.records[job_id].state == "running":
                 task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def _update(self, job_id: str, **values: Any) -> JobRecord:
-        """Change the record of a job."""
-        record = self._records[job_id] = self._records[job_id].model_copy(update=values)
-        self._service.metrics.jobs.set(sum(not entry.has_ended for entry in self.records()))
-        return record
-
     async def _learn(
-        self, job_id: str, model: OpenModel, archive: Archive, images: LabelledImages, request: ChangeRequest
+        self, job: JobRecord, model: OpenModel, archive: Archive, images: LabelledImages, request: ChangeRequest
     ) -> None:
         try:
-            rows, labels = await self._encode(job_id, model, archive, images)
-            self._update(job_id, state="writing")
+            rows, labels = await self._encode(job, model, archive, images)
+            job.state = "writing"
             taught = self._service.change(
                 model, lambda learner: learner.partial_fit((rows, labels)), request, len(rows)
             )
-            result = await asyncio.shield(taught)
+            job.change = await asyncio.shield(taught)
             self._service.metrics.samples.labels("teach").inc(len(rows))
-            self._update(job_id, state="done", change=result.answer(model.name))
+            job.state = "done"
         except Exception as error:
             problem = problem_of(error, str(self._service.store.folder))
             bug = error if problem.status_code == 500 else None
-            log("job failed", job=job_id, error=bug, problem=problem.detail)
-            self._update(job_id, state="failed", error=problem.detail)
+            log("job failed", job=job.id, error=bug, problem=problem.detail)
+            job.error, job.state = problem.detail, "failed"
         finally:
-            del self._tasks[job_id]
+            del self._tasks[job.id]
 
     async def _encode(
-        self, job_id: str, model: OpenModel, archive: Archive, images: LabelledImages
+        self, job: JobRecord, model: OpenModel, archive: Archive, images: LabelledImages
     ) -> tuple[NDArray[Any], NDArray[np.str_]]:
         """Return features and labels of all images that can be read, each encoded by itself, a few prepared ahead."""
         batcher = await self._service.batcher(model)
@@ -180,32 +173,28 @@ class Jobs:
         for start in range(0, len(images), ahead):
             some = images[start : start + ahead]
             found = await asyncio.gather(*(self._prepare(batcher.backbone, archive, name) for name, _ in some))
-            kept = [sample for sample in found if not isinstance(sample, SkippedImage)]
-            skipped = [sample for sample in found if isinstance(sample, SkippedImage)]
-            pairs = zip(some, found, strict=True)
-            labels += [label for (_, label), sample in pairs if not isinstance(sample, SkippedImage)]
+            kept: list[Prepared] = []
+            for (_, label), sample in zip(some, found, strict=True):
+                if isinstance(sample, SkippedImage):
+                    job.skipped += 1
+                    job.failures = [*job.failures, sample][:_NAMED]
+                else:
+                    kept.append(sample)
+                    labels.append(label)
             if kept:
                 while not batcher.has_room(len(kept)):  # a job has time, and those who ask go first
                     await asyncio.sleep(_PAUSE)
                 parts.append(await asyncio.wrap_future(batcher.submit(kept, alone=True)))
-            record = self._records[job_id]
-            self._update(
-                job_id,
-                done=start + len(some),
-                skipped=record.skipped + len(skipped),
-                failures=[*record.failures, *skipped][:_NAMED],
-            )
+            job.done = start + len(some)
         if not parts:
-            reason = self._records[job_id].failures[0].reason
-            raise InputError(f"the zip holds no image that can be read; the first one: {reason}")
+            raise InputError(f"the zip holds no image that can be read; the first one: {job.failures[0].reason}")
         return np.concatenate(parts), np.asarray(labels, dtype=np.str_)
 
     async def _prepare(self, backbone: Backbone, archive: Archive, name: str) -> Prepared | SkippedImage:
         """Return an image as the backbone takes it, or why it is left out."""
         shown = printable(name)[:200]
         try:
-            sent = SentImage(shown, await self._service.run(archive.read, name))
-            (sample,) = await self._service.prepared(backbone, [sent])
+            (sample,) = await self._service.prepared(backbone, [(shown, await self._service.run(archive.read, name))])
             return sample
         except (ImageError, FileFormatError) as error:
             reason = str(error) if isinstance(error, ImageError) else f"{shown} is damaged in the zip"
@@ -254,15 +243,15 @@ async def start_job(
         raise InputError(f"the model takes {model.version.kind}: a zip of images cannot be taught to it")
     jobs.check_room()
     path, digest = await receive_file(request, service.store.folder, ".zip")
-    job = await jobs.start(model, path, conditions.asking(b"job", digest))
+    job = await jobs.start(model, path, conditions.with_content(b"job", digest))
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     return job
 
 
 @router.get("/jobs")
-async def list_jobs(jobs: JobsDep) -> JobList:
+async def list_jobs(jobs: JobsDep) -> dict[str, list[JobRecord]]:
     """Return the jobs that are remembered, the oldest first."""
-    return JobList(jobs=jobs.records())
+    return {"jobs": list(jobs.records.values())}
 
 
 @router.get(
@@ -276,7 +265,7 @@ async def follow_job(j: str, request: Request, jobs: JobsDep, service: ServiceDe
     if "text/event-stream" not in request.headers.get("accept", ""):
         return job
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_events(j, jobs, service.closing), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(_events(job, service.closing), media_type="text/event-stream", headers=headers)
 
 
 @router.delete("/jobs/{j}", dependencies=[Depends(check_writable)], responses=problems(404, 409))
@@ -285,15 +274,14 @@ async def cancel_job(j: str, jobs: JobsDep) -> JobRecord:
     return jobs.cancel(j)
 
 
-async def _events(job_id: str, jobs: Jobs, closing: asyncio.Event) -> AsyncIterator[str]:
+async def _events(job: JobRecord, closing: asyncio.Event) -> AsyncIterator[str]:
     """Yield the record now, whenever it changes, and now and then for proxies, until the job or the service ends."""
-    sent, at = None, 0.0
+    sent, at = "", 0.0
     while True:
-        record = jobs.find(job_id)
-        if record is not sent or time.monotonic() - at > _KEEP_ALIVE:
-            kind = record.state if record.has_ended else "progress"
-            yield f"event: {kind}\ndata: {record.model_dump_json()}\n\n"
+        record = job.model_dump_json()
+        if record != sent or time.monotonic() - at > _KEEP_ALIVE:
+            yield f"event: {job.state if job.has_ended else 'progress'}\ndata: {record}\n\n"
             sent, at = record, time.monotonic()
-        if record.has_ended or closing.is_set():
+        if job.has_ended or closing.is_set():
             return
         await asyncio.sleep(_POLL)

@@ -9,27 +9,26 @@ more fields than are read here.
 from __future__ import annotations
 
 import base64
-import binascii
-import dataclasses
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
 from xml.etree import ElementTree
 
 import numpy as np
 from fastapi import APIRouter, Depends
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
+from pydantic import AliasPath, BaseModel, Field
 
 from evergrow.core.record import Spec, from_archive, record, require, to_archive
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import Change
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.requests import BoundedRoute, ChangeRequest, Problem, SentImage, SentSamples, problems, validated
+from evergrow.serve.requests import BoundedRoute, ChangeRequest, Problem, SentSamples, problems, validated
 from evergrow.serve.schemas import ClassName
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
 
@@ -119,64 +118,58 @@ class Ledger:
         """Raise unless there is a row for each annotation."""
         require(len(self.rows) == len(self.taught), "it has other numbers of annotations and rows")
 
-    @classmethod
-    def of(cls, learner: Learner) -> Ledger:
-        """Return the ledger in a model."""
-        archive = learner.attached(_PART)
-        return cls() if archive is None else from_archive(cls, archive, name="annotations of the model")
 
-    def kept(self, keep: Iterable[bool]) -> Ledger:
-        """Return the ledger with some of its annotations."""
-        mask = np.fromiter(keep, dtype=bool, count=len(self.taught))
-        taught = tuple(entry for entry, keep in zip(self.taught, mask, strict=True) if keep)
-        return dataclasses.replace(self, taught=taught, rows=self.rows[mask])
+def _read_ledger(learner: Learner) -> tuple[dict[str, tuple[TaughtAnnotation, NDArray[Any]]], list[str]]:
+    """Return what annotations taught a model, by their ids, and the ids of deleted ones."""
+    archive = learner.attached(_PART)
+    ledger = Ledger() if archive is None else from_archive(Ledger, archive, name="annotations of the model")
+    return {entry.key: (entry, row) for entry, row in zip(ledger.taught, ledger.rows, strict=True)}, [*ledger.deleted]
+
+
+def _write_ledger(
+    learner: Learner, taught: Mapping[str, tuple[TaughtAnnotation, NDArray[Any]]], deleted: list[str], note: str = ""
+) -> None:
+    rows = np.stack([row for _, row in taught.values()]) if taught else np.empty((0, 0))
+    ledger = Ledger(tuple(entry for entry, _ in taught.values()), rows, tuple(deleted[-_REMEMBERED:]))
+    learner.attach(_PART, to_archive(ledger), note=note)
 
 
 def annotate(learner: Learner, annotations: Iterable[Annotation]) -> None:
     """Bring a model to what annotations say now; nothing changes where it says the same."""
-    before = ledger = Ledger.of(learner)
-    n_changes = len(learner.history_)
+    taught, deleted = _read_ledger(learner)
+    n_changes, changed = len(learner.history_), False
     for annotation in annotations:
-        ledger = _annotated(learner, ledger, annotation)
-    if ledger is not before:
+        key, label = annotation.key, annotation.label
+        if key in deleted or (key not in taught and label is None and not annotation.gone):
+            continue
+        if key in taught:
+            entry, row = taught[key]
+            former = entry.current_label(learner.history_)
+            same = annotation.row is not None and former == label and np.array_equal(row, annotation.row)
+            if same or (annotation.moment and annotation.moment < entry.moment):
+                continue
+            del taught[key]
+            if former is not None:
+                learner.unlearn((row[None], [former]))
+        changed = True
+        if label is not None and annotation.row is not None:
+            taught[key] = TaughtAnnotation(key, label, len(learner.history_), annotation.moment), annotation.row
+            learner.partial_fit((annotation.row[None], [label]))
+        elif annotation.gone:
+            deleted.append(key)
+    if changed:
         # The ids of deleted annotations are remembered too, also where nothing else changed.
         note = "" if len(learner.history_) > n_changes else "an annotation was deleted before it came"
-        learner.attach(_PART, to_archive(ledger), note=note)
-
-
-def _annotated(learner: Learner, ledger: Ledger, annotation: Annotation) -> Ledger:
-    known = {entry.key: (entry, row) for entry, row in zip(ledger.taught, ledger.rows, strict=True)}
-    if annotation.key in ledger.deleted:
-        return ledger
-    if annotation.key not in known:
-        if annotation.label is None and not annotation.gone:
-            return ledger
-    else:
-        entry, row = known[annotation.key]
-        label = entry.current_label(learner.history_)
-        overtaken = bool(annotation.moment) and annotation.moment < entry.moment
-        same = annotation.row is not None and label == annotation.label and np.array_equal(row, annotation.row)
-        if overtaken or same:
-            return ledger
-        ledger = ledger.kept(other is not entry for other in ledger.taught)
-        if label is not None:
-            learner.unlearn((row[None], [label]))
-    if annotation.label is None or annotation.row is None:
-        deleted = (*ledger.deleted, annotation.key) if annotation.gone else ledger.deleted
-        return dataclasses.replace(ledger, deleted=deleted[-_REMEMBERED:])
-    taught = TaughtAnnotation(annotation.key, annotation.label, len(learner.history_), annotation.moment)
-    learner.partial_fit((annotation.row[None], [annotation.label]))
-    rows = np.concatenate([ledger.rows, annotation.row[None]]) if ledger.taught else annotation.row[None]
-    return dataclasses.replace(ledger, taught=(*ledger.taught, taught), rows=rows)
+        _write_ledger(learner, taught, deleted, note)
 
 
 def forget_classes(learner: Learner, names: Iterable[str]) -> None:
     """Forget classes, and with them the feature vectors of their annotations."""
     learner.forget_classes(list(names))
-    ledger = Ledger.of(learner)
-    kept = ledger.kept(entry.current_label(learner.history_) is not None for entry in ledger.taught)
-    if len(kept.taught) < len(ledger.taught):
-        learner.attach(_PART, to_archive(kept))
+    taught, deleted = _read_ledger(learner)
+    kept = {key: value for key, value in taught.items() if value[0].current_label(learner.history_) is not None}
+    if len(kept) < len(taught):
+        _write_ledger(learner, kept, deleted)
 
 
 # -- messages ---------------------------------------------------------------------------------------------------
@@ -195,16 +188,10 @@ class TaskList(BaseModel):
     label_config: str | None = None
 
 
-class ChoiceValue(BaseModel):
-    """The classes that one region of a result names."""
-
-    choices: Annotated[list[str], Field(fail_fast=True)] = []
-
-
 class Region(BaseModel):
-    """One entry in the result of an annotation."""
+    """One entry in the result of an annotation: the classes that it names."""
 
-    value: ChoiceValue = ChoiceValue()
+    choices: Annotated[list[str], Field(validation_alias=AliasPath("value", "choices"), fail_fast=True)] = []
 
 
 class StudioAnnotation(BaseModel):
@@ -226,7 +213,7 @@ class StudioAnnotation(BaseModel):
         >>> StudioAnnotation(id=1, was_cancelled=True).choice() is None
         True
         """
-        chosen = [choice for region in self.result for choice in region.value.choices]
+        chosen = [choice for region in self.result for choice in region.choices]
         return chosen[0] if len(chosen) == 1 and not self.was_cancelled else None
 
 
@@ -251,18 +238,10 @@ class Event(BaseModel):
         return f"{self.project.id}:{annotation.id}"
 
 
-@dataclass(frozen=True)
-class ConfigNames:
-    """The names in the label config of a project.
+class ConfigNames(NamedTuple):
+    """The names in the label config of a project: the control that holds the classes, its object, and the task's field.
 
-    Parameters
-    ----------
-    choices : str
-        Name of the control that holds the classes.
-    sample : str
-        Name of the object that it belongs to.
-    key : str
-        Field of a task that holds the sample; empty where the config does not say.
+    The field of a task that holds the sample is empty where the config does not say.
     """
 
     choices: str = "choice"
@@ -292,16 +271,13 @@ def names_of(config: str | None, kind: str) -> ConfigNames:
         root = ElementTree.fromstring(config)
     except (ElementTree.ParseError, ValueError, RecursionError):
         return ConfigNames()
-    choices = next(root.iter("Choices"), None)
-    to_name = "" if choices is None else choices.get("toName", "")
-    sources = [entry for tag in _SOURCES.get(kind, ()) for entry in root.iter(tag)]
-    source = next((entry for entry in sources if entry.get("name") == to_name), sources[0] if sources else None)
-    value = "" if source is None else source.get("value", "")
-    return ConfigNames(
-        "choice" if choices is None else choices.get("name", "choice"),
-        to_name or ("sample" if source is None else source.get("name", "sample")),
-        value.removeprefix("$") if value.startswith("$") else "",
-    )
+    control = next((entry.attrib for entry in root.iter("Choices")), {})
+    sources = [entry.attrib for tag in _SOURCES.get(kind, ()) for entry in root.iter(tag)] or [{}]
+    source = next((entry for entry in sources if entry.get("name") == control.get("toName")), sources[0])
+    sample = control.get("toName") or source.get("name", "sample")
+    field_of_task = source.get("value", "")
+    key = field_of_task.removeprefix("$") if field_of_task.startswith("$") else ""
+    return ConfigNames(control.get("name", "choice"), sample, key)
 
 
 def sample_of(task: Task, kind: str, names: ConfigNames) -> str:
@@ -319,7 +295,11 @@ def fetch_image(where: str, config: ServeConfig) -> bytes:
     Nothing else is ever called, and redirects are not followed.
     """
     if where.startswith("data:"):
-        return _inline(where)
+        head, _, encoded = where.partition(",")
+        with suppress(ValueError):
+            if head.endswith(";base64"):
+                return base64.b64decode(encoded, validate=True)
+        raise Problem(422, "images in tasks must be in base64", "BadField")
     home, most = urlsplit(config.label_studio), config.limits.body_bytes
     if not home.netloc:
         detail = "the image is not in its task: start the service with --label-studio URL to fetch it"
@@ -344,16 +324,6 @@ def fetch_image(where: str, config: ServeConfig) -> bytes:
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any, **__: Any) -> None:
         """Follow none: it could lead anywhere."""
-
-
-def _inline(where: str) -> bytes:
-    head, _, data = where.partition(",")
-    try:
-        if head.endswith(";base64"):
-            return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        pass
-    raise Problem(422, "images in tasks must be in base64", "BadField")
 
 
 # -- routes -----------------------------------------------------------------------------------------------------
@@ -390,13 +360,8 @@ async def predict(model: ModelDep, asked: TaskList, service: ServiceDep) -> dict
         answers = await service.answers(model, samples, FALSE_ALARM)
         for row, column in enumerate(answers.ranked(1)[:, 0]):
             score = float(answers.values[row, column])
-            region = {
-                "from_name": names.choices,
-                "to_name": names.sample,
-                "type": "choices",
-                "value": {"choices": [str(answers.classes[column])]},
-                "score": score,
-            }
+            choice = {"type": "choices", "value": {"choices": [str(answers.classes[column])]}, "score": score}
+            region = {"from_name": names.choices, "to_name": names.sample, **choice}
             unknown = answers.unknown is not None and bool(answers.unknown[row])
             results[row].update(result=[] if unknown else [region], score=score)
     return {"results": results, "model_version": version}
@@ -405,17 +370,16 @@ async def predict(model: ModelDep, asked: TaskList, service: ServiceDep) -> dict
 @router.post("/webhook", dependencies=[Depends(check_writable)], responses=problems(412, 507))
 async def webhook(model: ModelDep, event: Event, service: ServiceDep) -> dict[str, Any]:
     """Learn from an annotation that was created, updated or deleted; each counts once however often it comes."""
-    annotations: tuple[Annotation, ...]
     if event.action in ("ANNOTATION_CREATED", "ANNOTATION_UPDATED"):
-        annotations = (await _annotation(service, model, event),)
+        annotations = [await _annotation(service, model, event)]
     elif event.action in ("ANNOTATIONS_DELETED", "ANNOTATION_DELETED"):
         gone = event.annotations or ([] if event.annotation is None else [event.annotation])
-        annotations = tuple(Annotation(event.key(entry), None, gone=True) for entry in gone)
+        annotations = [Annotation(event.key(entry), None, gone=True) for entry in gone]
     else:
         return {"status": "ignored", "action": event.action[:80]}
-    request = ChangeRequest(note=f"Label Studio: {event.action}", who="Label Studio")
-    result = await service.change(model, lambda learner: annotate(learner, annotations), request, len(annotations))
-    return {"status": "ok", **result.answer(model.name).model_dump()}
+    request = ChangeRequest(model.name, note=f"Label Studio: {event.action}", who="Label Studio")
+    answer = await service.change(model, lambda learner: annotate(learner, annotations), request, len(annotations))
+    return {"status": "ok", **answer.model_dump()}
 
 
 async def _annotation(service: Service, model: OpenModel, event: Event) -> Annotation:
@@ -440,4 +404,4 @@ async def _samples(service: Service, model: OpenModel, found: list[str]) -> Sent
     if model.version.kind == "texts":
         return SentSamples(texts=found)
     files = [await service.run(fetch_image, where, service.config) for where in found]
-    return SentSamples(images=[SentImage(f"tasks[{i}]", data) for i, data in enumerate(files)])
+    return SentSamples(images=[(f"tasks[{i}]", data) for i, data in enumerate(files)])

@@ -14,17 +14,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import BusyError, FileFormatError, InputError, NotFittedError, ParameterError, PathError
+from evergrow.core.errors import BusyError, FileFormatError, NotFittedError, ParameterError, PathError
 from evergrow.core.files import locked
-from evergrow.features import Features
 from evergrow.learner.answers import Answers
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
@@ -33,6 +31,7 @@ from evergrow.learner.modelfile import (
     History,
     ModelNotFoundError,
     ModelWriteError,
+    clean_folder,
     commit,
     kept_revisions,
     locked_model,
@@ -51,7 +50,7 @@ from evergrow.serve.schemas import (
     ChangeAnswer,
     ChangeRecord,
     ClassCount,
-    SampleKind,
+    ModelState,
     is_model_name,
 )
 
@@ -73,7 +72,6 @@ def signature_of(file: Path | int) -> Signature | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-@dataclass(frozen=True, eq=False)
 class Version:
     """A model at one moment.
 
@@ -83,77 +81,46 @@ class Version:
         What it knows.
     signature : tuple or None
         Signature of its file; None asks for the file to be read again.
+
+    Attributes
+    ----------
+    counts : dict of str to int
+        Samples of each class.
+    classes : list of ClassCount
+        The same, sorted by name.
+    state : {"ready", "starting"}
+        Whether the model answers, or has no class yet.
+    revision : int
+        The revision of the model file.
+    etag : str
+        The entity tag: the revision and the start of the file's checksum, so that it never recurs.
+    kind : {"images", "texts", "features"}
+        What samples are, in the words of the API.
+    n_features : int or None
+        Width of feature vectors; None while a model of features has no class.
     """
 
-    learner: Learner
-    signature: Signature | None
-    _computing: threading.Lock = field(default_factory=threading.Lock)  # a head computes some things once
-
-    @property
-    def state(self) -> Literal["ready", "starting"]:
-        """Whether the model answers, or has no class yet."""
-        return "ready" if self.counts else "starting"
-
-    @property
-    def revision(self) -> int:
-        """The revision of the model file."""
-        return self.learner.revision_
-
-    @property
-    def etag(self) -> str:
-        """The entity tag: the revision, and the beginning of the checksum of the file, so that it never recurs."""
-        digest = "" if self.learner.origin_ is None else self.learner.origin_[1]
-        return f'"{self.revision}-{digest[:12]}"'
-
-    @property
-    def kind(self) -> SampleKind:
-        """What samples are, in the words of the API."""
-        return SAMPLE_KINDS[self.learner.kind_]
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Samples of each class."""
-        return self.learner.n_samples_
-
-    @property
-    def classes(self) -> list[ClassCount]:
-        """Classes with their samples, sorted by name."""
-        return [ClassCount(name=name, samples=n) for name, n in sorted(self.counts.items())]
-
-    @property
-    def changes(self) -> list[Change]:
-        """The changes that led here, the oldest first."""
-        return self.learner.history_
-
-    @property
-    def n_features(self) -> int | None:
-        """Width of feature vectors; None while a model of features has no class."""
-        if self.counts:
-            return int(self.learner.head_.n_features_in_)
-        return None if self.learner.spec_ is None else self.learner.spec_.n_features
+    def __init__(self, learner: Learner, signature: Signature | None) -> None:
+        self.learner, self.signature = learner, signature
+        self.counts = learner.samples_by_name_
+        self.classes = [ClassCount(name=name, samples=n) for name, n in sorted(self.counts.items())]
+        self.state: ModelState = "ready" if self.counts else "starting"
+        self.revision = learner.revision_
+        self.etag = f'"{self.revision}-{learner.origin_[1][:12] if learner.origin_ else ""}"'
+        self.kind = SAMPLE_KINDS[learner.kind_]
+        width = None if learner.spec_ is None else learner.spec_.n_features
+        self.n_features: int | None = learner.n_features_in_ if self.counts else width
+        self._computing = threading.Lock()  # a head computes some things once
 
     def require_ready(self) -> None:
         """Raise :class:`NotFittedError` while the model has no class."""
         if not self.counts:
             raise NotFittedError("the model has learned nothing yet: teach it a class first")
 
-    def checked_rows(self, rows: list[list[float]] | NDArray[Any]) -> NDArray[np.float64]:
-        """Return feature vectors as a matrix of finite numbers, as wide as those that were learned."""
-        widths = {len(row) for row in rows}
-        if len(widths) != 1 or 0 in widths:
-            raise InputError(f"rows must all have the same number of columns, at least one, got {sorted(widths)[:5]}")
-        array = np.asarray(rows, dtype=np.float64)
-        if not np.isfinite(array).all():
-            bad = int((~np.isfinite(array)).any(1).argmax())
-            raise InputError(f"rows must be finite, got NaN or infinity in row {bad}")
-        if self.n_features is not None and array.shape[1] != self.n_features:
-            raise InputError(f"rows must have {self.n_features} columns, got {array.shape[1]}")
-        return array
-
     def ask(self, rows: NDArray[Any]) -> Answers:
         """Return answers about feature vectors, with their novelty; :meth:`judged` says which are unknown."""
-        features = Features(rows, np.arange(len(rows)))
         with self._computing:
+            features = self.learner.features(rows)
             answers = self.learner.ask(features)
             if not hasattr(self.learner.head_, "novelty_score"):
                 return answers
@@ -169,71 +136,19 @@ class Version:
         false_alarm : float
             Share of known things that may be called unknown.
         """
-        threshold = self.threshold(false_alarm)
-        if threshold is None or answers.novelty is None:
+        if answers.novelty is None:
+            return answers
+        try:
+            threshold = self.learner.threshold(false_alarm)
+        except NotFittedError:
             return answers
         unknown = ~(answers.novelty <= threshold)  # NaN is not known
         return dataclasses.replace(answers, unknown=unknown, threshold=np.full(len(unknown), threshold))
 
-    def threshold(self, false_alarm: float) -> float | None:
-        """Return the novelty above which something is unknown, or None if it was never calibrated."""
-        if not hasattr(self.learner.head_, "novelty_score"):
-            return None
-        try:
-            return self.learner.threshold(false_alarm)
-        except NotFittedError:
-            return None
-
-    def evaluate(
-        self, rows: NDArray[Any], labels: NDArray[np.str_], false_alarm: float
-    ) -> tuple[Evaluation, list[str]]:
-        """Return how good the answers about labelled features are, and the answers."""
+    def evaluate(self, rows: NDArray[Any], labels: NDArray[np.str_], false_alarm: float) -> Evaluation:
+        """Return how good the answers about labelled features are, with the answers."""
         with self._computing:
-            result = self.learner.evaluate((rows, labels), false_alarm=false_alarm)
-            predicted = self.learner.predict(Features(rows, np.arange(len(rows)))).tolist()
-        return result, predicted
-
-
-@dataclass(frozen=True)
-class ChangeResult:
-    """What a change did.
-
-    Parameters
-    ----------
-    version : Version
-        The model after it.
-    change : Change
-        The record of it.
-    before : dict of str to int
-        Samples of each class before it.
-    warnings : list of str
-        What the caller should know.
-    replayed : bool
-        Whether the request had been fulfilled before, or there was nothing to do; nothing was changed now.
-    """
-
-    version: Version
-    change: Change
-    before: dict[str, int]
-    warnings: list[str]
-    replayed: bool = False
-
-    def answer(self, name: str) -> ChangeAnswer:
-        """Return what callers see of it; the model is known to them by name."""
-        version, counts = self.version, self.version.counts
-        return ChangeAnswer(
-            model=name,
-            state=version.state,
-            revision=version.revision,
-            etag=version.etag,
-            change=ChangeRecord.model_validate(self.change),
-            new_classes=sorted(set(counts) - set(self.before)),
-            gone_classes=sorted(set(self.before) - set(counts)),
-            classes=version.classes,
-            n_samples=sum(counts.values()),
-            warnings=self.warnings,
-            replayed=self.replayed,
-        )
+            return self.learner.evaluate((rows, labels), false_alarm=false_alarm, keep_samples=True)
 
 
 def matches(header: str, etag: str) -> bool:
@@ -279,13 +194,11 @@ class ServedModel:
         While a change is being written, the version before it is returned without waiting.
         """
         version = self._version
-        if version is not None:
-            if version.signature is not None and version.signature == signature_of(self.path):
-                return version
-            if not self._changing.acquire(blocking=False):
-                return version
-        else:
-            self._changing.acquire()
+        if version is not None and version.signature is not None and version.signature == signature_of(self.path):
+            return version
+        if not self._changing.acquire(blocking=version is None):
+            assert version is not None
+            return version
         try:
             return self._refreshed()
         finally:
@@ -297,7 +210,7 @@ class ServedModel:
         if signature is None or self.is_deleted:  # a file of the same name is another model
             self._version = None
             raise _missing(self.path.stem)
-        if self._version is None or self._version.signature is None or self._version.signature != signature:
+        if self._version is None or self._version.signature != signature:
             self._version = Version(open_model(self.path, **self._settings), signature)
         return self._version
 
@@ -321,7 +234,7 @@ class ServedModel:
 
     # -- changing -----------------------------------------------------------------------------------------------
 
-    async def edit(self, edit: Edit, request: ChangeRequest, n_samples: int = 0) -> ChangeResult:
+    async def edit(self, edit: Edit, request: ChangeRequest, n_samples: int = 0) -> ChangeAnswer:
         """Make a change after all that came before it, and return once it is on disk.
 
         Parameters
@@ -338,9 +251,26 @@ class ServedModel:
         Problem
             412 if the model is another than the caller saw, 503 if too many wait.
         """
-        return await self._in_turn(lambda version: self._edited(version, edit, n_samples, request), request)
 
-    async def roll_back(self, n: int, to: int | None, request: ChangeRequest) -> ChangeResult:
+        def work(version: Version) -> Change | None:
+            learner = version.learner.copy()
+            n_changes = len(learner.history_)
+            few = sum(version.counts.values()) + n_samples <= FEW_SAMPLES
+            with torch_threads(1 if few else cores()):
+                edit(learner)
+                if len(learner.history_) == n_changes:
+                    return None
+                remark = Change("update", "", 0, note=request.note, extra=request.extra())
+                commit(self.path, learner, remark, who=request.who)
+            signature = signature_of(self.path)
+            # Another process may have been faster between the commit and the line above.
+            ours = learner.origin_ is not None and Header.read(self.path).digest == learner.origin_[1]
+            self._version = Version(learner, signature if ours else None)
+            return learner.history_[-1]
+
+        return await self._in_turn(lambda: self._changed(work, request))
+
+    async def roll_back(self, n: int, to: int | None, request: ChangeRequest) -> ChangeAnswer:
         """Undo the latest changes: a number of them, or all after a revision."""
 
         def undo(learner: Learner) -> Change:
@@ -352,41 +282,50 @@ class ServedModel:
             undone = [e for change in learner.history_ if change.revision > target for e in requests_of(change)]
             return rollback(self.path, steps, who=request.who, extra=request.extra(undone))
 
-        return await self._in_turn(lambda version: self._restored(version, undo), request)
+        return await self._in_turn(lambda: self._changed(lambda version: self._restored(version, undo), request))
 
-    async def redo(self, n: int, request: ChangeRequest) -> ChangeResult:
+    async def redo(self, n: int, request: ChangeRequest) -> ChangeAnswer:
         """Take the latest rollbacks back."""
 
         def again(_: Learner) -> Change:
             return redo(self.path, n, who=request.who, extra=request.extra())
 
-        return await self._in_turn(lambda version: self._restored(version, again), request)
+        return await self._in_turn(lambda: self._changed(lambda version: self._restored(version, again), request))
 
-    async def remove(self, request: ChangeRequest, link: Path | None) -> None:
+    async def remove(self, request: ChangeRequest, name: Path) -> None:
         """Delete the model with its history, after all changes that came before.
 
         Parameters
         ----------
         request : ChangeRequest
             Its conditions. Without ``If-Match`` a model that cannot be read is deleted too.
-        link : Path or None
-            A link to the file that is deleted instead; the file, which has other names, stays.
+        name : Path
+            The file by the name that was asked for. Of a link only the link is deleted.
         """
-        async with self._turn:
-            await self._run(lambda: self._remove(request, link))
 
-    async def _in_turn(self, work: Callable[[Version], ChangeResult], request: ChangeRequest) -> ChangeResult:
+        def work() -> None:
+            if request.if_match:
+                _check_match(request, self._refreshed())
+            if name.is_symlink():
+                name.unlink()
+            elif self.is_deleted or signature_of(self.path) is None:
+                raise _missing(self.path.stem)
+            else:
+                _remove_model(self.path)
+                self._version, self.is_deleted = None, True
+
+        await self._in_turn(work)
+
+    async def _in_turn(self, work: Callable[[], Result]) -> Result:
+        """Run work in a thread once all that came before is done."""
         if self._waiting >= self._limits.writers:
             raise Problem(503, "too many changes of this model wait: try again later", "QueueFull", retry_after=1)
         self._waiting += 1
         try:
             async with self._turn:
-                return await self._run(lambda: self._changed(work, request))
+                return await asyncio.get_running_loop().run_in_executor(self._threads, self._retried, work)
         finally:
             self._waiting -= 1
-
-    async def _run(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._retried, work)
 
     def _retried(self, work: Callable[[], Result]) -> Result:
         """Do some work on the model, again if another process was faster, for a limited time."""
@@ -400,62 +339,45 @@ class ServedModel:
                         raise
             time.sleep(_PAUSE)
 
-    def _changed(self, work: Callable[[Version], ChangeResult], request: ChangeRequest) -> ChangeResult:
+    def _changed(self, work: Callable[[Version], Change | None], request: ChangeRequest) -> ChangeAnswer:
+        """Do what a request asks for unless it was done before; ``work`` returns None if there is nothing to do."""
         with thread_warnings() as warnings:
-            version = self._refreshed()
-            undone = [entry.change for entry in History(self.path).undone()]
-            fulfilled = request.find([*version.changes, *undone])
-            if fulfilled is not None:
-                return ChangeResult(version, fulfilled, version.counts, warnings, replayed=True)
-            _check_match(request, version)
-            result = work(version)
-            result.warnings.extend(warnings)
-            return result
+            before = self._refreshed()
+            changes = before.learner.history_
+            change = request.find([*changes, *(entry.change for entry in History(self.path).undone())])
+            done = None
+            if change is None:
+                _check_match(request, before)
+                done = work(before)
+        after = self._version or before
+        return ChangeAnswer(
+            model=request.model,
+            state=after.state,
+            revision=after.revision,
+            etag=after.etag,
+            change=ChangeRecord.model_validate(done or change or changes[-1]),
+            new_classes=sorted(set(after.counts) - set(before.counts)),
+            gone_classes=sorted(set(before.counts) - set(after.counts)),
+            classes=after.classes,
+            n_samples=sum(after.counts.values()),
+            warnings=warnings,
+            replayed=done is None,
+        )
 
-    def _edited(self, version: Version, edit: Edit, n_samples: int, request: ChangeRequest) -> ChangeResult:
-        few = sum(version.counts.values()) + n_samples <= FEW_SAMPLES
-        with torch_threads(1 if few else cores()):
-            learner = version.learner.copy()
-            edit(learner)
-            if len(learner.history_) == len(version.changes):  # nothing to do
-                return ChangeResult(version, version.changes[-1], version.counts, [], replayed=True)
-            remark = Change("update", "", 0, note=request.note, extra=request.extra())
-            commit(self.path, learner, remark, who=request.who)
-        signature = signature_of(self.path)
-        # Another process may have been faster between the commit and the line above.
-        ours = learner.origin_ is not None and Header.read(self.path).digest == learner.origin_[1]
-        self._version = Version(learner, signature if ours else None)
-        return ChangeResult(self._version, self._version.changes[-1], version.counts, [])
-
-    def _restored(self, version: Version, work: Callable[[Learner], Change]) -> ChangeResult:
+    def _restored(self, version: Version, work: Callable[[Learner], Change]) -> Change:
         with locked_model(self.path, **self._settings) as learner:
             if learner.origin_ != version.learner.origin_:
                 raise BusyError("another process changed the model meanwhile")
             change = work(learner)
-        return ChangeResult(self._refreshed(), change, version.counts, [])
-
-    def _remove(self, request: ChangeRequest, link: Path | None) -> None:
-        if request.if_match:
-            _check_match(request, self._refreshed())
-        if link is not None:
-            link.unlink(missing_ok=True)
-        elif self.is_deleted or signature_of(self.path) is None:
-            raise _missing(self.path.stem)
-        else:
-            _remove_model(self.path)
-            self._version, self.is_deleted = None, True
+        self._refreshed()
+        return change
 
 
 def _check_match(request: ChangeRequest, version: Version) -> None:
     """Raise the problem 412 unless the model is what the caller saw."""
     if request.if_match and not matches(request.if_match, version.etag):
-        raise Problem(
-            412,
-            f"the model is at {version.etag} now, and If-Match names {request.if_match[:80]}",
-            "Stale",
-            revision=version.revision,
-            etag=version.etag,
-        )
+        detail = f"the model is at {version.etag} now, and If-Match names {request.if_match[:80]}"
+        raise Problem(412, detail, "Stale", revision=version.revision, etag=version.etag)
 
 
 class ModelStore:
@@ -490,17 +412,15 @@ class ModelStore:
         stems = [name.removesuffix(MODEL_SUFFIX) for name in files if name.endswith(MODEL_SUFFIX)]
         return sorted(filter(is_model_name, stems))
 
+    def path(self, name: str) -> Path:
+        """Return where a model of this name lies."""
+        return self.folder / f"{name}{MODEL_SUFFIX}"
+
     def model(self, name: str) -> ServedModel:
         """Return a model by name, or raise :class:`ModelNotFoundError`; a name is never taken for a path."""
-        path = self.folder / f"{name}{MODEL_SUFFIX}"
-        if not is_model_name(name) or not path.is_file():
+        if not is_model_name(name) or not self.path(name).is_file():
             raise _missing(name[:80])
-        return self._of_file(Path(os.path.realpath(path)))
-
-    def link(self, name: str) -> Path | None:
-        """Return the link that a name is, or None if it is the file itself."""
-        path = self.folder / f"{name}{MODEL_SUFFIX}"
-        return path if path.is_symlink() else None
+        return self._of_file(Path(os.path.realpath(self.path(name))))
 
     def create(self, name: str, learner: Learner) -> ServedModel:
         """Return a new model, or raise the problem 409 if the name is taken."""
@@ -533,8 +453,6 @@ class ModelStore:
                 os.link(file, path)  # fails if there is one, unlike a rename
         except FileFormatError as error:
             raise Problem(422, str(error).replace(str(file), "file"), type(error).__name__) from error
-        except FileExistsError as error:
-            raise _taken(name) from error
         except OSError as error:
             raise ModelWriteError(f"{name}{MODEL_SUFFIX} cannot be written: {error.strerror}") from error
         finally:
@@ -543,10 +461,9 @@ class ModelStore:
 
     def _free(self, name: str) -> Path:
         """Return where a new model will lie, or raise the problem 409 if the name is taken, in whatever case."""
-        path = self.folder / f"{name}{MODEL_SUFFIX}"
-        if name.casefold() in map(str.casefold, self.names()) or os.path.lexists(path):
-            raise _taken(name)
-        return path
+        if name.casefold() in map(str.casefold, self.names()) or os.path.lexists(self.path(name)):
+            raise Problem(409, f"there is a model {name!r} already: take another name", "NameTaken")
+        return self.path(name)
 
     def _of_file(self, path: Path) -> ServedModel:
         with self._guard:
@@ -558,10 +475,6 @@ class ModelStore:
 
 def _missing(name: str) -> ModelNotFoundError:
     return ModelNotFoundError(f"there is no model {name!r}")
-
-
-def _taken(name: str) -> Problem:
-    return Problem(409, f"there is a model {name!r} already: take another name", "NameTaken")
 
 
 # -- deleting: a model is gone in one step, and the rest of it is removed then, also after a crash in between ----
@@ -591,7 +504,8 @@ def _remove_model(path: Path) -> None:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove what a crash left: models that were being deleted, and files that were being received."""
+    """Remove what a crash left: models that were being written or deleted, and files that were being received."""
+    clean_folder(folder)
     for upload in folder.glob(f"{UPLOAD}*"):
         with suppress(OSError):  # another process may remove it too
             if time.time() - upload.stat().st_mtime > _ABANDONED:

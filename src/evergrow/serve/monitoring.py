@@ -144,13 +144,11 @@ def collect_warnings() -> Iterator[None]:
 @contextmanager
 def thread_warnings() -> Iterator[list[str]]:
     """Yield a list that collects the library's warnings in this thread."""
-    before = getattr(_thread, "collected", None)
-    collected: list[str] = []
-    _thread.collected = collected
+    _thread.collected = collected = list[str]()
     try:
         yield collected
     finally:
-        _thread.collected = before
+        _thread.collected = None
 
 
 # -- requests ---------------------------------------------------------------------------------------------------
@@ -199,10 +197,10 @@ class RequestMiddleware:
             await self._app(scope, receive, send_with_headers)
         except Exception as error:
             failure = error
-            if not status:  # nothing was sent yet
-                problem = problem_of(error, self._folder)
-                response = problem_response(problem, scope["path"], state["request_id"])
-                await response(scope, receive, send_with_headers)
+            if status:  # the answer has begun: the server closes the connection, so that nobody takes it for whole
+                raise
+            response = problem_response(problem_of(error, self._folder), state["request_id"])
+            await response(scope, receive, send_with_headers)
         finally:
             self._record(scope, status, time.perf_counter() - started, failure)
 

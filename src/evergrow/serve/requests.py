@@ -22,9 +22,9 @@ from fastapi.routing import APIRoute
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.json_schema import SkipJsonSchema
-from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.routing import Route
 
 from evergrow.core import errors
 from evergrow.core.archive import parse_json
@@ -32,7 +32,7 @@ from evergrow.core.escaping import one_line
 from evergrow.learner.modelfile import ModelNotFoundError, ModelWriteError
 from evergrow.learner.snapshot import Change
 from evergrow.serve.config import Limits
-from evergrow.serve.schemas import JsonSamples, LabelFields, ProblemDocument, SampleForm, reference
+from evergrow.serve.schemas import JsonSamples, LabelFields, SampleForm
 
 JSON, FORM, PROBLEM = "application/json", "multipart/form-data", "application/problem+json"
 UPLOAD = ".upload."
@@ -149,30 +149,17 @@ def validation_problem(found: Any) -> Problem:
 def _field(location: tuple[int | str, ...]) -> str:
     """Return a field as people write it: ``rows[0][3]``."""
     parts = location[1:] if location and location[0] in ("body", "query", "header", "path") else location
-    text = ""
-    for part in parts:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text[:200]
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")[:200]
 
 
-def problem_response(problem: Problem, path: str, request_id: str = "") -> JSONResponse:
-    """Return the problem document.
-
-    Parameters
-    ----------
-    problem : Problem
-        What was wrong.
-    path : str
-        The path that was asked for. The Open Inference Protocol (``/v2``) wants the message under ``error``.
-    request_id : str
-        Id of the request.
-    """
+def problem_response(problem: Problem, request_id: str = "") -> JSONResponse:
+    """Return the problem document of a request."""
     document = {
         "type": "about:blank",
         "title": HTTPStatus(problem.status_code).phrase,
         "status": problem.status_code,
         "detail": problem.detail,
-        "error": problem.detail if path.startswith("/v2") else problem.kind,
+        "error": problem.kind,
         **problem.members,
         **({"request_id": request_id} if request_id else {}),
     }
@@ -181,15 +168,21 @@ def problem_response(problem: Problem, path: str, request_id: str = "") -> JSONR
 
 async def handle_error(request: Request, error: Exception) -> JSONResponse:
     """Answer with the problem that an exception stands for; the exception handler of the application."""
+    if isinstance(error, HTTPException) and not isinstance(error, Problem):
+        # The files of the page lie under every path, so they answer what no route of the path takes.
+        routes = [route for route in request.app.routes if isinstance(route, Route)]
+        fitting = [route for route in routes if route.path_regex.match(request.url.path)]
+        if allowed := {method for route in fitting for method in route.methods or ()}:
+            error = HTTPException(405, headers={"Allow": ", ".join(sorted(allowed))})
     folder = str(request.app.state.service.store.folder)
-    return problem_response(problem_of(error, folder), request.url.path, getattr(request.state, "request_id", ""))
+    return problem_response(problem_of(error, folder), getattr(request.state, "request_id", ""))
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI descriptions of problems that a route can answer with, and of those that all routes can."""
-    schema = reference(ProblemDocument)
+    content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
     return {
-        status: {"description": HTTPStatus(status).phrase, "content": {PROBLEM: {"schema": schema}}}
+        status: {"description": HTTPStatus(status).phrase, "content": content}
         for status in sorted({*statuses, *_ALWAYS})
     }
 
@@ -219,21 +212,19 @@ async def parse_body(raw: bytes, limits: Limits, kind: Any = None) -> Any:
     Problem
         400 if it is no JSON, 413 if it holds too many values, 422 if it does not fit the model.
     """
-    if len(raw) < _SMALL:
-        return _parsed(raw, limits, kind)
-    return await asyncio.to_thread(_parsed, raw, limits, kind)
 
+    def parse() -> Any:
+        if sum(map(raw.count, (b",", b"[", b"{"))) > limits.json_values:
+            raise Problem(413, f"JSON may hold at most {limits.json_values:,} values: send samples as files", "TooMany")
+        try:
+            value = parse_json(raw, "body")
+        except errors.FileFormatError as error:
+            raise Problem(400, f"the body is not valid JSON: {error.__cause__}", "BadJson") from error
+        if isinstance(value, dict) and len(value) > _FIELDS:
+            raise Problem(422, f"a request has at most {_FIELDS} fields, not {len(value):,}", "BadField")
+        return value if kind is None else validated(kind, value)
 
-def _parsed(raw: bytes, limits: Limits, kind: Any) -> Any:
-    if sum(map(raw.count, (b",", b"[", b"{"))) > limits.json_values:
-        raise Problem(413, f"JSON may hold at most {limits.json_values:,} values: send samples as files", "TooMany")
-    try:
-        value = parse_json(raw, "body")
-    except errors.FileFormatError as error:
-        raise Problem(400, f"the body is not valid JSON: {error.__cause__}", "BadJson") from error
-    if isinstance(value, dict) and len(value) > _FIELDS:
-        raise Problem(422, f"a request has at most {_FIELDS} fields, not {len(value):,}", "BadField")
-    return value if kind is None else validated(kind, value)
+    return parse() if len(raw) < _SMALL else await asyncio.to_thread(parse)
 
 
 def validated(kind: Any, value: Any, *, strict: bool | None = None) -> Any:
@@ -278,32 +269,15 @@ async def receive_file(request: Request, folder: Path, suffix: str) -> tuple[Pat
                 file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
-        except OSError as error:
+        except BaseException as error:
             path.unlink()
-            raise ModelWriteError(f"what was sent cannot be written: {error.strerror}") from error
-        except BaseException:
-            path.unlink()
+            if isinstance(error, OSError):
+                raise ModelWriteError(f"what was sent cannot be written: {error.strerror}") from error
             raise
     return path, digest.digest()
 
 
 # -- samples ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SentImage:
-    """An image as it was sent.
-
-    Parameters
-    ----------
-    name : str
-        Name for messages.
-    data : bytes or ndarray
-        The content of the file, or pixels.
-    """
-
-    name: str
-    data: bytes | NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,20 +286,20 @@ class SentSamples:
 
     Parameters
     ----------
-    images : list of SentImage, optional
-        Images.
+    images : list of (str, bytes), optional
+        Image files, each with a name for messages.
     texts : list of str, optional
         Texts.
     rows : list of list of float, or ndarray of shape (n, d), optional
         Feature vectors.
     """
 
-    images: list[SentImage] | None = None
+    images: list[tuple[str, bytes]] | None = None
     texts: list[str] | None = None
     rows: list[list[float]] | NDArray[Any] | None = None
 
     def __len__(self) -> int:
-        return max(len(part) for part in (self.images or (), self.texts or (), () if self.rows is None else self.rows))
+        return max((len(part) for part in (self.images, self.texts, self.rows) if part is not None), default=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -365,12 +339,11 @@ def sample_body(json_model: type[JsonSamples], form_model: type[SampleForm]) -> 
         limits = request.app.state.service.limits
         if media_type(request) == FORM:
             fields: SampleForm = validated(form_model, await _read_form(request, limits), strict=False)
-            files = [await image.read() for image in fields.images or ()]
-            images = [SentImage(f"images[{i}]", data) for i, data in enumerate(files)] or None
-            table = None if fields.rows is None else await fields.rows.read()
-            samples = SentSamples(images=images, rows=None if table is None else _read_table(table))
+            files = [await file.read() for file in (*(fields.images or ()), *([fields.rows] if fields.rows else ()))]
+            images = [(f"images[{i}]", data) for i, data in enumerate(files[: len(fields.images or ())])] or None
+            rows = None if fields.rows is None else _read_table(files[-1])
             content = fields.model_dump_json(exclude={"images", "rows"}).encode()
-            return SampleBody(fields, samples, (content, *files, *([] if table is None else [table])))
+            return SampleBody(fields, SentSamples(images=images, rows=rows), (content, *files))
         if media_type(request) != JSON:
             raise Problem(415, f"send {JSON} or {FORM}, not {media_type(request)[:80]!r}", "MediaType")
         raw = await request.body()
@@ -382,8 +355,9 @@ def sample_body(json_model: type[JsonSamples], form_model: type[SampleForm]) -> 
 
 def sample_content(json_model: type[JsonSamples], form_model: type[SampleForm]) -> dict[str, Any]:
     """Return the OpenAPI description of what :func:`sample_body` reads, from the same models."""
-    form = {"schema": reference(form_model), "encoding": {"images": {"contentType": "image/png, image/jpeg"}}}
-    content = {JSON: {"schema": reference(json_model)}, FORM: form}
+    encoding = {"images": {"contentType": "image/png, image/jpeg"}}
+    form = {"schema": form_model.model_json_schema(), "encoding": encoding}
+    content = {JSON: {"schema": json_model.model_json_schema()}, FORM: form}
     return {"requestBody": {"required": True, "content": content}}
 
 
@@ -404,17 +378,9 @@ async def _read_form(request: Request, limits: Limits) -> dict[str, Any]:
         raise Problem(status, f"the form cannot be read: {error.message}", "BadForm") from error
     except (KeyError, UnicodeDecodeError, ValueError) as error:  # no boundary, or a name that is not UTF-8
         raise Problem(400, "the form cannot be read: it is damaged", "BadForm") from error
-    values: dict[str, Any] = {}
-    for name, value in form.multi_items():
-        if isinstance(value, UploadFile) != (name in ("images", "rows")):
-            raise Problem(422, f"files belong into 'images' or 'rows', other fields do not: {name[:80]!r}", "BadForm")
-        if name in ("images", "labels"):
-            values.setdefault(name, []).append(value)
-        elif name in values:
-            raise Problem(422, f"{name[:80]} was given twice", "BadForm")
-        else:
-            values[name] = value
-    return values
+    # A field that comes twice stays a list, which its type refuses.
+    found = ((name, form.getlist(name)) for name in form)
+    return {name: got if name in ("images", "labels") or len(got) > 1 else got[0] for name, got in found}
 
 
 def _read_table(data: bytes) -> NDArray[Any]:
@@ -436,13 +402,15 @@ def _read_table(data: bytes) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class ChangeRequest:
-    """The conditions of a change.
+    """A change that was asked for, and its conditions.
 
     The key of a request is written into the model file with the change that fulfils it, so that a repeated request
     counts once, also after a restart. A rollback keeps the keys of what it undid.
 
     Parameters
     ----------
+    model : str
+        Name of the model.
     if_match : str
         The ETag that the caller saw; empty for none.
     key : str
@@ -455,20 +423,21 @@ class ChangeRequest:
         Author of the change; by default the user that the service runs as.
     """
 
+    model: str
     if_match: str = ""
     key: str = ""
     content: str = ""
     note: str = ""
     who: str | None = None
 
-    def asking(self, *content: bytes, note: str = "") -> ChangeRequest:
+    def with_content(self, *content: bytes, note: str = "") -> ChangeRequest:
         """Return the request with what it asks for.
 
         Examples
         --------
         >>> from evergrow.serve.requests import ChangeRequest
-        >>> one, two = ChangeRequest(key="k").asking(b"teach", b"a"), ChangeRequest(key="k").asking(b"teacha")
-        >>> one.content == two.content
+        >>> request = ChangeRequest("birds", key="k")
+        >>> request.with_content(b"teach", b"a").content == request.with_content(b"teacha").content
         False
         """
         digest = hashlib.blake2b(digest_size=12)
@@ -494,11 +463,9 @@ class ChangeRequest:
         """
         for change in changes if self.key else ():
             for entry in requests_of(change):
+                if entry.get("key") == self.key and entry.get("content") != self.content:
+                    raise Problem(422, "this Idempotency-Key was used for another request: take a new one", "KeyReused")
                 if entry.get("key") == self.key:
-                    if entry.get("content") != self.content:
-                        raise Problem(
-                            422, "this Idempotency-Key was used for another request: take a new one", "KeyReused"
-                        )
                     return change
         return None
 
@@ -524,7 +491,7 @@ def _change_request(
     ] = None,
 ) -> ChangeRequest:
     key = hashlib.blake2b(idempotency_key.encode(), digest_size=12).hexdigest() if idempotency_key else ""
-    return ChangeRequest(if_match, key, who=getattr(request.state, "token", "") or None)
+    return ChangeRequest(request.path_params["m"], if_match, key, who=getattr(request.state, "token", "") or None)
 
 
 ChangeRequestDep = Annotated[ChangeRequest, Depends(_change_request)]

@@ -18,7 +18,7 @@ from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, kept_revisions
 from evergrow.serve import schemas
 from evergrow.serve.label_studio import forget_classes
-from evergrow.serve.models import ChangeResult, Edit, ServedModel, matches
+from evergrow.serve.models import Edit, matches
 from evergrow.serve.requests import (
     BoundedRoute,
     ChangeRequest,
@@ -65,16 +65,25 @@ async def list_models(service: ServiceDep) -> schemas.ModelList:
 
 
 @models.get("/backbones")
-async def list_backbones(service: ServiceDep) -> schemas.BackboneList:
+async def list_backbones(service: ServiceDep) -> dict[str, list[schemas.BackboneOffer]]:
     """Return the backbones that new models can be made with; ``auto`` takes the first of a kind."""
-    return schemas.BackboneList(backbones=await service.run(service.pool.offers))
+    return {"backbones": await service.run(service.pool.offers)}
 
 
 @models.post("/models", status_code=201, dependencies=_WRITES, responses=problems(400, 409, 415))
 async def create_model(asked: schemas.NewModel, service: ServiceDep, response: Response) -> schemas.ModelRecord:
     """Make a model that knows nothing yet. It answers from the first class on."""
-    made = await service.run(_create, service, asked)
-    return await _made(asked.name, made, service, response)
+
+    def create() -> OpenModel:
+        backbone = None
+        if asked.kind != "features":
+            backbone = service.pool.chosen("image" if asked.kind == "images" else "text", asked.backbone).backbone
+        device = service.config.device
+        learner = Learner(backbone, asked.method, options=asked.options or None, device=device, cache=False)
+        service.store.create(asked.name, learner.begin())
+        return service.open(asked.name)
+
+    return await _described(await service.run(create), service, response)
 
 
 @models.post(
@@ -91,8 +100,8 @@ async def upload_model(
     if media_type(request) != FILE:
         raise Problem(415, f"send a model file as {FILE}", "MediaType")
     file, _ = await receive_file(request, service.store.folder, ".part")
-    made = await service.run(service.store.adopt, name, file, service.pool.check_offered)
-    return await _made(name, made, service, response)
+    await service.run(service.store.adopt, name, file, service.pool.check_offered)
+    return await _described(await service.run(service.open, name), service, response)
 
 
 @models.get("/models/{m}", response_model=schemas.ModelRecord, responses={304: {}, **problems(404)})
@@ -113,7 +122,7 @@ async def describe_model(
 async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> Response:
     """Delete a model with its history, for good: it is gone in one step. A link loses its name, not its file."""
     file = await service.run(service.store.model, m)
-    await file.remove(ChangeRequest(if_match), service.store.link(m))
+    await file.remove(ChangeRequest(m, if_match), service.store.path(m))
     return Response(status_code=204)
 
 
@@ -157,10 +166,10 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
             yield chunk
 
 
-async def _made(name: str, file: ServedModel, service: Service, response: Response) -> schemas.ModelRecord:
-    version = await service.run(file.current)
-    response.headers.update({"ETag": version.etag, "Location": f"/api/v1/models/{quote(name)}"})
-    return await service.run(_model_record, OpenModel(name, file, version))
+async def _described(model: OpenModel, service: Service, response: Response) -> schemas.ModelRecord:
+    """Return the description of a new model."""
+    response.headers.update({"ETag": model.version.etag, "Location": f"/api/v1/models/{quote(model.name)}"})
+    return await service.run(_model_record, model)
 
 
 def _summary(service: Service, name: str) -> schemas.ModelSummary:
@@ -179,15 +188,6 @@ def _summary(service: Service, name: str) -> schemas.ModelSummary:
     )
 
 
-def _create(service: Service, asked: schemas.NewModel) -> ServedModel:
-    backbone = None
-    if asked.kind != "features":
-        backbone = service.pool.chosen("image" if asked.kind == "images" else "text", asked.backbone).backbone
-    device = service.config.device
-    learner = Learner(backbone, asked.method, options=asked.options or None, device=device, cache=False)
-    return service.store.create(asked.name, learner.begin())
-
-
 def _model_record(model: OpenModel) -> schemas.ModelRecord:
     """Return everything about a model but its numbers; no path of this machine."""
     version, file, info = model.version, model.file, model.version.learner.info()
@@ -202,10 +202,8 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
         n_features=version.n_features,
         method=info["method"],
         options=info["options"],
-        backbone=None if backbone is None else schemas.BackboneRecord.model_validate(backbone),
-        thresholds=None
-        if novelty is None
-        else schemas.Thresholds.model_validate({**novelty, "novelty": novelty["threshold"]}),
+        backbone=backbone and schemas.BackboneRecord.model_validate(backbone),
+        thresholds=novelty and schemas.Thresholds.model_validate({**novelty, "novelty": novelty["threshold"]}),
         history=[schemas.ChangeRecord.model_validate(change) for change in history(file.path)],
         revisions=kept_revisions(file.path),
         redoable=file.redoable(),
@@ -225,7 +223,7 @@ async def predict(
     """Return the likeliest classes of each sample, and whether it is unknown."""
     answers = await service.answers(model, body.samples, body.fields.false_alarm)
     response.headers["ETag"] = model.version.etag
-    return predictions(model, answers, body.fields)
+    return predictions(model, answers, body.fields.k)
 
 
 @questions.post("/evaluate", openapi_extra=sample_content(schemas.Exam, schemas.ExamForm))
@@ -239,19 +237,20 @@ async def evaluate(
     version.require_ready()
     labels = body.labels()
     rows = await service.features(model, body.samples)
-    result, predicted = await service.run(version.evaluate, rows, labels, body.fields.false_alarm)
+    result = await service.run(version.evaluate, rows, labels, body.fields.false_alarm)
     service.metrics.samples.labels("evaluate").inc(len(rows))
+    predicted = [] if result.samples is None else result.samples.predicted.tolist()
     pairs = enumerate(zip(labels.tolist(), predicted, strict=True))
     wrong = [schemas.WrongSample(sample=i, label=label, predicted=said) for i, (label, said) in pairs if label != said]
     about = {"model": model.name, "revision": version.revision, "predicted": predicted, "wrong": wrong}
     return schemas.EvaluationRecord.model_validate({**result.to_dict(), **about})
 
 
-def predictions(model: OpenModel, answers: Answers, asked: schemas.QuestionFields) -> schemas.Predictions:
+def predictions(model: OpenModel, answers: Answers, k: int) -> schemas.Predictions:
     """Return answers with the likeliest classes of each sample first."""
     values, novelty = answers.values, answers.novelty
     found = []
-    for row, best in enumerate(answers.ranked(asked.k)):
+    for row, best in enumerate(answers.ranked(k)):
         top = [schemas.LikelyClass(name=str(answers.classes[i]), value=float(values[row, i])) for i in best]
         strange = None if novelty is None or not np.isfinite(novelty[row]) else float(novelty[row])
         unknown = None if answers.unknown is None else bool(answers.unknown[row])
@@ -260,7 +259,7 @@ def predictions(model: OpenModel, answers: Answers, asked: schemas.QuestionField
         model=model.name,
         revision=model.version.revision,
         measure=answers.measure,
-        threshold=model.version.threshold(asked.false_alarm),
+        threshold=None if answers.threshold is None else float(answers.threshold[0]),
         answers=found,
     )
 
@@ -276,30 +275,31 @@ class RequestedChange:
 
     def asking(self, work: str, asked: Any) -> ChangeRequest:
         """Return the conditions of the change, with what is asked for."""
-        return self.request.asking(work.encode(), asked.model_dump_json().encode(), note=getattr(asked, "note", ""))
+        note = getattr(asked, "note", "")
+        return self.request.with_content(work.encode(), asked.model_dump_json().encode(), note=note)
 
     async def edit(self, work: str, asked: Any, edit: Edit) -> schemas.ChangeAnswer:
         """Make a change that needs no samples."""
-        return self.answer(await self.service.change(self.model, edit, self.asking(work, asked)))
+        return self.done(await self.service.change(self.model, edit, self.asking(work, asked)))
 
     async def learn(
         self, work: str, body: SampleBody[schemas.LessonFields], learn: Callable[[Learner, Any], object]
     ) -> schemas.ChangeAnswer:
         """Learn or unlearn samples."""
         labels = body.labels()
-        request = self.request.asking(work.encode(), *body.content, note=body.fields.note)
+        request = self.request.with_content(work.encode(), *body.content, note=body.fields.note)
         rows = await self.service.features(self.model, body.samples, alone=True)
-        result = await self.service.change(
+        answer = await self.service.change(
             self.model, lambda learner: learn(learner, (rows, labels)), request, len(rows)
         )
-        if not result.replayed:
+        if not answer.replayed:
             self.service.metrics.samples.labels(work).inc(len(rows))
-        return self.answer(result)
+        return self.done(answer)
 
-    def answer(self, result: ChangeResult) -> schemas.ChangeAnswer:
-        """Return what the change did."""
-        self.response.headers["ETag"] = result.version.etag
-        return result.answer(self.model.name)
+    def done(self, answer: schemas.ChangeAnswer) -> schemas.ChangeAnswer:
+        """Return the answer, after its ETag was set."""
+        self.response.headers["ETag"] = answer.etag
+        return answer
 
 
 LessonBody = Annotated[SampleBody[schemas.LessonFields], sample_body(schemas.Lesson, schemas.LessonForm)]
@@ -340,10 +340,10 @@ async def merge_classes(change: ChangeDep, asked: schemas.MergeRequest) -> schem
 async def roll_back(change: ChangeDep, asked: schemas.RollbackRequest) -> schemas.ChangeAnswer:
     """Undo the latest changes, or go back to a revision: the file is again what it was, byte for byte."""
     file, request = change.model.file, change.asking("rollback", asked)
-    return change.answer(await file.roll_back(asked.n, asked.to, request))
+    return change.done(await file.roll_back(asked.n, asked.to, request))
 
 
 @changes.post("/redo")
 async def redo(change: ChangeDep, asked: schemas.RedoRequest) -> schemas.ChangeAnswer:
     """Take rollbacks back, as long as nothing else was learned since."""
-    return change.answer(await change.model.file.redo(asked.n, change.asking("redo", asked)))
+    return change.done(await change.model.file.redo(asked.n, change.asking("redo", asked)))

@@ -13,6 +13,7 @@ from pydantic.json_schema import SkipJsonSchema
 SampleKind = Literal["images", "texts", "features"]
 SAMPLE_KINDS: dict[str, SampleKind] = {"image": "images", "text": "texts", "features": "features"}
 """What the API calls samples, by what the library calls them."""
+ModelState = Literal["ready", "starting"]
 JobState = Literal["running", "writing", "done", "failed", "cancelled"]
 MODEL_SUFFIX = ".evg"
 _MODEL_NAME = r"^\w[\w .\-]{0,63}$"
@@ -75,11 +76,6 @@ Rows = Annotated[
     Field(min_length=1, max_length=1024, description="Feature vectors.", examples=[[[0.1, 0.7, 0.2]]], fail_fast=True),
 ]
 Steps = Annotated[int, Field(ge=1, le=1000)]
-
-
-def reference(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the OpenAPI reference to a model, for bodies and answers that FastAPI does not describe by itself."""
-    return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
 # -- requests ---------------------------------------------------------------------------------------------------
@@ -261,12 +257,6 @@ class BackboneOffer(BaseModel):
     about: str
 
 
-class BackboneList(BaseModel):
-    """The backbones of this service."""
-
-    backbones: list[BackboneOffer]
-
-
 class BackboneRecord(BaseModel):
     """The backbone that computes the features of a model."""
 
@@ -289,7 +279,7 @@ class ModelRecord(BaseModel):
 
     name: str
     kind: SampleKind
-    state: Literal["ready", "starting"]
+    state: ModelState
     revision: int
     classes: list[ClassCount]
     n_samples: int
@@ -333,7 +323,7 @@ class ChangeAnswer(BaseModel):
     """What a change did; it is on disk."""
 
     model: str
-    state: Literal["ready", "starting"]
+    state: ModelState
     revision: int
     etag: str
     change: ChangeRecord
@@ -369,12 +359,6 @@ class JobRecord(BaseModel):
     def has_ended(self) -> bool:
         """Whether nothing more will happen."""
         return self.state not in ("running", "writing")
-
-
-class JobList(BaseModel):
-    """All jobs that are remembered."""
-
-    jobs: list[JobRecord]
 
 
 class WrongSample(BaseModel):

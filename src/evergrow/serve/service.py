@@ -24,9 +24,10 @@ from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch, torch_threads
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.models import ChangeResult, Edit, ModelStore, ServedModel, Version
+from evergrow.serve.models import Edit, ModelStore, ServedModel, Version
 from evergrow.serve.monitoring import Metrics, log
-from evergrow.serve.requests import ChangeRequest, Problem, SentImage, SentSamples
+from evergrow.serve.requests import ChangeRequest, Problem, SentSamples
+from evergrow.serve.schemas import ChangeAnswer
 
 Result = TypeVar("Result")
 _WARM = 8
@@ -64,7 +65,8 @@ class Service:
     def __init__(self, config: ServeConfig) -> None:
         self.config, self.limits = config, config.limits
         self.metrics = Metrics()
-        self.pool = BackbonePool(config.limits, config.device, config.backbones, self.metrics)
+        self.pool = BackbonePool(config, self.metrics)
+        self.metrics.queue.set_function(self.pool.depth)
         several = max(4, cores())
         self._threads = ThreadPoolExecutor(several, "answers", limit_torch, (cores(),))
         self._loaders = ThreadPoolExecutor(2, "backbones", limit_torch, (cores(),))
@@ -77,23 +79,17 @@ class Service:
     async def shut_down(self) -> None:
         """Finish changes that have begun, and end all threads."""
         self.closing.set()
-        await asyncio.get_running_loop().run_in_executor(None, self._close)
-
-    def _close(self) -> None:
-        self._writers.shutdown(wait=True)
-        self.pool.close()
+        await asyncio.to_thread(self._writers.shutdown)
+        await asyncio.to_thread(self.pool.close)
         for threads in (self._threads, self._loaders, self._decoders):
-            threads.shutdown(wait=True)
+            await asyncio.to_thread(threads.shutdown)
 
     async def run(self, work: Callable[..., Result], *args: Any, **settings: Any) -> Result:
         """Do something that may take a while in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **settings))
 
-    async def open(self, name: str) -> OpenModel:
-        """Return a model as it is now."""
-        return await self.run(self._open, name)
-
-    def _open(self, name: str) -> OpenModel:
+    def open(self, name: str) -> OpenModel:
+        """Return a model as it is now, which may take a while."""
         file = self.store.model(name)
         return OpenModel(name, file, file.current())
 
@@ -129,10 +125,8 @@ class Service:
         version = model.version
         version.require_ready()
         rows = _rows(version, samples)
-        if rows is not None:
-            answers = await self.run(version.ask, rows)
-        else:
-            answers = await self._encoded(model, samples, model=version)
+        asked = self._encoded(model, samples, model=version) if rows is None else self.run(version.ask, rows)
+        answers = await asked
         self.metrics.samples.labels("predict").inc(len(answers.values))
         return version.judged(answers, false_alarm)
 
@@ -158,12 +152,18 @@ class Service:
         prepared = samples.texts or await self.prepared(batcher.backbone, samples.images or [])
         return await asyncio.wrap_future(batcher.submit(prepared, **settings))
 
-    async def prepared(self, backbone: Backbone, images: Sequence[SentImage]) -> list[Prepared]:
-        """Return images as the backbone takes them, decoded side by side."""
+    async def prepared(self, backbone: Backbone, images: Sequence[tuple[str, bytes]]) -> list[Prepared]:
+        """Return images as the backbone takes them, decoded side by side; sizes are checked before pixels are read."""
+        transform = backbone.transform
+        if transform is None:
+            raise InputError("texts must be given, since the backbone takes texts, got images")
+        draft, pixels = getattr(transform, "draft_size", None), self.limits.pixels
+
+        def prepare(name: str, data: bytes) -> Prepared:
+            return transform(decode_image(data, name=name, max_pixels=pixels, draft_size=draft))
+
         loop = asyncio.get_running_loop()
-        work = [
-            loop.run_in_executor(self._decoders, prepare_image, backbone, image, self.limits.pixels) for image in images
-        ]
+        work = [loop.run_in_executor(self._decoders, prepare, *image) for image in images]
         try:
             return list(await asyncio.gather(*work))
         except BaseException:
@@ -174,7 +174,7 @@ class Service:
 
     # -- changes ------------------------------------------------------------------------------------------------
 
-    async def change(self, model: OpenModel, edit: Edit, request: ChangeRequest, n_samples: int = 0) -> ChangeResult:
+    async def change(self, model: OpenModel, edit: Edit, request: ChangeRequest, n_samples: int = 0) -> ChangeAnswer:
         """Make a change that brings some samples, and return once it is on disk."""
         started = time.perf_counter()
         result = await model.file.edit(edit, request, n_samples)
@@ -195,49 +195,36 @@ class Service:
         with torch_threads(1):
             learner = Learner(None, options={"n_units": 8}, device=self.config.device)
             learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
-        names = self.store.names()
-        for name in names[:_WARM]:
-            self._warm_up_model(name)
-        if not names and not self.config.read_only:
-            self._warm_up_model(None)
+            first = [] if self.config.read_only else [None]  # the likeliest backbone of the first model
+            for name in self.store.names()[:_WARM] or first:
+                self._warm_up(name)
 
-    def _warm_up_model(self, name: str | None) -> None:
-        """Send a sample through the backbone of a model, or of the likeliest first one: the first pass is slow.
-
-        If that fails, whoever asks the model is told then.
-        """
-        with torch_threads(1):
-            try:
-                opened = None if name is None else self._open(name).version.learner
-                batcher = self.pool.chosen("image", "auto") if opened is None else self.pool.of_learner(opened)
-                if batcher is not None and batcher.depth == 0:
-                    transform = batcher.backbone.transform
-                    sample = "a" if transform is None else transform(decode_image(np.zeros((32, 32, 3), np.uint8)))
-                    batcher.submit([sample], alone=True).result()
-            except Exception as error:
-                log("not warmed up", model=name, problem=type(error).__name__)
+    def _warm_up(self, name: str | None) -> None:
+        """Send a sample through the backbone of a model: the first pass is slow. Whoever asks is told if it fails."""
+        try:
+            opened = None if name is None else self.open(name).version.learner
+            batcher = self.pool.chosen("image", "auto") if opened is None else self.pool.of_learner(opened)
+            if batcher is not None and batcher.depth == 0:
+                transform = batcher.backbone.transform
+                sample = "a" if transform is None else transform(decode_image(np.zeros((32, 32, 3), np.uint8)))
+                batcher.submit([sample], alone=True).result()
+        except Exception as error:
+            log("not warmed up", model=name, problem=type(error).__name__)
 
 
 def _rows(version: Version, samples: SentSamples) -> NDArray[Any] | None:
     """Return samples that are features, or None where a backbone is needed. Other kinds are refused."""
-    given = {"images": samples.images, "texts": samples.texts, "rows": samples.rows}
-    field = {"images": "images", "texts": "texts", "features": "rows"}[version.kind]
-    sent = [name for name, value in given.items() if value is not None]
-    if len(sent) > 1 or (sent and sent != [field] and not (sent == ["rows"] and version.n_features is not None)):
-        raise InputError(f"{field} must be given alone, since the model takes {version.kind}, got {' and '.join(sent)}")
-    if samples.rows is not None:
-        return version.checked_rows(samples.rows)
-    if given[field] is None:
+    field = "rows" if version.kind == "features" else version.kind
+    given = [name for name in ("images", "texts", "rows") if getattr(samples, name) is not None]
+    if not given:
         raise InputError(f"{field} must hold at least one sample, got none")
-    return None
-
-
-def prepare_image(backbone: Backbone, image: SentImage, pixels: int) -> Prepared:
-    """Return an image after decoding and preprocessing; its size is checked before its pixels are read."""
-    if backbone.transform is None:
-        raise InputError("texts must be given, since the backbone takes texts, got images")
-    draft = getattr(backbone.transform, "draft_size", None)
-    return backbone.transform(decode_image(image.data, name=image.name, max_pixels=pixels, draft_size=draft))
+    if given not in ([field], ["rows"]):
+        taken = f"{field} must be given alone, since the model takes {version.kind}"
+        raise InputError(f"{taken}, got {' and '.join(given)}")
+    try:
+        return None if samples.rows is None else np.asarray(samples.rows, dtype=np.float64)
+    except ValueError as error:
+        raise InputError("rows must all have the same number of columns") from error
 
 
 def _exported(learner: Learner, pool: BackbonePool, head_only: bool) -> Path:
@@ -274,7 +261,7 @@ def check_writable(service: ServiceDep) -> None:
 
 
 async def _open_model(m: str, service: ServiceDep) -> OpenModel:
-    return await service.open(m)
+    return await service.run(service.open, m)
 
 
 ModelDep = Annotated[OpenModel, Depends(_open_model)]

@@ -421,7 +421,7 @@ def test_a_shard_that_contradicts_itself_is_refused(images: Path) -> None:
         source.read(replace(shard, rows=6))
 
 
-def test_lists_on_disk_find_their_images(images: Path, tmp_path: Path, traffic: Traffic) -> None:
+def test_lists_find_their_images(images: Path, tmp_path: Path, traffic: Traffic) -> None:
     root = shutil.copytree(images, tmp_path / "set")
     files = sorted(root.rglob("*.jpg"))
     (root / "splits").mkdir()
@@ -430,9 +430,9 @@ def test_lists_on_disk_find_their_images(images: Path, tmp_path: Path, traffic: 
     parts = parts_of(source_from(source.describe()), rows=5)
     assert bodies(*parts) == [file.read_bytes() for file in files]
     assert labels_of(parts) == ["ant"] * 4 + ["bee"] * 4 + ["cat"] * 4
-    upload(root / "splits", "memory://lists")
-    with pytest.raises(InputError, match=r"all\.txt must be a table such as \.csv in a storage"):
-        list(read("memory://lists/all.txt").shards(5, LARGE))
+    (root / "splits/all.txt").rename(root / "all.txt")
+    upload(root, "memory://lists")
+    assert bodies(*parts_of(read("memory://lists/all.txt"), rows=5)) == bodies(*parts)
 
 
 def test_metadata_beside_images_on_a_storage(tmp_path: Path, traffic: Traffic) -> None:

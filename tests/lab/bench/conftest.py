@@ -13,6 +13,9 @@ import torch
 
 from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS, IncrementalClassifier
+from evergrow.lab.bench import GridResult, load_spec, run_grid
+
+WriteSpec = Callable[..., Path]
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,29 @@ increment = 3
 disjoint = true
 """
 
+ANALYSIS = """
+name = "tiny"
+seeds = [1993]
+device = "cpu"
+threads = 1
+
+[[datasets]]
+path = "blobs.npz"
+label = "Blobs"
+
+[[protocols]]
+increment = 3
+
+[[analyses]]
+name = "conditioning"
+options = { n_samples = 20, alphas = [0.1, 10] }
+
+[[analyses.methods]]
+name = "ri"
+label = "RI"
+options = { n_units = 12 }
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path, head: type[NearestMean]) -> Path:
@@ -119,17 +145,32 @@ def folder(tmp_path: Path, head: type[NearestMean]) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def write_spec(folder: Path) -> Callable[..., Path]:
-    """Write spec.toml with replacements made."""
+def run(path: Path, **options: Any) -> GridResult:
+    """Run a spec, with its records beside it."""
+    return run_grid(load_spec(path), output=path.parent / "out", **options)
+
+
+def spec_writer(path: Path, base: str) -> WriteSpec:
+    """Return a function that writes a spec with replacements made."""
 
     def write(*changes: tuple[str, str], add: str = "") -> Path:
-        text = SPEC
+        text = base
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
-        path = folder / "spec.toml"
         path.write_text(text + add)
         return path
 
     return write
+
+
+@pytest.fixture
+def write_spec(folder: Path) -> WriteSpec:
+    """Write spec.toml with replacements made."""
+    return spec_writer(folder / "spec.toml", SPEC)
+
+
+@pytest.fixture
+def write(folder: Path) -> WriteSpec:
+    """Write spec.toml of an analysis with replacements made."""
+    return spec_writer(folder / "spec.toml", ANALYSIS)

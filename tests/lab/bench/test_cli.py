@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.commands import evergrow
-
-WriteSpec = Callable[..., Path]
+from tests.lab.bench.conftest import WriteSpec
 
 
 def lab(*args: object):
@@ -40,21 +38,19 @@ def test_output_defaults_to_the_spec(write_spec: WriteSpec, folder: Path) -> Non
     assert len(list((folder / "kept" / "records").glob("*.json"))) == 2
 
 
-def test_dry_run_writes_nothing(folder: Path) -> None:
-    result = lab("run", folder / "spec.toml", "-o", folder / "out", "--dry-run")
+def test_dry_run_writes_nothing_and_json_says_what_was_done(folder: Path) -> None:
+    command = ("run", folder / "spec.toml", "-o", folder / "out")
+    result = lab(*command, "--dry-run")
     assert result.exit_code == 0
     assert result.stdout.count("NCM | Blobs") == 2
     assert "2 runs: 2 run" in result.stdout
+    planned = json.loads(lab(*command, "--dry-run", "--json").stdout)["runs"]
     assert not (folder / "out").exists()
-
-
-def test_json(folder: Path) -> None:
-    planned = json.loads(lab("run", folder / "spec.toml", "-o", folder / "out", "--dry-run", "--json").stdout)
-    assert [entry["status"] for entry in planned["runs"]] == ["pending", "pending"]
-    done = json.loads(lab("run", folder / "spec.toml", "-o", folder / "out", "--json").stdout)
+    assert [entry["status"] for entry in planned] == ["pending", "pending"]
+    done = json.loads(lab(*command, "--json").stdout)
     assert done["exit_code"] == 0
     assert all(0 < entry["figures"]["A_last"] <= 100 for entry in done["runs"])
-    assert [entry["run_id"] for entry in done["runs"]] == [entry["run_id"] for entry in planned["runs"]]
+    assert [entry["run_id"] for entry in done["runs"]] == [entry["run_id"] for entry in planned]
 
 
 def test_only(folder: Path) -> None:

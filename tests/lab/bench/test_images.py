@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,6 @@ from sklearn.metrics import confusion_matrix
 
 from evergrow.core.errors import ParameterError
 from evergrow.data import load_data
-from evergrow.data.items import Images
 from evergrow.features import create_backbone, encode
 from evergrow.lab.bench import SpecError, expand, load_spec, run_grid
 from evergrow.lab.methods import create_method
@@ -45,17 +45,19 @@ def spec(tmp_path: Path) -> Path:
     return tmp_path / "spec.toml"
 
 
-def test_a_run_equals_extraction_and_learning_by_hand(spec: Path) -> None:
-    outcome = run_grid(load_spec(spec))
-    assert outcome.exit_code == 0
-    (record,) = outcome.records
-    backbone = create_backbone("test_resnet", "random", device="cpu")
+@pytest.mark.parametrize(
+    ("recipe", "kept"), [("final", None), (["final", "mean@-2"], {"blocks": ["final", "mean@-2"], "widths": [96, 192]})]
+)
+def test_a_run_equals_extraction_and_learning_by_hand(spec: Path, recipe: str | list[str], kept: object) -> None:
+    spec.write_text(SPEC.replace('weights = "random"', f'weights = "random"\nrecipe = {json.dumps(recipe)}'))
+    (record,) = run_grid(load_spec(spec)).records
+    backbone = create_backbone("test_resnet", "random", device="cpu", recipe=recipe)
     assert record.dataset["backbone"]["weights_hash"] == backbone.spec.weights_hash
+    assert record.dataset["backbone"].get("recipe") == kept
     data = load_data(spec.parent / "images.npz")
-    assert isinstance(data.train.items, Images)
     head = create_method("simplecil", device="cpu")
-    head.fit(encode(backbone, data.train.items, cache=False, join=False).X, data.y_train)
-    answers = head.predict(encode(backbone, data.test.items, cache=False, join=False).X)
+    head.fit(encode(backbone, data.train.items, cache=False).X, data.y_train)
+    answers = head.predict(encode(backbone, data.test.items, cache=False).X)
     assert record.results["a_last"] == pytest.approx((answers == data.y_test).mean())
     assert np.array_equal(record.extra["confusion"]["matrix"], confusion_matrix(data.y_test, answers))
 
@@ -91,15 +93,3 @@ def test_mistakes_are_found_with_their_table(spec: Path, old: str, new: str, mes
     spec.write_text(SPEC.replace(old, new))
     with pytest.raises(SpecError, match=message):
         load_spec(spec)
-
-
-def test_a_recipe_gives_joined_blocks_and_is_in_the_record(spec: Path) -> None:
-    spec.write_text(SPEC.replace('weights = "random"', 'weights = "random"\nrecipe = ["final", "mean@-2"]'))
-    (record,) = run_grid(load_spec(spec)).records
-    assert record.dataset["backbone"]["recipe"] == {"blocks": ["final", "mean@-2"], "widths": [96, 192]}
-    data = load_data(spec.parent / "images.npz")
-    backbone = create_backbone("test_resnet", "random", device="cpu", recipe=["final", "mean@-2"])
-    head = create_method("simplecil", device="cpu")
-    head.fit(encode(backbone, data.train.items, cache=False).X, data.y_train)
-    answers = head.predict(encode(backbone, data.test.items, cache=False).X)
-    assert record.results["a_last"] == pytest.approx((answers == data.y_test).mean())

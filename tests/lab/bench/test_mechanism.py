@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,62 +10,15 @@ import numpy as np
 import pytest
 import torch
 from tests.commands import evergrow
-from tests.lab.bench.conftest import blobs
+from tests.lab.bench.conftest import ANALYSIS, WriteSpec, run
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.seeding import generator
 from evergrow.data import load_features
-from evergrow.lab.bench import SpecError, load_spec, plan_grid, run_grid
-from evergrow.lab.bench.analyses import ANALYSES, Analysis
+from evergrow.lab.bench import SpecError, load_spec, plan_grid
 from evergrow.lab.methods import create_method
 from evergrow.lab.records import Record, read_record, read_records
 from evergrow.lab.streams import Protocol, stream_of
-
-SPEC = """
-name = "tiny"
-seeds = [1993]
-device = "cpu"
-threads = 1
-
-[[datasets]]
-path = "blobs.npz"
-label = "Blobs"
-
-[[protocols]]
-increment = 3
-
-[[analyses]]
-name = "conditioning"
-options = { n_samples = 20, alphas = [0.1, 10] }
-
-[[analyses.methods]]
-name = "ri"
-label = "RI"
-options = { n_units = 12 }
-"""
-
-WriteSpec = Callable[..., Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> WriteSpec:
-    """Write spec.toml, with replacements made, beside its data."""
-    np.savez(tmp_path / "blobs.npz", **blobs())
-
-    def write(*changes: tuple[str, str], add: str = "") -> Path:
-        text = SPEC
-        for old, new in changes:
-            assert old in text
-            text = text.replace(old, new)
-        path = tmp_path / "spec.toml"
-        path.write_text(text + add)
-        return path
-
-    return write
-
-
-def run(path: Path, **options: Any):
-    return run_grid(load_spec(path), output=path.parent / "out", **options)
 
 
 def only(path: Path) -> Record:
@@ -142,10 +94,8 @@ def test_conditioning_takes_the_method_s_own_ridge_by_default(write: WriteSpec) 
 
 
 def test_every_layer_sees_the_same_samples(write: WriteSpec) -> None:
-    outcome = run(
-        write(add='[[analyses.methods]]\nname = "ri"\nlabel = "again"\noptions = { n_units = 12, alpha = 3 }')
-    )
-    first, second = outcome.records
+    again = '[[analyses.methods]]\nname = "ri"\nlabel = "again"\noptions = { n_units = 12, alpha = 3 }'
+    first, second = run(write(add=again)).records
     assert first.results == second.results  # the ridge of RI changes nothing about its layer
 
 
@@ -252,60 +202,7 @@ def test_records_are_of_their_own_kind(write: WriteSpec) -> None:
     assert str(outcome.folder.parent) not in path.read_text()
 
 
-@pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """Make the analysis of conditioning raise what is put into this list."""
-    errors: list[BaseException] = []
-    real = ANALYSES["conditioning"]
-
-    def measure(*args: Any) -> dict[str, Any]:
-        if errors:
-            raise errors.pop()
-        return real.measure(*args)
-
-    monkeypatch.setitem(ANALYSES, "conditioning", Analysis(real.settings, measure, real.needs))
-    return errors
-
-
-def test_failures_are_recorded_and_the_rest_goes_on(write: WriteSpec, broken: list[BaseException]) -> None:
-    path = write(("seeds = [1993]", "seeds = [1993, 1994]"))
-    broken.append(RuntimeError("broken"))
-    outcome = run(path)
-    assert [step.status for step in outcome.steps] == ["failed", "ok"]
-    assert outcome.exit_code == 1
-    record = read_record(outcome.folder / outcome.steps[0].run.file_name)
-    assert record.error is not None
-    assert record.error["message"] == "broken"
-    assert "Traceback" in record.error["traceback"]
-    assert record.results == {}
-    assert [step.action for step in run(path).steps] == ["failed", "skip"]
-    assert [step.status for step in run(path, retry_failed=True).steps] == ["ok", "ok"]
-
-
 # -- specs ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "where", "hint"),
-    [
-        ("[[analyses]]", "[[analysis]]\n[[analyses]]", "the spec", "'analyses'"),
-        ('"conditioning"', '"conditoning"', "analyses 1", "'conditioning'"),
-        ("n_samples", "n_sample", "analyses 1", "'n_samples'"),
-        ("n_samples = 20", "n_samples = 1", "analyses 1", "n_samples must be an integer >= 2, got 1"),
-        ("alphas = [0.1, 10]", "alphas = 3", "analyses 1", "alphas must be a list"),
-        ("options = { n_samples = 20, alphas = [0.1, 10] }", "options = 3", "analyses 1", "'options' should be"),
-        ('label = "RI"', 'lable = "RI"', "analyses 1: methods 1", "'label'"),
-        ("n_units = 12", "n_unit = 12", "analyses 1: methods 1", "'n_units'"),
-        ('"conditioning"\noptions', '"conditioning"\nseeds = 3\noptions', "analyses 1", "'seeds'"),
-    ],
-)
-def test_a_typo_is_answered_with_its_table_and_the_nearest_key(
-    write: WriteSpec, old: str, new: str, where: str, hint: str
-) -> None:
-    with pytest.raises(SpecError) as caught:
-        load_spec(write((old, new)))
-    assert where in str(caught.value)
-    assert hint in str(caught.value)
 
 
 def test_methods_must_have_what_an_analysis_looks_at(write: WriteSpec) -> None:
@@ -321,7 +218,7 @@ def test_methods_must_have_what_an_analysis_looks_at(write: WriteSpec) -> None:
 
 
 def test_same_analysis_twice_is_an_error(write: WriteSpec) -> None:
-    add = SPEC[SPEC.index("[[analyses]]") :]
+    add = ANALYSIS[ANALYSIS.index("[[analyses]]") :]
     with pytest.raises(ParameterError, match="same settings twice: conditioning"):
         plan_grid(load_spec(write(add=add)))
 
@@ -346,17 +243,6 @@ def test_command(write: WriteSpec, tmp_path: Path) -> None:
     assert again["analyses"][0]["action"] == "skip"
     assert again["analyses"][0]["figures"]["n_units"] == 12
     assert "1 ok; records in" in mechanism(path, "-o", out).stdout
-
-
-def test_command_failures(write: WriteSpec, tmp_path: Path, broken: list[BaseException]) -> None:
-    path, out = write(), tmp_path / "out"
-    broken.append(RuntimeError("broken"))
-    failed = mechanism(path, "-o", out)
-    assert failed.exit_code == 1
-    assert "RuntimeError: broken" in failed.stderr
-    again = mechanism(path, "-o", out)
-    assert again.exit_code == 1
-    assert "--retry-failed" in again.stdout
     wrong = mechanism(write(("seeds", "sedes")))
     assert wrong.exit_code == 2
     assert "nearest: 'seeds'" in wrong.stderr

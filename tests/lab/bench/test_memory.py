@@ -6,8 +6,6 @@ import json
 import subprocess
 import sys
 
-import numpy as np
-import pytest
 import torch
 
 from evergrow.lab.bench.execute import PeakMemory
@@ -27,15 +25,6 @@ print(json.dumps([before, grown, fresh["peak_rss_bytes"], fresh["rss_scope"]]))
 """
 
 
-def test_peak_memory_sees_an_allocation() -> None:
-    peak = PeakMemory(torch.device("cpu"))
-    before = peak.read()["peak_rss_bytes"]
-    block = np.ones(16_000_000)
-    grown = peak.read()["peak_rss_bytes"]
-    assert before is None or grown >= before + 0.5 * block.nbytes  # earlier tests may give memory back meanwhile
-
-
-@pytest.mark.slow
 def test_peak_memory_sees_an_allocation_and_is_reset() -> None:
     # A process of its own: in this one earlier tests have left memory that may be given back at any moment.
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)

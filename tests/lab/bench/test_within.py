@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.commands import evergrow
+from tests.lab.bench.conftest import WriteSpec, run
 
 from evergrow.data import load_data, load_features
 from evergrow.data.items import Images
 from evergrow.features import create_backbone
-from evergrow.lab.bench import load_spec, run_grid
 from evergrow.lab.methods import create_method
-from evergrow.lab.records import Record, read_record, write_record
+from evergrow.lab.metrics import first_tasks, within_tasks
+from evergrow.lab.records import Record
 from evergrow.lab.streams import Protocol, make_stream
-from evergrow.lab.tables import compare
 
-WriteSpec = Callable[..., Path]
 KEYS = {"a_last_within", "within_tasks"}
 
 
-def run(path: Path, **options: Any) -> list[Record]:
-    outcome = run_grid(load_spec(path), output=path.parent / "out", **options)
+def finished(path: Path, **options: Any) -> list[Record]:
+    outcome = run(path, **options)
     assert outcome.exit_code == 0, [record.error for record in outcome.records]
     return outcome.records
 
 
-def by_hand(scores: np.ndarray, classes: np.ndarray, y: np.ndarray, tasks: list[list[int]]) -> tuple[float, list[Any]]:
-    """Return accuracy within tasks from scores, sample by sample; tasks hold the classes that were new in each."""
-    hits: list[list[bool]] = [[] for _ in tasks]
-    for row, label in zip(scores, y):
-        task = next(number for number, own in enumerate(tasks) if label in own)
-        among = {int(c): value for c, value in zip(classes, row) if c in tasks[task]}
-        hits[task].append(max(among, key=lambda c: among[c]) == label)
-    every = [hit for task in hits for hit in task]
-    return sum(every) / len(every), [sum(task) / len(task) if task else None for task in hits]
-
-
-def check(record: Record, scores: np.ndarray, classes: np.ndarray, y: np.ndarray, tasks: list[list[int]]) -> None:
-    accuracy, by_task = by_hand(scores, classes, y, tasks)
-    assert record.results["a_last_within"] == pytest.approx(accuracy, abs=1e-12)
-    assert record.results["within_tasks"] == pytest.approx(by_task, abs=1e-12)
+def check(record: Record, scores: np.ndarray, classes: np.ndarray, y: np.ndarray, tasks: list[Any]) -> None:
+    expected = within_tasks(scores, classes, y, first_tasks(tasks), n_tasks=len(tasks))
+    assert record.results["a_last_within"] == pytest.approx(expected.accuracy, abs=1e-12)
+    assert record.results["within_tasks"] == pytest.approx(expected.by_task.tolist(), abs=1e-12)
 
 
 def mean_scores(data: Any, classes: np.ndarray) -> np.ndarray:
@@ -61,7 +44,7 @@ def mean_scores(data: Any, classes: np.ndarray) -> np.ndarray:
 
 def test_a_head_agrees_with_a_computation_by_hand(folder: Path) -> None:
     data = load_features(folder / "blobs.npz")
-    record = run(folder / "spec.toml", only=["seed=1993"])[0]
+    record = finished(folder / "spec.toml", only=["seed=1993"])[0]
     order = np.random.RandomState(1993).permutation(7).tolist()
     tasks = [order[:3], order[3:6], order[6:]]
     check(record, mean_scores(data, np.arange(7)), np.arange(7), data.y_test, tasks)
@@ -74,10 +57,10 @@ def test_a_head_agrees_with_a_computation_by_hand(folder: Path) -> None:
 def test_a_class_that_comes_again_belongs_to_its_first_task(write_spec: WriteSpec, folder: Path, repeat: float) -> None:
     path = write_spec(("increment = 3\ndisjoint = true", f"increment = 2\nrepeat = {repeat}"))
     data = load_features(folder / "blobs.npz")
-    for record in run(path):
+    for record in finished(path):
         stream = make_stream(data.y_train, data.y_test, Protocol(increment=2, repeat=repeat), seed=record.seed)
         assert any(len(task.classes) > len(task.new_classes) for task in stream)
-        tasks = [task.new_classes.tolist() for task in stream]
+        tasks = [task.new_classes for task in stream]
         check(record, mean_scores(data, np.arange(7)), np.arange(7), data.y_test, tasks)
 
 
@@ -87,7 +70,7 @@ def test_two_classes_with_their_single_column_of_scores(write_spec: WriteSpec, f
     y = np.repeat(np.arange(2), 40)
     X = rng.normal(size=(80, 3)) + y[:, None]
     np.savez(folder / "blobs.npz", X_train=X, y_train=y, X_test=X + rng.normal(size=X.shape), y_test=y)
-    record = run(write_spec(("increment = 3\ndisjoint = true", f"increment = {increment}")))[0]
+    record = finished(write_spec(("increment = 3\ndisjoint = true", f"increment = {increment}")))[0]
     assert 0.5 < record.results["a_last"] < 1
     assert record.results["a_last_within"] == pytest.approx(1.0 if increment == 1 else record.results["a_last"])
 
@@ -134,7 +117,7 @@ TRAINED = {
 @pytest.mark.parametrize("method", TRAINED)
 def test_a_method_that_trains_agrees_with_its_own_scores_by_hand(tmp_path: Path, method: str) -> None:
     written = ", ".join(f"{name} = {value}" for name, value in TRAINED[method].items())
-    (record,) = run(image_spec(tmp_path, method, f"{{ {written} }}"))
+    (record,) = finished(image_spec(tmp_path, method, f"{{ {written} }}"))
     data = load_data(tmp_path / "images.npz")
     assert isinstance(data.train.items, Images)
     options = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
@@ -145,12 +128,12 @@ def test_a_method_that_trains_agrees_with_its_own_scores_by_hand(tmp_path: Path,
         again.partial_fit(data.train.items.take(task.train), data.y_train[task.train])
     scores = again.decision_function(data.test.items)
     assert record.results["a_last"] == pytest.approx((scores.argmax(axis=1) == data.y_test).mean())
-    check(record, scores, again.classes_, data.y_test, [task.new_classes.tolist() for task in stream])
+    check(record, scores, again.classes_, data.y_test, [task.new_classes for task in stream])
     assert 0 < record.results["a_last"] < record.results["a_last_within"] < 1
 
 
 def test_a_joint_method_has_it_after_its_one_evaluation(tmp_path: Path) -> None:
-    (record,) = run(image_spec(tmp_path, "joint-ft", "{ epochs = 1 }"))
+    (record,) = finished(image_spec(tmp_path, "joint-ft", "{ epochs = 1 }"))
     assert record.results["a_avg"] is None
     assert record.results["a_last"] <= record.results["a_last_within"] <= 1
     assert len(record.results["within_tasks"]) == 3
@@ -162,10 +145,10 @@ def test_a_joint_method_has_it_after_its_one_evaluation(tmp_path: Path) -> None:
 def test_answers_on_record_are_those_of_predict_even_where_scores_say_otherwise(
     folder: Path, head: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = run(folder / "spec.toml", only=["seed=1993"])[0]
+    honest = finished(folder / "spec.toml", only=["seed=1993"])[0]
     monkeypatch.setattr(head, "predict", lambda self, X: np.full(len(X), self.classes_[0]))
     next((folder / "out").glob("*.json")).unlink()
-    stubborn = run(folder / "spec.toml", only=["seed=1993"])[0]
+    stubborn = finished(folder / "spec.toml", only=["seed=1993"])[0]
     assert stubborn.results["a_last"] == pytest.approx(1 / 7)
     for key in KEYS:
         assert stubborn.results[key] == honest.results[key]
@@ -183,21 +166,21 @@ def test_its_time_is_nobodys(folder: Path, head: type, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(head, "decision_function", slow)
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    record = run(folder / "spec.toml", only=["seed=1993"])[0]
+    record = finished(folder / "spec.toml", only=["seed=1993"])[0]
     assert asked == [42]  # once, about everything
     assert record.times == {"fit": 0.0, "update": [0.0, 0.0], "predict": [0.0, 0.0, 0.0]}
 
 
 def test_a_method_without_scores_has_no_entry(folder: Path, head: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "decision_function", None)
-    for record in run(folder / "spec.toml"):
+    for record in finished(folder / "spec.toml"):
         assert not KEYS & set(record.results)
         assert record.results["a_last"] > 0
         assert record.warnings == []
 
 
 @pytest.mark.parametrize("broken", ["raises", "shape", "nan"])
-def test_scores_that_fail_cost_a_warning_and_not_the_run(
+def test_scores_that_fail_cost_a_warning_and_not_the_finished(
     folder: Path, head: type, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     def scores(self: Any, X: Any) -> Any:
@@ -206,58 +189,8 @@ def test_scores_that_fail_cost_a_warning_and_not_the_run(
         return np.zeros((len(X), 3)) if broken == "shape" else np.full((len(X), 7), np.nan)
 
     monkeypatch.setattr(head, "decision_function", scores)
-    record = run(folder / "spec.toml", only=["seed=1993"])[0]
+    record = finished(folder / "spec.toml", only=["seed=1993"])[0]
     assert not KEYS & set(record.results)
     (warning,) = record.warnings
     assert "accuracy within tasks is not on record" in warning
     assert {"raises": "RuntimeError: out of luck", "shape": "(42, 3)", "nan": "got NaN"}[broken] in warning
-
-
-# -- tables ---------------------------------------------------------------------------------------------
-
-
-def show(*args: object) -> Any:
-    result = evergrow("lab", "show", *args)
-    assert result.exit_code == 0, result.output
-    return result
-
-
-@pytest.fixture
-def records(folder: Path) -> Path:
-    """Two records that hold accuracy within tasks, and how the same look without."""
-    run(folder / "spec.toml")
-    (folder / "old").mkdir()
-    for path in (folder / "out").glob("*.json"):
-        record = read_record(path)
-        results = {key: value for key, value in record.results.items() if key not in KEYS}
-        other = replace(record, method="older", label="Older", run_id=f"older{record.seed}", results=results)
-        write_record(folder / "old" / path.name, other)
-    return folder
-
-
-@pytest.mark.parametrize("kind", ["table", "markdown", "latex", "csv"])
-def test_the_column_is_there_on_request_only(records: Path, kind: str) -> None:
-    title = "$A_{\\text{within}}$" if kind == "latex" else "A_within"
-    plain = show(records / "out", records / "old", "-f", kind).stdout
-    assert title not in plain
-    mixed = show(records / "out", records / "old", "-f", kind, "-m", "a_last", "-m", "a_last_within").stdout
-    assert title in mixed
-    values = [100 * read_record(path).results["a_last_within"] for path in (records / "out").glob("*.json")]
-    if kind == "csv":
-        rows = [row for row in csv.DictReader(io.StringIO(mixed)) if row["metric"] == title]
-        assert [row["method"] for row in rows] == ["NCM"]  # absent, not zero
-        assert float(rows[0]["mean"]) == pytest.approx(np.mean(values))
-    else:
-        (ours,) = [line for line in mixed.splitlines() if "NCM" in line]
-        (theirs,) = [line for line in mixed.splitlines() if "Older" in line]
-        assert f"{np.mean(values):.2f}" in ours
-        assert theirs.rstrip(" |\\").endswith("-")
-
-
-def test_a_mean_over_some_of_the_seeds_is_noted(records: Path) -> None:
-    new = [read_record(path) for path in sorted((records / "out").glob("*.json"))]
-    lacking = replace(new[0], results={key: value for key, value in new[0].results.items() if key not in KEYS})
-    table = compare([lacking, new[1]], ["a_last", "a_last_within"])
-    assert [cell.n for cell in table.cells] == [2, 1]
-    note = "A_within is missing from seeds [1993]"
-    assert any(note in line for line in table.notes)

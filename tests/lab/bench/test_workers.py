@@ -6,10 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.commands import evergrow
-from tests.lab.bench.conftest import blobs
+from tests.lab.bench.conftest import WriteSpec
 
 from evergrow.core.errors import EngineError
 from evergrow.engine import LocalEngine, RayEngine
@@ -17,35 +16,20 @@ from evergrow.engine.runners import Task, TaskResult, WorkerCheck
 from evergrow.lab.bench import load_spec, run_grid
 from evergrow.lab.bench.workers import perform
 
-SPEC = """
-name = "tiny"
-seeds = [1993, 1994]
-device = "cpu"
-threads = 1
-confusion = true
-
-[[methods]]
-name = "ranpac"
+METHODS = """name = "ranpac"
 options = { n_units = 30 }
 sweep = { alpha = [0.1, 1.0] }
 
 [[methods]]
 name = "simplecil"
-
-[[datasets]]
-path = "blobs.npz"
-
-[[protocols]]
-increment = 3
-disjoint = true
 """
 
 
 @pytest.fixture
-def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    np.savez(tmp_path / "blobs.npz", **blobs())
-    Path("spec.toml").write_text(SPEC)
+def spec(write_spec: WriteSpec, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    fake = 'name = "test-ncm"\nlabel = "NCM"\noptions = { n_units = 4 }\n'
+    write_spec((fake, METHODS), ("threads = 1", "threads = 1\nconfusion = true"))
     return Path("spec.toml")  # relative: workers may have another working folder
 
 

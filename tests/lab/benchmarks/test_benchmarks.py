@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import pickle
 import struct
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import yaml
 from scipy.io import savemat
+from tests.commands import evergrow
 from tests.data.conftest import PNG, Tree
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, UnknownNameError
@@ -41,8 +44,8 @@ def _fill(folder: Path, count: int) -> None:
 
 def _pilot(folder: Path) -> None:
     for name in ("n01", "n02"):
-        _fill(folder / "train" / name, 5)
-        _fill(folder / "test" / name, 2)
+        for part, count in (("train", 5), ("test", 2)):
+            _fill(folder / part / name, count)
 
 
 # -- names and places -------------------------------------------------------------------------------------
@@ -51,18 +54,10 @@ def _pilot(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        ("imagenetr", "imagenet-r"),
-        ("ImageNet-R", "imagenet-r"),
-        ("INR", "imagenet-r"),
-        ("imagenet_a", "imagenet-a"),
-        ("CUB_200_2011", "cub"),
-        ("cub-200", "cub"),
-        ("cifar224", "cifar100"),
-        ("CIFAR-100", "cifar100"),
-        ("ObjectNet", "objectnet"),
-        ("omnibenchmark", "omnibenchmark"),
-        ("VTAB", "vtab"),
-        ("stanford cars", "cars"),
+        *((name, "imagenet-r") for name in ("imagenetr", "ImageNet-R", "INR")),
+        *((name, "cub") for name in ("CUB_200_2011", "cub-200")),
+        *((name, "cifar100") for name in ("cifar224", "CIFAR-100")),
+        *(("imagenet_a", "imagenet-a"), ("ObjectNet", "objectnet"), ("stanford cars", "cars")),
     ],
 )
 def test_names_in_any_spelling(name: str, key: str) -> None:
@@ -237,19 +232,19 @@ def test_official_cub(inner: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "error", "match"),
+    ("name", "text", "match"),
     [
-        ("train_test_split.txt", "1 1\n", FileFormatError, "same images"),
-        ("images.txt", "1 a.png\n1 b.png\n", FileFormatError, "line 2 must be a new number"),
-        ("images.txt", "one a.png\n", FileFormatError, "line 1 must be a new number"),
-        ("classes.txt", "1 001.Bird_1\n", FileFormatError, "lacks '2'"),
-        ("train_test_split.txt", "".join(f"{i} 7\n" for i in range(1, 17)), FileFormatError, "0 and 1, got '7'"),
+        ("train_test_split.txt", "1 1\n", "same images"),
+        ("images.txt", "1 a.png\n1 b.png\n", "line 2 must be a new number"),
+        ("images.txt", "one a.png\n", "line 1 must be a new number"),
+        ("classes.txt", "1 001.Bird_1\n", "lacks '2'"),
+        ("train_test_split.txt", "".join(f"{i} 7\n" for i in range(1, 17)), "0 and 1, got '7'"),
     ],
 )
-def test_broken_cub(name: str, text: str, error: type[Exception], match: str, tmp_path: Path) -> None:
+def test_broken_cub(name: str, text: str, match: str, tmp_path: Path) -> None:
     root = _cub(tmp_path / "birds")
     (root / name).write_text(text)
-    with pytest.raises(error, match=match):
+    with pytest.raises(FileFormatError, match=match):
         load_benchmark(root)
 
 
@@ -260,14 +255,16 @@ def test_cub_with_missing_images(tmp_path: Path) -> None:
         load_benchmark(root)
 
 
+CARS = [("fname", "O"), ("class", "O")]
+
+
 def _cars(root: Path) -> Path:
-    kinds = [("fname", "O"), ("class", "O")]
     for part, count, path in (
         ("cars_train", 10, "devkit/cars_train_annos.mat"),
         ("cars_test", 4, "cars_test_annos_withlabels.mat"),
     ):
         _fill(root / part, count)
-        rows = np.array([(f"{row:03d}.png", row % 2 + 1) for row in range(count)], dtype=kinds)
+        rows = np.array([(f"{row:03d}.png", row % 2 + 1) for row in range(count)], dtype=CARS)
         (root / path).parent.mkdir(exist_ok=True)
         savemat(root / path, {"annotations": rows})
     savemat(root / "devkit/cars_meta.mat", {"class_names": np.array(["AM General Hummer", "Acura RL"], dtype=object)})
@@ -288,8 +285,7 @@ def test_cars_without_test_labels_or_damaged(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="whole MATLAB file"):
         load_benchmark(root)
     (root / "cars_test_annos_withlabels.mat").unlink()
-    _cars_meta_only = root / "devkit/cars_train_annos.mat"
-    savemat(_cars_meta_only, {"annotations": np.array([("000.png", 1)], dtype=[("fname", "O"), ("class", "O")])})
+    savemat(root / "devkit/cars_train_annos.mat", {"annotations": np.array([("000.png", 1)], dtype=CARS)})
     with pytest.raises(DatasetNotFoundError, match="annos_withlabels"):
         load_benchmark(root)
 
@@ -326,35 +322,28 @@ def test_cifar_as_distributed(protocol: int, alone: Path) -> None:
         assert image[row, column, channel] == raw[3, channel * 1024 + row * 32 + column]
 
 
+class Python2(pickle._Pickler):
+    """Write text and bytes as the strings of Python 2, as in the files of 2009."""
+
+    def save_string(self, value: str | bytes) -> None:
+        body = value.encode() if isinstance(value, str) else value
+        self.write(pickle.BINSTRING + struct.pack("<i", len(body)) + body)
+        self.memoize(value)
+
+    dispatch: ClassVar = {**pickle._Pickler.dispatch, str: save_string, bytes: save_string}
+
+
 def test_cifar_from_python_two(alone: Path) -> None:
-    """Write the form of 2009 by hand: byte strings as keys and in the array's state."""
-    pixels = bytes(range(256)) * 12
-
-    def text(value: bytes) -> bytes:
-        return (
-            b"U" + struct.pack("B", len(value)) + value
-            if len(value) < 256
-            else b"T" + struct.pack("<i", len(value)) + value
-        )
-
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00t" + text(b"b") + b"tR(K\x01(K\x01M\x00\x0ct"
-        b"cnumpy\ndtype\n("
-        + text(b"u1")
-        + b"K\x00K\x01tR(K\x03"
-        + text(b"|")
-        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        b"I00\n" + text(pixels) + b"tb"
-    )
-    body = b"\x80\x02}(" + text(b"data") + array + text(b"fine_labels") + b"](K\x00eu."
-    root = alone / "cifar"
-    root.mkdir()
-    (root / "train").write_bytes(body)
-    (root / "test").write_bytes(body)
-    (root / "meta").write_bytes(b"\x80\x02}(" + text(b"fine_label_names") + b"](" + text(b"apple") + b"eu.")
+    root = _cifar(alone / "cifar")
+    for path in root.iterdir():
+        body = io.BytesIO()
+        Python2(body, protocol=2).dump(pickle.loads(path.read_bytes()))
+        path.write_bytes(body.getvalue().replace(b"numpy._core.", b"numpy.core."))
+        assert b"X" + struct.pack("<i", 4) + b"data" not in body.getvalue()
     with pytest.warns(DataWarning):
         data = load_benchmark(root)
-    assert data.train.items.raw(0)[0, 1].tolist() == [1, 1, 1]
+    assert data.class_names == ("apple", "bear")
+    assert data.train.items.raw(3).shape == (32, 32, 3)
 
 
 class _Harm:
@@ -403,3 +392,24 @@ def test_bad_yaml_lists(body: str, match: str, tmp_path: Path) -> None:
     path.write_text(body)
     with pytest.raises(FileFormatError, match=match):
         read_yaml_list(path)
+
+
+# -- the command -----------------------------------------------------------------------------------------
+
+
+def test_differences_leave_with_one(alone: Path) -> None:
+    for part, count in (("train", 6), ("test", 2)):
+        _fill(alone / "data/imagenet-r" / part / "cat", count)
+    for arguments in (("inr",), ("inr", "--json"), ("data/imagenet-r",), ("inr", "--root", "data")):
+        result = evergrow("lab", "data", *arguments)
+        assert result.exit_code == 1
+        assert "expected 24000" in result.output
+    result = evergrow("lab", "data", "inr", "--benchmark", "cub")
+    assert result.exit_code == 1
+    assert "CUB-200: training samples: 6, expected 9430" in result.output
+
+
+def test_what_cannot_be_loaded_leaves_with_two(alone: Path) -> None:
+    result = evergrow("lab", "data", "omnibenchmark")
+    assert result.exit_code == 2
+    assert "OmniBenchmark must be on disk" in result.output

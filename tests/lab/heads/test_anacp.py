@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks import official
 
 from evergrow.core.seeding import generator
 from evergrow.lab.heads import AnaCPClassifier
@@ -12,8 +13,6 @@ from evergrow.lab.heads.prototypes import SharedGaussian, cosine_gradient, null_
 
 
 def transcription(head: AnaCPClassifier, arrays: Any, stream: Any, *, settled: bool) -> Any:
-    from benchmarks import official
-
     def normals(index: int) -> Any:
         return torch.randn(100, 12, generator=generator(8, "anacp", "pseudo", index)).double().numpy()
 

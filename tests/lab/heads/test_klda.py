@@ -4,13 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks import official
 
 from evergrow.lab.heads import KLDAClassifier
 
 
 def transcription(head: KLDAClassifier, arrays: Any, member: int, n_classes: int, reg: float | None) -> Any:
-    from benchmarks import official
-
     omega, phase = arrays(head._members[member].layer)
     return official.KLDA(omega, phase, n_classes, reg)
 

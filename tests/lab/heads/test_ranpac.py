@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks import official
 
 from evergrow.core.seeding import generator
 from evergrow.lab.heads import RanPACClassifier
@@ -23,8 +24,6 @@ def shuffles(stream: Any, seed: int) -> list[Any]:
 # 40 rows to fit on: wider layers take the dual route, narrower ones the primal.
 @pytest.mark.parametrize("n_units", [0, 25, 90, 1100])
 def test_equals_seventeen_solves_per_task(stream: Any, arrays: Any, n_units: int) -> None:
-    from benchmarks import official
-
     head = stream.teach(RanPACClassifier(n_units=n_units, random_state=5, device="cpu"))
     lift = official.relu_layer(arrays(head.layer_)[0]) if n_units else (lambda Z: Z)
     plain = official.RanPAC(lift, n_units or 12, stream.n_classes, dtype=np.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from evergrow.data.items import Images
-from evergrow.features import Preprocessing, create_backbone
+from evergrow.features import Preprocessing, create_backbone, decode_image
 from evergrow.features.backbones import ImageBackbone
 
 timm = pytest.importorskip("timm")
@@ -60,8 +61,13 @@ def tasks(sizes: list[int], each: int = 12, seed: int = 0) -> Iterator[tuple[Ima
         first += size
 
 
+def taught(model: Any, sizes: list[int]) -> Any:
+    """Return a method after tasks of so many new classes each."""
+    for items, labels in tasks(sizes):
+        model.partial_fit(items, labels)
+    return model
+
+
 def shown(backbone: ImageBackbone, items: Images) -> torch.Tensor:
     """Return images as the backbone sees them in evaluation."""
-    from evergrow.features import decode_image
-
     return torch.stack([backbone.transform(decode_image(items.raw(row))) for row in range(len(items))])

@@ -6,18 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lab.methods.rival_toys import colours, shown, small_backbone, tasks
+from tests.lab.methods.rival_toys import colours, shown, small_backbone, tasks, taught
 from torch import Tensor, nn
 
-from evergrow.core.errors import ParameterError
 from evergrow.lab.methods.apt import APTClassifier
 
 
 def learned(sizes: list[int], **options: Any) -> APTClassifier:
     model = APTClassifier(small_backbone(), **{"epochs": 3, "lr": 0.05, "batch_size": 12, **options})
-    for items, labels in tasks(sizes):
-        model.partial_fit(items, labels)
-    return model
+    return taught(model, sizes)  # type: ignore[no-any-return]
 
 
 def spelled_out(model: Any, images: Tensor, vectors: dict[str, Tensor]) -> Tensor:
@@ -79,11 +76,6 @@ def test_the_average_does_not_change_what_is_trained() -> None:
         assert torch.equal(plain._state.modules["merged"][name], value)
 
 
-def test_rows_of_other_classes_stay() -> None:
-    before, after = learned([2]), learned([2, 3])
-    assert torch.equal(after._state.weights.weight[:2], before._state.weights.weight)
-
-
 def test_only_vectors_and_rows_are_trained() -> None:
     model = learned([2])
     assert model.cost_.trainable_parameters == 2 * 2 * 24 + 2 * 24
@@ -95,9 +87,3 @@ def test_a_model_without_class_token_is_refused() -> None:
     assert isinstance(backbone.module, nn.Module)
     with pytest.raises(TypeError, match="class token"):
         APTClassifier(backbone).fit(*colours([0, 1], 2))
-
-
-def test_options_out_of_range_are_refused() -> None:
-    for options in ({"ema": 1.5}, {"std": -1}):
-        with pytest.raises(ParameterError, match=next(iter(options))):
-            learned([2], **options)

@@ -6,23 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lab.methods.rival_toys import colours, shown, small_backbone, tasks
+from tests.lab.methods.rival_toys import colours, shown, small_backbone, taught
 from torch import Tensor
 
 from evergrow.adapt.tuners import create_tuner
-from evergrow.core.errors import ParameterError
 from evergrow.lab.methods.coda_prompt import CODAPromptClassifier
+from evergrow.lab.methods.cost import inference_gflops
 from evergrow.lab.tuners.prefix import PrefixTuner
-
-PARTS = ("prompts", "keys", "attention")
 
 
 def learned(sizes: list[int], depth: int = 2, **options: Any) -> CODAPromptClassifier:
     settings = {"epochs": 3, "lr": 0.02, "batch_size": 12, "pool_size": 6, "n_tasks": 3, **options}
-    model = CODAPromptClassifier(small_backbone(depth=depth), **settings)
-    for items, labels in tasks(sizes):
-        model.partial_fit(items, labels)
-    return model
+    return taught(CODAPromptClassifier(small_backbone(depth=depth), **settings), sizes)  # type: ignore[no-any-return]
 
 
 def whole(model: CODAPromptClassifier, part: str) -> Tensor:
@@ -55,39 +50,11 @@ def test_answers_by_the_definition_of_prompts() -> None:
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_components_of_earlier_tasks_stay_and_new_ones_start_orthogonal_to_them() -> None:
-    before, after = learned([2]), learned([2, 2])
-    for part in PARTS:
+def test_components_of_earlier_tasks_stay_and_new_ones_are_trained() -> None:
+    before, after, untrained = learned([2]), learned([2, 2]), learned([2, 2], epochs=1, lr=1e-9)
+    for part in ("prompts", "keys", "attention"):
         assert torch.equal(whole(after, part)[:, :2], whole(before, part))
-    with after._training_network(before._state.modules, 1) as body:
-        for part in PARTS:
-            fresh = getattr(body.trained, part).detach()
-            old = whole(before, part)
-            assert (old @ fresh.transpose(1, 2)).abs().max() < 1e-5
-            torch.testing.assert_close(fresh @ fresh.transpose(1, 2), torch.eye(2).expand(2, 2, 2), atol=1e-5, rtol=0)
-            moved = whole(after, part)[:, 2:]
-            assert (moved - fresh).abs().max() > 1e-4  # and were trained
-
-
-def test_only_current_components_and_rows_receive_gradients() -> None:
-    model = learned([2, 2])
-    with model._training_network(model._state.modules, 2) as body:
-        model._model.zero_grad()
-        features = body(torch.randn(3, 3, 16, 16))
-        features.square().sum().backward()
-        trained = {name: value.grad for name, value in body.named_parameters() if value.requires_grad}
-        assert set(trained) == {f"trained.{part}" for part in PARTS}
-        for gradient in trained.values():
-            assert gradient is not None
-            assert gradient.shape[1] == 2
-            assert gradient.abs().sum() > 0
-        assert all(parameter.grad is None for parameter in model._model.parameters())
-
-
-def test_rows_of_other_classes_stay() -> None:
-    before, after = learned([2])._state.weights, learned([2, 3])._state.weights
-    assert torch.equal(after.weight[:2], before.weight)
-    assert torch.equal(after.bias[:2], before.bias)
+        assert (whole(after, part)[:, 2:] - whole(untrained, part)[:, 2:]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize(("pool", "n_tasks", "each"), [(7, 3, 2), (100, 60, 1), (3, 5, 1)])
@@ -115,14 +82,5 @@ def test_the_penalty_keeps_components_nearer_to_orthonormal() -> None:
 
 def test_two_passes_per_answer() -> None:
     model = learned([2])
-    backbone = small_backbone()
-    from evergrow.lab.methods.cost import inference_gflops
-
-    once = inference_gflops(backbone.module, (16, 16), torch.device("cpu"))
+    once = inference_gflops(small_backbone().module, (16, 16), torch.device("cpu"))
     assert 2 * once < model.cost_.inference_gflops < 2.6 * once
-
-
-def test_options_out_of_range_are_refused() -> None:
-    for options in ({"pool_size": 0}, {"n_tasks": 0}, {"prompt_length": 3}, {"ortho_penalty": -1}, {"n_blocks": 0}):
-        with pytest.raises(ParameterError, match=next(iter(options))):
-            learned([2], **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evergrow.core.errors import ParameterError, UnknownNameError
+from evergrow.core.errors import EvergrowError
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.lab.methods import ImageClassifier, create_method, list_methods, method_needs, method_options
 
@@ -45,16 +45,14 @@ def test_options_come_from_the_signature() -> None:
     assert method_options("test-fake") == {"n_units": 7, "alpha": 0.5, "device": "cpu"}
 
 
-def test_unknown_method_names_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="got 'test-fak'; nearest: 'test-fake'"):
-        create_method("test-fak")
-
-
-def test_unknown_option_names_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="got 'n_unit'; nearest: 'n_units'"):
-        create_method("test-fake", n_unit=3)
-
-
-def test_missing_option_is_named() -> None:
-    with pytest.raises(ParameterError, match="must be given width"):
-        create_method("test-demanding")
+@pytest.mark.parametrize(
+    ("name", "options", "match"),
+    [
+        ("test-fak", {}, "got 'test-fak'; nearest: 'test-fake'"),
+        ("test-fake", {"n_unit": 3}, "got 'n_unit'; nearest: 'n_units'"),
+        ("test-demanding", {}, "must be given width"),
+    ],
+)
+def test_wrong_names_and_missing_options_are_named(name: str, options: dict[str, int], match: str) -> None:
+    with pytest.raises(EvergrowError, match=match):
+        create_method(name, **options)

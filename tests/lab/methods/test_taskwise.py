@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.lab.methods.rival_toys import colours, small_backbone, tasks
+from tests.lab.methods.rival_toys import colours, small_backbone, taught
 
 from evergrow.adapt import TrainingError, loop
 from evergrow.adapt.tuners import UnsupportedModelError, tuners_of
@@ -48,10 +48,7 @@ def make(kind: type[TaskwiseClassifier], backbone: ImageBackbone | None = None, 
 
 
 def learned(kind: type[TaskwiseClassifier], sizes: list[int] = SIZES, **options: Any) -> TaskwiseClassifier:
-    model = make(kind, **options)
-    for items, labels in tasks(sizes):
-        model.partial_fit(items, labels)
-    return model
+    return taught(make(kind, **options), sizes)  # type: ignore[no-any-return]
 
 
 @cache
@@ -182,10 +179,27 @@ def test_cost_adds_up(kind: type[TaskwiseClassifier]) -> None:
     assert model.cost_.train_seconds > 0
 
 
-@pytest.mark.parametrize(("option", "value"), [("epochs", 0), ("lr", -1.0), ("batch_size", 0)])
-def test_settings_out_of_range_are_refused(kind: type[TaskwiseClassifier], option: str, value: Any) -> None:
-    with pytest.raises(ParameterError, match=f"{option} must be"):
-        make(kind, **{option: value}).fit(*colours([0, 1], 2))
+COMMON = [{"epochs": 0}, {"lr": -1.0}, {"batch_size": 0}]
+OWN: dict[type[TaskwiseClassifier], list[dict[str, Any]]] = {
+    EASEClassifier: [{"alpha": -1}, {"bottleneck": 0}, {"max_adapters": 0}, {"recalc_sim": 1}, {"beta": "much"}],
+    APTClassifier: [{"ema": 1.5}, {"std": -1}],
+    SDLoRAClassifier: [{"rank": 0}, {"magnitude": None}, {"rank_reduction": "yes"}],
+    CODAPromptClassifier: [{name: 0} for name in ("pool_size", "n_tasks", "n_blocks")]
+    + [{"prompt_length": 3}, {"ortho_penalty": -1}],
+}
+
+
+def test_settings_out_of_range_are_refused(kind: type[TaskwiseClassifier]) -> None:
+    for options in [*COMMON, *OWN[kind]]:
+        with pytest.raises(ParameterError, match=next(iter(options))):
+            make(kind, **options).fit(*colours([0, 1], 2))
+
+
+@pytest.mark.parametrize("trained", [APTClassifier, SDLoRAClassifier, CODAPromptClassifier])
+def test_rows_of_other_classes_stay(trained: type[TaskwiseClassifier]) -> None:
+    before, after = learned(trained, [2])._state.weights, two_tasks(trained)._state.weights
+    assert torch.equal(after.weight[:2], before.weight)
+    assert before.bias is None or torch.equal(after.bias[:2], before.bias)
 
 
 def test_a_backbone_that_is_no_transformer_is_refused(kind: type[TaskwiseClassifier]) -> None:

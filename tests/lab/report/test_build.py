@@ -11,7 +11,7 @@ import pytest
 from tests.lab.report.toys import EXPERIMENTS, Write, analysis, run
 
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.lab.report import Report, build_report
+from evergrow.lab.report import Report, build_report, load_published
 from evergrow.lab.report.build import SECTIONS
 
 
@@ -125,44 +125,14 @@ def test_titles_that_come_out_alike_as_file_names_are_different_files(write: Wri
     assert all((tmp_path / "out" / "figures" / f"{name}.svg").is_file() for name in report.figures)
 
 
-def test_text_from_records_cannot_break_the_page(write: Write, tmp_path: Path) -> None:
-    evil = '"><script>alert(1)</script>'
-    folder = write([run("ri", 1, label=evil), run("klda", 1, dataset={"name": "x", "label": evil, "fingerprint": "f"})])
-    page = build_report(folder, tmp_path / "out").page.read_text()
-    assert "<script>alert" not in page
-    assert html.escape("<script>alert(1)</script>", quote=False) in page
-
-
 @pytest.mark.slow
 def test_the_committed_records_fill_the_papers_tables_and_figures(committed: Report) -> None:
     assert committed.left_out == {}
     names = " ".join([*committed.figures, *committed.tables])
-    for start in (
-        "stage-accuracy",
-        "norm",
-        "eigenvalues",
-        "effective-rank",
-        "condition-number",
-        "similarity",
-        "residual",
-        "xi",
-        "width",
-        "training-time",
-        "peak-memory",
-        "probe-gain",
-        "accuracy",
-        "forgetting",
-        "strategies",
-        "search",
-        "sizes",
-        "published-main",
-        "published-dinov2",
-        "published-resnet101",
-        "published-forgetting",
-        "published-strategy",
-        "published-search",
-        "published-sizes",
-    ):
+    of_analyses = "norm eigenvalues effective-rank condition-number similarity residual xi width search sizes"
+    of_runs = "stage-accuracy training-time peak-memory probe-gain accuracy forgetting strategies"
+    published = [f"published-{name}" for name in load_published()["tables"]]
+    for start in [*of_analyses.split(), *of_runs.split(), *published]:
         assert start in names
     titles = {entry.title for entry in committed.not_run}
     assert {"DINOv2 backbone", "ResNet-101 backbone"} <= titles

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,35 +12,18 @@ from evergrow.core.errors import InputError
 from evergrow.lab.report.contents import collect
 
 
-def test_bad_files_are_named_with_what_is_wrong(write: Write) -> None:
+def test_bad_files_are_named_with_what_is_wrong_but_not_where(write: Write) -> None:
     folder = write([run()])
-    whole = run(seed=1).to_json()
-    body = json.loads(whole)
-    (folder / "half.json").write_text(whole[: len(whole) // 2])
-    (folder / "foreign.json").write_text('{"hello": 1}')
-    (folder / "list.json").write_text("[1, 2]")
-    (folder / "newer.json").write_text(json.dumps({**body, "schema_version": 99}))
+    (folder / "half.json").write_text(run(seed=1).to_json()[:99])
     (folder / "lines.json").write_text('{"a": 1}\n{"a": 2}\n')
-    (folder / "bytes.json").write_bytes(b"\xff\xfe\x00")
-    (folder / "poor.json").write_text(json.dumps({**body, "results": {"a_last": 0.5}}))
+    (folder / "poor.json").write_text(run(seed=1).to_json().replace('"matrix"', '"was"'))
     collected = collect([folder])
     assert len(collected.runs) == 1
     reasons = collected.left_out
-    assert set(reasons) == {
-        "half.json",
-        "foreign.json",
-        "list.json",
-        "newer.json",
-        "lines.json",
-        "bytes.json",
-        "poor.json",
-    }
+    assert set(reasons) == {"half.json", "lines.json", "poor.json"}
     assert "no whole JSON" in reasons["half.json"]
-    assert "no record" in reasons["foreign.json"]
-    assert "newer evergrow" in reasons["newer.json"]
     assert "should have matrix" in reasons["poor.json"]
-    for file, reason in reasons.items():
-        assert str(folder.parent) not in reason + file
+    assert str(folder.parent) not in str(reasons)
 
 
 def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.lab.report.toys import Write, analysis, run
+from tests.lab.report.toys import Write, analysis, collected, run
 
-from evergrow.lab.report.contents import RecordSet, Table, collect
+from evergrow.lab.report.contents import Table, collect
 from evergrow.lab.report.mechanism_sections import eigenvalues, search_table, size_table
 from evergrow.lab.report.run_sections import accuracy_tables, forgetting_tables, strategy_tables, within_tables
 
 VIT = {"name": "imagenet-r", "label": "ImageNet-R", "backbone": {"name": "vit_base_patch16_224.augreg_in21k"}}
-
-
-def collected(runs: list[Any], analyses: list[Any] | None = None) -> RecordSet:
-    return RecordSet({"mine": runs} if runs else {}, analyses or [])
 
 
 def texts(table: Table) -> dict[str, list[str]]:

@@ -14,10 +14,10 @@ from evergrow.core.registry import nearest
 from evergrow.core.validation import with_changes
 from evergrow.data import DataOptions, Dataset, FeatureSet, inspect_data, load_data, read, search_path
 from evergrow.data.arrays import SUFFIXES
-from evergrow.data.items import integers, listed
-from evergrow.data.lists import ImageList, image_list, read_image_lists, read_list
+from evergrow.data.items import listed
 from evergrow.data.load import finish
 from evergrow.data.storage import Tree
+from evergrow.data.tables import SampleList, listed_data, read_list
 from evergrow.lab.benchmarks.catalogue import (
     BENCHMARKS,
     Benchmark,
@@ -137,19 +137,25 @@ def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
     place = locate(benchmark, options.root_path)
     if place.train_list is not None:
         lists = [_read_list(path) for path in (place.train_list, place.test_list) if path is not None]
-        found = read_image_lists(lists, dataclasses.replace(options, root=place.folder))
-        note = "lists may split the images otherwise than the folders of PILOT do"
-        return dataclasses.replace(found, notes=(*found.notes, note)), benchmark.key
+        notes = (
+            f"lists: {', '.join(part.file for part in lists)}",
+            "lists may split the images otherwise than the folders of PILOT do",
+        )
+        settings = dataclasses.replace(options, root=place.folder)
+        found = listed_data(
+            Tree(place.train_list.parent), lists, settings, folder_names=True, layout="lists", notes=notes
+        )
+        return found, benchmark.key
     folder = read_published(place.folder) or read(place.folder, options).dataset()
     return (folder, benchmark.key) if isinstance(folder, Dataset) else None
 
 
-def _read_list(path: Path) -> ImageList:
+def _read_list(path: Path) -> SampleList:
     """Return a list of images: lines of a text file, or ``data`` and ``targets`` of a YAML file."""
-    return read_list(path) if path.suffix == ".txt" else read_yaml_list(path)
+    return read_list(Tree(path.parent), path.name) if path.suffix == ".txt" else read_yaml_list(path)
 
 
-def read_yaml_list(path: Path) -> ImageList:
+def read_yaml_list(path: Path) -> SampleList:
     """Return the images and labels under ``data`` and ``targets`` of a YAML file of plain values.
 
     Raises
@@ -166,13 +172,12 @@ def read_yaml_list(path: Path) -> ImageList:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{path} must be YAML of plain values: {error}") from error
     names, labels = (content.get(key) if isinstance(content, dict) else None for key in ("data", "targets"))
-    if not isinstance(names, list) or not isinstance(labels, list) or len(names) != len(labels):
+    if not isinstance(names, list) or not isinstance(labels, list) or not 0 < len(names) == len(labels):
         raise FileFormatError(f"{path} must hold lists 'data' and 'targets' of one length, and no aliases")
     for row, (name, label) in enumerate(zip(names, labels, strict=True)):
         if not isinstance(name, str) or not name or isinstance(label, bool) or not isinstance(label, (int, str)):
             raise FileFormatError(f"{path} entry {row} must be a path and a label, got {name!r} and {label!r}")
-    plain = all(isinstance(label, int) for label in labels)
-    return image_list(path, names, labels if plain else integers([str(label) for label in labels]))
+    return SampleList(path.name, names, [str(label) for label in labels])
 
 
 def _is_feature_file(name: str) -> bool:

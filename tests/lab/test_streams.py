@@ -1,12 +1,12 @@
-"""Streams: every training sample once, every test sample in one task, whatever the protocol."""
+"""Streams: published class orders, every training sample once, every test sample in one task, any protocol."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from evergrow.core.errors import EvergrowError, UnknownNameError
-from evergrow.lab.streams import Protocol, class_order, make_stream
+from evergrow.core.errors import EvergrowError, ParameterError, UnknownNameError
+from evergrow.lab.streams import Protocol, class_order, disjoint_order, make_stream
 
 RNG = np.random.default_rng(0)
 Y_TRAIN = RNG.permutation(np.repeat(np.arange(23), RNG.integers(3, 15, size=23)))
@@ -112,15 +112,6 @@ def test_seen_test_numbers_the_tasks() -> None:
     assert len(rows) == sum(len(task.test) for task in stream.tasks[:3])
 
 
-def test_disjoint_streams_have_disjoint_first_tasks() -> None:
-    protocol = Protocol(increment=5, disjoint=True)
-    firsts = [
-        set(make_stream(Y_TRAIN, Y_TEST, protocol, seed=s, earlier_seeds=(1, 2, 3)[:i]).tasks[0].classes.tolist())
-        for i, s in enumerate((1, 2, 3))
-    ]
-    assert len(set.union(*firsts)) == 15
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -135,6 +126,9 @@ def test_disjoint_streams_have_disjoint_first_tasks() -> None:
         lambda: make_stream([], []),
         lambda: make_stream([0.5, 1.5], [0.5]),
         lambda: make_stream([[0], [1]], [0]),
+        lambda: disjoint_order(20, 1, [1], 2),
+        lambda: class_order(10, -1),
+        lambda: class_order(0),
     ],
 )
 def test_wrong_input_is_a_typed_error(call) -> None:
@@ -145,3 +139,63 @@ def test_wrong_input_is_a_typed_error(call) -> None:
 def test_unknown_protocol_setting_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="'increment'"):
         Protocol.from_dict({"incremnt": 3})
+
+
+# -- class orders -----------------------------------------------------------------------------------------
+
+
+FINGERPRINTS = {
+    50: [43, 41, 23, 14, 13, 40],
+    100: [68, 56, 78, 8, 23, 84, 90, 65, 74, 76],
+    200: [168, 136, 51, 9, 183, 101, 171, 99, 42, 159],
+    300: [169, 221, 146, 296, 92, 229, 49, 70, 126, 77],
+}
+
+
+def disjoint_orders(n_classes: int, seeds: list[int], n_initial: int) -> list[np.ndarray]:
+    return [disjoint_order(n_classes, seed, seeds[:i], n_initial) for i, seed in enumerate(seeds)]
+
+
+@pytest.mark.parametrize(("n_classes", "first"), FINGERPRINTS.items())
+def test_seed_1993_gives_the_published_order(n_classes: int, first: list[int]) -> None:
+    assert class_order(n_classes)[: len(first)].tolist() == first
+
+
+def test_equals_the_global_legacy_generator_and_leaves_it_alone() -> None:
+    state = np.random.get_state()  # noqa: NPY002
+    try:
+        np.random.seed(7)  # noqa: NPY002
+        expected = np.random.permutation(123)  # noqa: NPY002
+        before = np.random.get_state()[1].copy()  # noqa: NPY002
+        assert class_order(123, 7).tolist() == expected.tolist()
+        assert (np.random.get_state()[1] == before).all()  # noqa: NPY002
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+
+
+@pytest.mark.parametrize(
+    ("n_classes", "m", "seeds"), [(200, 10, [1993, 1994, 1995]), (9, 3, [5, 1, 3]), (6, 3, [0, 1])]
+)
+def test_first_tasks_are_pairwise_disjoint_permutations(n_classes: int, m: int, seeds: list[int]) -> None:
+    orders = disjoint_orders(n_classes, seeds, m)
+    firsts = [set(order[:m].tolist()) for order in orders]
+    assert sum(map(len, firsts)) == len(set.union(*firsts)) == m * len(seeds)
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(n_classes))
+
+
+def test_first_seed_keeps_the_plain_order_and_later_seeds_do_not_matter() -> None:
+    orders = disjoint_orders(200, [1993, 1994, 1995], 10)
+    assert orders[0].tolist() == class_order(200).tolist()
+    assert disjoint_orders(200, [1993, 1994], 10)[1].tolist() == orders[1].tolist()
+
+
+def test_the_rest_follows_in_plain_order() -> None:
+    order, plain = disjoint_order(30, 8, [1, 2], 4).tolist(), class_order(30, 8).tolist()
+    assert order[4:] == [c for c in plain if c not in order[:4]]
+    assert order[:4] == [c for c in plain if c in order[:4]]
+
+
+def test_too_many_disjoint_first_tasks_are_refused() -> None:
+    with pytest.raises(ParameterError, match="got 20 classes; use fewer seeds"):
+        disjoint_orders(20, [1, 2, 3], 10)
