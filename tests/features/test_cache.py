@@ -18,12 +18,12 @@ import torch
 from tests.features.extraction_toys import LetterCounter, Toy, expected_features, write_images
 
 from evergrow.core.archive import Archive, read_archive, write_archive
-from evergrow.core.errors import BusyError, CacheWarning, DataWarning, ImageError, ParameterError, UnknownNameError
+from evergrow.core.errors import BusyError, CacheWarning, DataWarning, ParameterError, UnknownNameError
 from evergrow.data.items import Images, Texts, join_blocks
 from evergrow.features import Backbone, Features, create_backbone, encode
 from evergrow.features import cache as cache_module
 from evergrow.features import images as decoding
-from evergrow.features.cache import CacheEntry, FeatureCache, default_root, feature_key
+from evergrow.features.cache import FeatureCache, default_root, feature_key
 
 SMALL: dict[str, Any] = {"workers": 0, "batch_size": 2}
 
@@ -409,15 +409,6 @@ def test_two_threads_decode_every_image_once(images: Images, root: Path, monkeyp
     assert [result.computed for result in results] == [15, 0]
     np.testing.assert_array_equal(results[0].X, results[1].X)
     assert sorted(seen) == sorted(Path(name).name for name in images.names)
-
-
-def test_an_error_while_writing_lets_go_of_the_entry(tmp_path: Path) -> None:
-    entry = CacheEntry(tmp_path / "key")
-    with pytest.raises(ImageError, match="broken"), entry.writing():
-        raise ImageError("broken")
-    with entry.writing(wait=False):
-        pass
-    assert list(tmp_path.iterdir()) == []
 
 
 # -- listing --------------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ import pytest
 import torch
 from tests.features.extraction_toys import (
     LetterCounter,
-    Synthetic,
     Toy,
     expected_features,
     start_encoding,
+    synthetic,
     write_images,
 )
 
@@ -139,25 +139,15 @@ def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_a_corrupt_image_is_fatal_and_named_and_skipping_goes_on_from_there(images: Images, tmp_path: Path) -> None:
-    (images.root / "odd/013.png").write_text("no image")
-    options: dict[str, Any] = {"cache": tmp_path / "cache", "batch_size": 2}
-    for workers in (0, 2):
-        with pytest.raises(ImageError, match=r"odd/013\.png.*on_error='skip'"):
-            encode(Toy(), images, workers=workers, **options)
-    with pytest.warns(DataWarning):
-        result = encode(Toy(), images, workers=0, **options, on_error="skip")
-    assert result.computed == 11
-    assert 13 not in result.rows
-
-
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("cached", [False, True])
-def test_corrupt_images_are_skipped_and_all_named(images: Images, tmp_path: Path, cached: bool) -> None:
+def test_corrupt_images_are_fatal_or_skipped_and_named(images: Images, tmp_path: Path, cached: bool) -> None:
     bad = [2, 3, 11, 22]
     for row in bad:
         (images.root / images.names[row]).write_bytes(b"GIF89a broken")
     options = {"cache": tmp_path / "cache" if cached else False, "on_error": "skip", "batch_size": 2}
+    for workers in (0, 2):
+        with pytest.raises(ImageError, match=r"even/002\.png.*on_error='skip'"):
+            encode(Toy(), images, **{**options, "on_error": "raise"}, workers=workers)
     with pytest.warns(DataWarning, match=r"4 of 23 images .* left out: even/002.png, odd/003.png, odd/011.png"):
         result = encode(Toy(), images, **options)
     good = [row for row in range(23) if row not in bad]
@@ -305,7 +295,7 @@ def test_half_precision_only_where_it_is_safe(scale: float, precision: str) -> N
             mean = batch.mean(dim=(2, 3)) * scale  # beyond 65504, a product in float16 overflows
             return torch.cat([mean, mean @ self.mixing.cuda()], dim=1).float()
 
-    items = Synthetic(600)
+    items = synthetic(600)
     result = encode(Scaled(), items, cache=False)
     assert result.precision == precision
     expected = expected_features(items) * scale
@@ -323,7 +313,7 @@ def test_half_precision_only_where_it_is_safe(scale: float, precision: str) -> N
 def test_a_killed_run_goes_on_at_its_last_whole_chunk(images: Images, tmp_path: Path, workers: int) -> None:
     (images.root / "odd/003.png").write_text("no image")
     cache = tmp_path / "cache"
-    process = start_encoding(images, cache, tmp_path / "log", pause=0.05, workers=workers)
+    process = start_encoding(images, cache, workers=workers)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         if any(info.done >= 8 for info in FeatureCache(cache).list()):
@@ -355,7 +345,7 @@ def test_chunk_by_chunk_is_the_same_and_memory_does_not_grow(tmp_path: Path, mon
             rows = 0
             tracemalloc.start()
             try:
-                for part in encode_chunks(toy, Synthetic(n), cache=cache, workers=0):
+                for part in encode_chunks(toy, synthetic(n), cache=cache, workers=0):
                     assert part.rows.tolist() == list(range(rows, rows + len(part)))
                     assert np.round(part.X[:, 0] * 255).tolist() == [row % 251 for row in part.rows]
                     rows += len(part)

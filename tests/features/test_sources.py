@@ -103,8 +103,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, i
     seen = {"GET": 0, "HEAD": 0}
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        def answer(self, method: str) -> None:
-            seen[method] += 1
+        def answer(self) -> None:
+            seen[self.command] += 1
             right = self.path.startswith("/timm/test_resnet.r160_in1k/resolve/main/model.safetensors")
             self.send_response(200 if right else 404)
             if right:
@@ -115,14 +115,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, i
                 self.send_header("X-Error-Code", "EntryNotFound")
             self.send_header("Content-Length", str(len(body) if right else 0))
             self.end_headers()
-            if right and method == "GET":
+            if right and self.command == "GET":
                 self.wfile.write(body)
 
-        def do_GET(self) -> None:
-            self.answer("GET")
-
-        def do_HEAD(self) -> None:
-            self.answer("HEAD")
+        do_GET = do_HEAD = answer  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             pass

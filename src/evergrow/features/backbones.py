@@ -96,19 +96,39 @@ def create_backbone(
     """
     check_recipe(recipe)  # before a network is loaded
     target = resolve_device(device)
-    made: Backbone
     if isinstance(name, nn.Module):
         if weights is not None or model_options:
             raise ParameterError("weights and model options must be left out for a module, which has its own")
-        made = _image_backbone(name, type(name).__name__, preset, target)
+        module, title, origin = name, type(name).__name__, "module"
+        options: dict[str, Any] = {}
     elif not isinstance(name, str) or not name:
         raise ParameterError(f"backbone must be a name or a torch module, got {name!r}")
     elif is_text_name(name):
         check_choice("preset of a text backbone", preset, ("timm", ""))
-        made = text_backbone(name, weights, device=target, options=model_options)
+        return text_backbone(name, weights, device=target, options=model_options).with_recipe(recipe)
     else:
-        made = _timm_backbone(name, weights, preset, target, seed, model_options)
-    return made.with_recipe(recipe)
+        title, (module, origin, options) = name, _load_timm(name, weights, seed, model_options)
+    if isinstance(preset, Preprocessing):
+        preset_name, preprocessing = "custom", preset
+    else:
+        check_choice("preset", preset, PRESETS)
+        preset_name, preprocessing = preset, PRESETS[preset](_own_preprocessing(module, options.get("img_size")))
+    # The width of its features is seen by running it once.
+    parameter = next(module.parameters(), None)
+    blank = torch.zeros(1, 3, *preprocessing.size, device=parameter.device if parameter is not None else "cpu")
+    try:
+        (features,) = _read(module, [Block(FINAL, FINAL)], blank)
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise ParameterError(f"module must take images of shape {tuple(blank.shape)}, but {title}: {error}") from error
+    if features.ndim != 2:
+        raise ParameterError(
+            f"module must return one vector per image, got shape {tuple(features.shape)} from {title}: pool it first"
+        )
+    width, weights_hash, settings = features.shape[1], hash_weights(module), preprocessing.to_dict()
+    spec = BackboneSpec(title, "image", width, origin, weights_hash, preset_name, settings, options)
+    return ImageBackbone(module, spec, target).with_recipe(recipe)
 
 
 def is_text_name(name: str) -> bool:
@@ -270,39 +290,6 @@ def _read(module: nn.Module, blocks: Sequence[Block], images: Tensor) -> list[Te
             part.training = True
 
 
-def _image_backbone(
-    module: nn.Module,
-    name: str,
-    preset: str | Preprocessing,
-    device: torch.device,
-    *,
-    img_size: int | None = None,
-    weights: str = "module",
-    options: dict[str, Any] | None = None,
-) -> ImageBackbone:
-    """Return a module with its preprocessing; the width of its features is seen by running it once."""
-    if isinstance(preset, Preprocessing):
-        preset_name, preprocessing = "custom", preset
-    else:
-        check_choice("preset", preset, PRESETS)
-        preset_name, preprocessing = preset, PRESETS[preset](_own_preprocessing(module, img_size))
-    parameter = next(module.parameters(), None)
-    blank = torch.zeros(1, 3, *preprocessing.size, device=parameter.device if parameter is not None else "cpu")
-    try:
-        (features,) = _read(module, [Block(FINAL, FINAL)], blank)
-    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise ParameterError(f"module must take images of shape {tuple(blank.shape)}, but {name}: {error}") from error
-    if features.ndim != 2:
-        raise ParameterError(
-            f"module must return one vector per image, got shape {tuple(features.shape)} from {name}: pool it first"
-        )
-    width, weights_hash, settings = features.shape[1], hash_weights(module), preprocessing.to_dict()
-    spec = BackboneSpec(name, "image", width, weights, weights_hash, preset_name, settings, options or {})
-    return ImageBackbone(module, spec, device)
-
-
 def _own_preprocessing(module: nn.Module, img_size: int | None) -> Preprocessing:
     if not getattr(module, "pretrained_cfg", None):
         return Preprocessing()
@@ -315,19 +302,15 @@ def _own_preprocessing(module: nn.Module, img_size: int | None) -> Preprocessing
 # -- architectures of timm ------------------------------------------------------------------------------------
 
 
-def _timm_backbone(
-    name: str,
-    weights: str | os.PathLike[str] | None,
-    preset: str | Preprocessing,
-    device: torch.device,
-    seed: int,
-    options: Mapping[str, Any],
-) -> ImageBackbone:
+def _load_timm(
+    name: str, weights: str | os.PathLike[str] | None, seed: int, options: Mapping[str, Any]
+) -> tuple[nn.Module, str, dict[str, Any]]:
+    """Return an architecture with its weights, where they came from, and the options to be saved with a model."""
     current, config = timm_entry(name)
     for reserved in ("num_classes", "pretrained", "in_chans", "features_only", "checkpoint_path"):
         if reserved in options:
             raise ParameterError(f"model options must not set {reserved}: a backbone returns features of RGB images")
-    try:  # they are saved with every model
+    try:
         kept: dict[str, Any] = json.loads(json.dumps(dict(options), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ParameterError(f"model options must be plain values, got {dict(options)}: {error}") from error
@@ -335,14 +318,13 @@ def _timm_backbone(
     if config is not None and config.hf_hub_id:
         files = (config.hf_hub_filename,) if config.hf_hub_filename else FILE_NAMES
         wanted = WantedWeights(current, "image", config.hf_hub_id, files)
-    label, place = locate(wanted, weights)
+    origin, place = locate(wanted, weights)
     module = timm_module(current, seed=seed, options=options).requires_grad_(False)
     if place is None:
         kept["seed"] = seed
     else:
         load_weights(module, read_weights(place), source=str(place))
-    img_size = options.get("img_size")
-    return _image_backbone(module, name, preset, device, img_size=img_size, weights=label, options=kept)
+    return module, origin, kept
 
 
 def timm_entry(name: str) -> tuple[str, Any]:

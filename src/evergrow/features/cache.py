@@ -211,22 +211,34 @@ class CacheEntry:
             raise OSError(f"{self.folder} is a link; the cache writes to folders of its own only")
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
-        with suppress(FileFormatError):
-            if self.meta() is not None:
-                return
-        (self.folder / _META).unlink(missing_ok=True)
-        with atomic_path(self.folder / _META) as path:
-            path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        if not (self.folder / _META).is_file():
+            with atomic_path(self.folder / _META) as path:
+                path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
-    def meta(self) -> CacheInfo | None:
-        """Return what ``meta.json`` says, or None where there is none."""
-        path = self.folder / _META
-        if path.is_symlink():
-            raise FileFormatError(f"{_META} of a cache entry must be a file, got a link")
+    def info(self) -> CacheInfo:
+        """Return its description, or raise :class:`FileNotFoundError` if there is no such entry."""
+        changed = datetime.fromtimestamp(self.folder.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
+        size = sum(item.stat(follow_symlinks=False).st_size for item in os.scandir(self.folder))
+        info, path = CacheInfo(key=self.folder.name, bytes=size, created=changed), self.folder / _META
         try:
-            return from_values(CacheInfo, parse_json(path.read_bytes(), _META), _META)
-        except FileNotFoundError:
-            return None
+            if path.is_symlink():
+                raise FileFormatError(f"{_META} of a cache entry must be a file, got a link")
+            meta = from_values(CacheInfo, parse_json(path.read_bytes(), _META), _META) if path.exists() else info
+            chunks = self.chunks()
+            done = sum(min(meta.chunk, meta.n_items - int(path.stem)) for path in chunks)
+            return replace(
+                meta,
+                key=info.key,
+                bytes=size,
+                created=datetime.fromisoformat(meta.created).astimezone(timezone.utc).isoformat(),
+                state="finished" if 0 < meta.n_items == done else "unfinished",
+                done=done,
+                failures=sum(len(_head(path).failures) for path in chunks),
+            )
+        except NewerSchemaError:
+            return replace(info, state="newer")
+        except (FileFormatError, OSError, ValueError):
+            return info
 
     def chunks(self) -> list[Path]:
         """Return the files of chunks, in the order of their rows."""
@@ -427,34 +439,11 @@ class FeatureCache:
             return []
         except OSError as error:
             raise ParameterError(f"cache must be a readable folder, got {self.root}: {error}") from error
-        infos = [info for name in found if _KEY.fullmatch(name) and (info := self.info(name)) is not None]
+        infos = []
+        for name in filter(_KEY.fullmatch, found):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                infos.append(self.entry(name).info())
         return sorted(infos, key=lambda info: (info.created, info.key), reverse=True)
-
-    def info(self, key: str) -> CacheInfo | None:
-        """Return the description of one entry, None if it was removed meanwhile."""
-        entry = self.entry(key)
-        try:
-            changed = datetime.fromtimestamp(entry.folder.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
-            size = sum(item.stat(follow_symlinks=False).st_size for item in os.scandir(entry.folder))
-        except FileNotFoundError:
-            return None
-        plain = CacheInfo(key=key, bytes=size, created=changed)
-        try:
-            meta, chunks = entry.meta() or plain, entry.chunks()
-            done = sum(min(meta.chunk, meta.n_items - int(path.stem)) for path in chunks)
-            return replace(
-                meta,
-                key=key,
-                bytes=size,
-                created=datetime.fromisoformat(meta.created).astimezone(timezone.utc).isoformat(),
-                state="finished" if 0 < meta.n_items == done else "unfinished",
-                done=done,
-                failures=sum(len(_head(path).failures) for path in chunks),
-            )
-        except NewerSchemaError:
-            return replace(plain, state="newer")
-        except (FileFormatError, OSError, ValueError):
-            return plain
 
     def find(self, name: str) -> CacheInfo:
         """Return the entry whose key begins with ``name``.

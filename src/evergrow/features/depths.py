@@ -206,17 +206,14 @@ def _positions(module: nn.Module, name: str, output: Tensor, *, normed: bool) ->
 
 def _pooled(module: nn.Module, block: Block, rows: Tensor, prefix: int) -> Tensor:
     """Return a block of positions, of which the first ``prefix`` are no part of the image."""
-    if block.pooling == "cls" and not (prefix and has_class_token(module)):
+    if block.pooling != "cls":
+        return pool_positions(block.pooling, rows[:, prefix:])
+    if not (prefix and has_class_token(module)):
         raise ParameterError(
             f"block must be pooled over positions, since {type(module).__name__} has no class token, got "
             f"{str(block)!r}: there are mean, max and spread"
         )
-    if block.pooling == "vector" and rows.shape[1] != 1:
-        raise ParameterError(
-            f"block must be pooled over its {rows.shape[1]} positions, got {str(block)!r}: there are mean, max and "
-            "spread"
-        )
-    return rows[:, 0] if block.pooling in ("cls", "vector") else pool_positions(block.pooling, rows[:, prefix:])
+    return rows[:, 0]
 
 
 def pool_positions(pooling: str, rows: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 FINAL = "final"
 """The network's own vector, and the place before its own pooling."""
 
-POOLINGS = ("cls", "mean", "max", "spread", "vector")
-"""Class (or first) token, mean, maximum and standard deviation over positions, and what is a vector already."""
+POOLINGS = ("cls", "mean", "max", "spread")
+"""Class (or first) token, mean, maximum and standard deviation over positions; the mean of a vector is the vector."""
 
 RECIPES = ("auto", "final", "rich", "max")
 """Recipes by name: rich where depths are known, the network's own vector alone, what is best at a moderate width, and

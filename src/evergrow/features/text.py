@@ -144,7 +144,7 @@ def read_hidden_states(encoder: Any, blocks: Sequence[Block], tokens: dict[str, 
     depths, mask = hidden_depths(encoder), tokens["attention_mask"]
     places = [-1 if block.place == FINAL else block.place for block in blocks]
     for block, place in zip(blocks, places, strict=True):
-        if block.pooling != FINAL and (not isinstance(place, int) or -place > depths or block.pooling == "vector"):
+        if block.pooling != FINAL and (not isinstance(place, int) or -place > depths):
             raise ParameterError(
                 f"block of a sentence encoder must be cls, mean, max or spread at a hidden state, which here are "
                 f"{f'-1 to -{depths}' if depths else 'none that is known'}, got {str(block)!r}"
