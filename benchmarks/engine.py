@@ -20,10 +20,10 @@ from benchmarks.timing import Row, seconds
 from evergrow import Learner
 from evergrow.data import read
 from evergrow.engine import LocalEngine
+from evergrow.engine.fitting import FAN_IN, ShardMerge
 from evergrow.engine.job import Job, begin_job, plan
 from evergrow.engine.job_steps import JobReport, RunOptions
-from evergrow.engine.merge import FAN_IN, ShardMerge
-from evergrow.engine.runners import LocalRunner, Task, TaskResult, WorkerCheck
+from evergrow.engine.runners import LocalRunner, Task, TaskResult
 from evergrow.engine.worker_tasks import perform
 
 SEED = 0
@@ -165,8 +165,8 @@ class _Timed(LocalRunner):
 
     merging = largest = 0.0
 
-    def run(self, tasks: Sequence[Task], check: WorkerCheck | None = None) -> Iterator[TaskResult]:
-        for outcome in super().run(tasks, check):
+    def run(self, tasks: Sequence[Task]) -> Iterator[TaskResult]:
+        for outcome in super().run(tasks):
             task = outcome.task
             if task.work == "merge":
                 self.merging += outcome.report.get("seconds", 0.0)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from evergrow.engine.merge import Tree
+from evergrow.engine.fitting import merge_tree
 
 
 @dataclass(frozen=True)
@@ -96,20 +96,19 @@ def check_seconds() -> float:
 
 def adding_hours(rows: int) -> float:
     """Return the hours of one core for all sums; sums are taken as large as the largest."""
-    tree = Tree(shard_count(rows))
     total = file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes) / 1e9
     read, add = total * MEASURED.read_s_per_gb + check_seconds(), total * MEASURED.add_s_per_gb
     write = total * MEASURED.write_s_per_gb
-    sums = [len(tree.children(node)) for level in tree.levels[1:] for node in level]
+    sums = [len(node.children) for level in merge_tree(shard_count(rows))[1:] for node in level]
     return sum(n * read + (n - 1) * add + write for n in sums) / 3600
 
 
 def folder_bytes(rows: int) -> float:
     """Return the bytes that are written to and read from the folder that all workers share."""
-    tree, total = Tree(shard_count(rows)), file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes)
+    tree, total = merge_tree(shard_count(rows)), file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes)
     part = file_bytes(ASSUMED.units, ASSUMED.width, classes_in(rows))
-    sums = sum(len(level) for level in tree.levels[1:])
-    return 2 * (len(tree.levels[0]) * part + sums * total)
+    sums = sum(len(level) for level in tree[1:])
+    return 2 * (len(tree[0]) * part + sums * total)
 
 
 def solve_seconds() -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import struct
 import tarfile
 import zipfile
 from collections.abc import Mapping
@@ -151,6 +152,41 @@ def test_bombs_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(archives, "MOST_FILES", 3)
     with pytest.raises(FileFormatError, match="at most 3 files"):
         load_data(write_archive(tmp_path / "many.zip", {f"cat/{n}.png": b"x" for n in range(5)}))
+
+
+def crowded_zip(path: Path, entries: int, stated: int, *, zip64: bool, name: bytes = b"a") -> Path:
+    """Write a zip whose directory has so many entries, whatever number its end states."""
+    entry = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, 0, 0, 0, 33, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0) + name
+    size = entries * len(entry)
+    far = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, stated, stated, size, 0)
+    far += struct.pack("<4sLQL", b"PK\6\7", 0, size, 1)
+    counts = (0xFFFF, 0xFFFF, 0xFFFFFFFF) if zip64 else (stated & 0xFFFF, stated & 0xFFFF, size)
+    end = (far if zip64 else b"") + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, *counts, 0, 0)
+    path.write_bytes(entry * entries + end)
+    return path
+
+
+@pytest.mark.parametrize("zip64", [False, True])
+@pytest.mark.parametrize(("entries", "stated"), [(1_000_000, 1_000_000), (1_000_000, 1), (40, 60_000)])
+def test_a_zip_of_a_million_entries_is_refused_before_its_directory_is_parsed(
+    entries: int, stated: int, zip64: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parse(*_: object) -> None:
+        raise AssertionError("the directory was parsed")
+
+    monkeypatch.setattr(archives, "MOST_FILES", 20_000)
+    monkeypatch.setattr(archives.zipfile, "ZipFile", parse)
+    with pytest.raises(FileFormatError, match="at most 20,000 files"):
+        load_data(crowded_zip(tmp_path / "crowd.zip", entries, stated, zip64=zip64))
+
+
+def test_long_names_fill_a_directory_and_are_no_crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_archive(tmp_path / "long.zip", {f"cat/{'x' * 200}{n}.png": PNG for n in range(12)})
+    monkeypatch.setattr(archives, "MOST_FILES", 12)
+    assert len(load_data(path, test_size=0).train) == 12
+    monkeypatch.setattr(archives, "MOST_FILES", 11)
+    with pytest.raises(FileFormatError, match="at most 11 files"):
+        load_data(path)
 
 
 def test_a_temporary_file_goes_with_its_archive(tree: Tree, tmp_path: Path) -> None:

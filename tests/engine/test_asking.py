@@ -56,6 +56,14 @@ def test_an_evaluation_by_shards_is_the_plain_one(model: Learner, tmp_path: Path
     assert tally.to_values()["rows"] == 160
 
 
+def test_an_evaluation_counts_every_shard_once(model: Learner, data: Path, tmp_path: Path) -> None:
+    engine = LocalEngine(**SMALL, folder=tmp_path / "job")
+    found, _ = engine.evaluate(model, data)
+    one, other = sorted((tmp_path / "job" / "evaluate").iterdir())[2:4]
+    other.write_bytes(one.read_bytes())
+    assert (engine.evaluate(model, data)[0].confusion == found.confusion).all()
+
+
 def test_answers_are_one_table(model: Learner, data: Path, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
@@ -77,6 +85,7 @@ def test_a_table_that_was_damaged_is_written_again(model, data, tmp_path, monkey
     bodies = [path.read_bytes() for path in files]
     files[3].write_bytes(bodies[3][:-5] + b"wrong")
     files[5].unlink()
+    files[6].write_bytes(bodies[2])  # that of another shard
     written = []
 
     def write(place, file, **settings):
@@ -85,7 +94,7 @@ def test_a_table_that_was_damaged_is_written_again(model, data, tmp_path, monkey
 
     monkeypatch.setattr("evergrow.engine.worker_tasks.write_answers", write)
     engine.predict(model, data)
-    assert written == [files[3].name, files[5].name]
+    assert written == [files[place].name for place in (3, 5, 6)]
     assert [path.read_bytes() for path in files] == bodies  # a retry overwrites with the same bytes
 
 

@@ -21,8 +21,8 @@ EACH = 500
 class Backwards(LocalRunner):
     """One process that does everything in the opposite order."""
 
-    def run(self, tasks, check=None):
-        return super().run(list(tasks)[::-1], check)
+    def run(self, tasks):
+        return super().run(list(tasks)[::-1])
 
 
 class BackwardsEngine(LocalEngine):

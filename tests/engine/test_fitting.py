@@ -14,7 +14,7 @@ from tests.engine.clouds import SMALL, learned, learner, leftovers, points, scor
 from evergrow import Learner
 from evergrow.core.errors import BusyError, EngineError, FileFormatError, InputError, ParameterError
 from evergrow.core.files import locked
-from evergrow.engine import LocalEngine, merge, worker_tasks
+from evergrow.engine import LocalEngine, fitting, worker_tasks
 from evergrow.engine.job import read_job
 from evergrow.engine.runners import LocalRunner, ShardError
 from evergrow.engine.status import status
@@ -66,12 +66,12 @@ def test_more_rows_than_the_first_are_learned_by_the_layer_of_those(data: Path, 
 
 def test_the_result_is_the_same_to_the_last_bit_in_any_order(data, eight, monkeypatch) -> None:
     run = LocalRunner.run
-    monkeypatch.setattr(LocalRunner, "run", lambda self, tasks, check: run(self, list(tasks)[::-1], check))
+    monkeypatch.setattr(LocalRunner, "run", lambda self, tasks: run(self, list(tasks)[::-1]))
     assert (scores(learned(data)) == eight).all()
 
 
 def test_rounds_leave_the_sum_as_it_is(data, fifteen, monkeypatch) -> None:
-    monkeypatch.setattr(merge.ShardMerge.__init__, "__defaults__", (4,))
+    monkeypatch.setattr(fitting.ShardMerge.__init__, "__defaults__", (4,))
     assert (scores(learned(data, shard_rows=20)) == fifteen).all()
 
 
@@ -129,11 +129,11 @@ def failing(monkeypatch: pytest.MonkeyPatch, work: str, after: int, error: Excep
     """Let a kind of work fail after some tasks, once; return the list of shards that it is asked for."""
     original, asked = worker_tasks.TASKS[work], []
 
-    def perform(job, about):
-        asked.append(about["number"])
+    def perform(job, task):
+        asked.append(task.number)
         if len(asked) == after + 1:
             raise error
-        return original(job, about)
+        return original(job, task)
 
     monkeypatch.setitem(worker_tasks.TASKS, work, perform)
     return asked
@@ -174,6 +174,28 @@ def test_a_corrupt_result_is_computed_again(data, eight, tmp_path, monkeypatch) 
         body[-1] ^= 1
         path.write_bytes(body[:cut])
     assert (scores(learned(data, folder=tmp_path / "job")) == eight).all()
+
+
+@pytest.mark.parametrize(("stage", "done"), [("first", 0), ("statistics", 5)])
+def test_a_result_of_another_shard_is_computed_again(data, eight, tmp_path, monkeypatch, stage, done) -> None:
+    """A copy under another shard's name is whole and has as many rows: only what it says of its shard gives it away."""
+    failing(monkeypatch, "statistics", done, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        learned(data, folder=tmp_path / "job")
+    three, four = (next((tmp_path / "job" / stage).glob(f"*-{number:06d}.evg")) for number in (3, 4))
+    four.write_bytes(three.read_bytes())
+    assert (scores(learned(data, folder=tmp_path / "job")) == eight).all()
+
+
+def test_a_first_file_swapped_while_the_job_runs_is_noticed(data, tmp_path, monkeypatch) -> None:
+    def swap(*_: object) -> None:
+        three, four = ((job / "first" / f"{read_job(job).key}-{n:06d}.evg") for n in (3, 4))
+        four.write_bytes(three.read_bytes())
+
+    job = tmp_path / "job"
+    monkeypatch.setattr("evergrow.engine.fitting._check_counted", swap)
+    with pytest.raises(EngineError, match=r"-000004\.evg is damaged or of another shard"):
+        learned(data, folder=job)
 
 
 def damaged_read(monkeypatch: pytest.MonkeyPatch, shard: int, error: Exception | None = None) -> None:
@@ -285,7 +307,7 @@ def test_few_rows_of_wide_layers_keep_the_form_of_a_plain_fit(data: Path, units:
 
 
 def test_a_shard_counted_twice_would_be_noticed(data, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(merge.JobReport, "see", lambda self, outcome: self.add(0, outcome.report))
+    monkeypatch.setattr(fitting.JobReport, "see", lambda self, outcome: self.add(0, outcome.report))
     with pytest.raises(EngineError, match="every sample must be counted once"):
         learned(data, folder=tmp_path / "job")
 
@@ -325,7 +347,7 @@ def test_what_an_engine_cannot_take_is_refused(data: Path) -> None:
 
 
 def test_other_versions_are_refused_before_any_work(data: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("evergrow.engine.job_steps.__version__", "0.0.1")
+    monkeypatch.setattr("evergrow.engine.job_steps.versions", lambda: {"evergrow": "0.0.1"})
     with pytest.raises(EngineError, match=r"evergrow must be 0\.0\.1 as where the job was begun"):
         learned(data, folder=tmp_path / "job")
     assert not (tmp_path / "job" / "first").exists()

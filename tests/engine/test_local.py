@@ -20,8 +20,8 @@ from tests.engine.toy_tasks import expected_bytes, perform, tasks
 from evergrow.core.errors import EngineError, ParameterError
 from evergrow.core.seeding import derive_seed
 from evergrow.engine import LocalEngine
-from evergrow.engine.runners import TRIES, LocalRunner, Task, WorkerCheck
-from evergrow.engine.worker_tasks import differences
+from evergrow.engine.runners import TRIES, LocalRunner, Task
+from evergrow.engine.worker_tasks import perform as shard_task
 
 
 @pytest.fixture
@@ -106,12 +106,14 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     pytest.fail("a worker lives on without the process that started it")
 
 
-def test_a_folder_out_of_reach_is_said_before_any_work(runner: LocalRunner, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="folder must be one that every worker can write to, got /nowhere"):
-        next(LocalRunner(perform).run(tasks(tmp_path, 1), WorkerCheck(differences, {"folder": "/nowhere"})))
-    with pytest.raises(EngineError, match=r"torch must be 0\.1"):
-        next(runner.run(tasks(tmp_path, 1), WorkerCheck(differences, {"torch": "0.1"})))
-    assert not (tmp_path / "begun").exists()
+def test_a_worker_that_is_not_fit_ends_all_before_any_work(tmp_path: Path) -> None:
+    about = {"folder": "/nowhere", "key": "", "device": "cpu", "versions": {}}
+    with pytest.raises(EngineError, match=r"^node \S+: folder must be one that every worker can write to, got /no"):
+        next(LocalRunner(shard_task).run([Task("first", 0, about)]))
+    runner = LocalRunner(shard_task, 2)
+    with pytest.raises(EngineError, match=r"^node \S+: torch must be 0\.1"):
+        next(runner.run([Task("first", 0, {**about, "versions": {"torch": "0.1"}})]))
+    runner.close()
     with pytest.raises(ParameterError, match="workers must be"):
         LocalRunner(perform, 0)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from evergrow.core.errors import EngineError, FileFormatError, InputError
+from evergrow.core.errors import EngineError, FileFormatError
 from evergrow.data import read
 from evergrow.data.storage import Tree
 from evergrow.engine.parquet_out import WIDTHS, write_answers, write_features
@@ -31,8 +31,7 @@ def answers(*, novelty: bool) -> Answers:
 def test_features_come_back_bit_for_bit(tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
     names, labels = [f"{row}.jpg" for row in range(9)], np.array([f"class {row % 2}" for row in range(9)])
-    size = write_features(tmp_path, "deep/0.parquet", names=names, features=X, labels=labels)
-    assert size == (tmp_path / "deep/0.parquet").stat().st_size
+    write_features(tmp_path, "deep/0.parquet", names=names, features=X, labels=labels)
     source = read(tmp_path, layout="parquet")
     data = [source.read(shard) for shard in source.shards(4, 1 << 30)]
     assert np.concatenate([part.features for part in data]).tobytes() == X.tobytes()
@@ -96,19 +95,6 @@ def test_answers(tmp_path: Path) -> None:
 def test_names_that_are_no_utf8_are_written_as_escapes(tmp_path: Path) -> None:
     write_features(tmp_path, "a.parquet", names=["caf\udce9.jpg"], features=np.ones((1, 2)))
     assert pq.read_table(tmp_path / "a.parquet")["name"].to_pylist() == ["caf\\udce9.jpg"]
-
-
-def test_numbers_that_differ_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    place = tmp_path
-    with pytest.raises(InputError, match=r"names must be one per sample \(3\), got 2"):
-        write_features(place, "a.parquet", names=["a", "b"], features=np.eye(3))
-    with pytest.raises(InputError, match="labels must be one per sample"):
-        write_features(place, "a.parquet", names=["a"], features=np.ones((1, 2)), labels=np.array(["x", "y"]))
-    with pytest.raises(InputError, match="features must be of shape"):
-        write_features(place, "a.parquet", names=["a"], features=np.ones(3))
-    with pytest.raises(InputError, match="names must be those of all samples"):
-        write_answers(place, "a.parquet", names=["a"], answers=answers(novelty=False))
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

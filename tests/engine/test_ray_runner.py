@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 from tests.engine.conftest import ROOT
-from tests.engine.toy_tasks import differences, expected_bytes, perform, tasks
+from tests.engine.toy_tasks import expected_bytes, perform, tasks
 
 from evergrow.core import optional
 from evergrow.core.errors import EngineError, MissingExtraError, ParameterError
 from evergrow.engine import runners
-from evergrow.engine.runners import RayRunner, TaskResult, WorkerCheck
+from evergrow.engine.runners import RayRunner, TaskResult
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -102,17 +102,9 @@ def test_a_task_that_kills_every_worker_fails_after_a_few_and_harms_no_other(run
     assert Counter(number for number, _ in begun(tmp_path))[3] == runners.TRIES
 
 
-@pytest.mark.parametrize(
-    ("expected", "said"),
-    [({"weights": "xyz"}, "weights must be xyz, got abc"), ({"nobody": ""}, "RuntimeError: no such thing")],
-)
-def test_a_worker_is_compared_before_its_first_task(runner_of, tmp_path: Path, expected, said: str) -> None:
-    runner = runner_of()
-    check_files(tmp_path, 2, list(runner.run(tasks(tmp_path, 2), WorkerCheck(differences, {"weights": "abc"}))))
-    (tmp_path / "begun").unlink()
-    with pytest.raises(EngineError, match=rf"^node \S+: {said}"):
-        list(runner.run(tasks(tmp_path, 1), WorkerCheck(differences, expected)))
-    assert not begun(tmp_path)
+def test_a_worker_that_is_not_fit_ends_all(runner_of, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"^node \S+: weights must be xyz, got abc$"):
+        list(runner_of().run(tasks(tmp_path, 3, "unfit")))
 
 
 def test_images_are_decoded_in_processes_of_a_worker(runner_of, tmp_path: Path) -> None:

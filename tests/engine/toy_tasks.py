@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import signal
 import time
 from pathlib import Path
@@ -13,21 +12,13 @@ import numpy as np
 
 from evergrow.core.errors import InputError
 from evergrow.core.files import atomic_path
-from evergrow.engine.runners import Task
+from evergrow.engine.runners import Task, UnfitWorkerError
 
 
 def perform(task: Task) -> dict[str, Any]:
     """Do a task of a test."""
     about = {key: value for key, value in task.about.items() if key != "decoders" or task.work == "decode"}
     return globals()[f"_{task.work}"](task.number, **about)
-
-
-def differences(expected: dict[str, str]) -> list[str]:
-    """Say what this worker has otherwise than expected."""
-    here = {"python": platform.python_version(), "weights": "abc"}
-    if "nobody" in expected:
-        raise RuntimeError("no such thing")
-    return [f"{key} must be {value}, got {here[key]}" for key, value in expected.items() if here[key] != value]
 
 
 def tasks(folder: Path, n: int, work: str = "sums", **about: Any) -> list[Task]:
@@ -95,6 +86,5 @@ def _shade(image: Any) -> Any:
     return torch.tensor([np.asarray(image)[0, 0, 0]])
 
 
-def _where(number: int, folder: str) -> dict[str, Any]:
-    time.sleep(0.2)
-    return {"threads": os.environ.get("OMP_NUM_THREADS"), "pid": os.getpid()}
+def _unfit(number: int, folder: str) -> dict[str, Any]:
+    raise UnfitWorkerError("weights must be xyz, got abc")

@@ -46,10 +46,8 @@ def help_of(command: str) -> str:
 def haiku(tmp_path: Path) -> Iterator[Path]:
     """A folder in a layout that evergrow does not know, and its reader."""
 
-    @register_reader("haiku", suffixes=(".haiku",), fits=lambda tree: tree.is_file("poems.haiku"), scheme="haiku")
+    @register_reader("haiku", suffixes=(".haiku",), fits=lambda tree: tree.is_file("poems.haiku"))
     def read_haiku(tree: Tree, name: str, options: DataOptions) -> Dataset:
-        if name == "poems":
-            tree, name = Tree(tmp_path / "poems"), "poems.haiku"
         texts = tree.text(name or "poems.haiku").splitlines()
         return Dataset.of(Texts(tuple(texts)), [text.split()[0] for text in texts], layout="haiku")
 
@@ -70,9 +68,8 @@ def test_a_layout_is_recognised_named_and_listed(haiku: Path) -> None:
     assert json.loads(result.stdout)["layout"] == "haiku"
 
 
-def test_its_files_and_its_scheme_are_read(haiku: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_files_are_read_by_path_and_name(haiku: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     by_path = load_data(haiku / "poems.haiku")
-    assert load_data("haiku:poems").fingerprint == by_path.fingerprint
     monkeypatch.setenv("EVERGROW_DATA", str(haiku))
     assert load_data("poems").fingerprint == by_path.fingerprint
 

@@ -90,8 +90,8 @@ def features_command(
         if source.kind == "features":
             raise InputError(f"{data} holds features already; name images or texts.")
         encoder = created(source.kind)
-        settings = {"on_error": run.on_error.value, "batch_size": batch_size, "decode": run.decode.value}
-        report = spread.run(lambda engine: engine.features(encoder, source, **settings), folder=out, quiet=as_json)
+        how: dict[str, Any] = {"on_error": run.on_error.value, "batch_size": batch_size, "decode": run.decode.value}
+        report = spread.run(lambda engine: engine.features(encoder, source, **how), folder=out, quiet=as_json)
         seconds = time.perf_counter() - started
         return report if isinstance(report, Answer) else _shards_answer(out / "features", encoder, report, seconds)
     if out.suffix not in SUFFIXES:

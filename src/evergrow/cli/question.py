@@ -119,13 +119,14 @@ def _images(items: list[str], reading: Reading) -> Question:
 
 def _named_images(name: str, reading: Reading) -> tuple[list[str], Items]:
     """Return the images of a file, a folder, an archive, a table or a pattern, with a name of each."""
-    from evergrow.data.folders import is_pattern, patterns_of, read_patterns
+    from evergrow.data import read
+    from evergrow.data.folders import is_pattern
     from evergrow.data.intake import read_items
     from evergrow.data.items import is_image
     from evergrow.data.readers import reader_of_file
 
     if is_pattern(name):
-        items = read_patterns(patterns_of(name)).train.raw_items()
+        items = read(name, labelled=False).samples().raw_items()
         return [items.name(row) for row in range(len(items))], items
     items = read_items(Path(name), "image", reading.options()).raw_items()
     if not os.path.isdir(name) and (is_image(name) or reader_of_file(name) is None):

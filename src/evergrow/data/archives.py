@@ -14,7 +14,6 @@ import tempfile
 import threading
 import weakref
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,20 +27,19 @@ from evergrow.data.storage import RATIO, ROOM, Tree
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 
-MOST_FILES = 10_000_000
+MOST_FILES = 2_000_000
 """Files that an archive may hold."""
 
 LARGEST_FILE = 512 * 2**20
 """Bytes that one file in an archive may unpack to."""
 
-DAMAGE = (
-    *(ValueError, TypeError, OSError, EOFError, KeyError, IndexError, RuntimeError, OverflowError, RecursionError),
-    *(zipfile.BadZipFile, zlib.error, struct.error, tarfile.TarError, lzma.LZMAError),
-)
-"""What readers of archives and headers raise where bytes are not what they should be."""
-
 _OPENERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
 _BLOCK = 65536
+_ZIP_END, _ZIP_ENTRY = 22, 46  # bytes of the end record of a zip, and of an entry in its directory without the name
+
+
+class TooManyFilesError(FileFormatError):
+    """An archive holds more files than may be read."""
 
 
 @contextmanager
@@ -121,6 +119,43 @@ def tar_members(
             raise EOFError(f"at byte {archive.offset} {what}")
 
 
+def open_zip(file: IO[bytes], title: str, most: int | None = None) -> zipfile.ZipFile:
+    """Return a zip of at most so many entries, which are counted before its directory is parsed.
+
+    :class:`zipfile.ZipFile` makes an object of every entry in the directory, whatever number the zip states: a million
+    cost seconds and hundreds of megabytes.
+
+    Raises
+    ------
+    TooManyFilesError
+        If it has more entries.
+    zipfile.BadZipFile
+        If it is no zip.
+    """
+    most = MOST_FILES if most is None else most
+    length, tail, at = file.seek(0, os.SEEK_END), b"", -1
+    for comment in (0, 2**16):  # the end record has 22 bytes and perhaps a comment, and 76 of zip64 before it
+        file.seek(max(length - comment - _ZIP_END - 76, 0))
+        tail = file.read()
+        at = len(tail) - _ZIP_END if tail[-_ZIP_END:].startswith(b"PK\5\6") else tail.rfind(b"PK\5\6")
+        if at >= 0:
+            break
+    if at < 0 or len(tail) < at + _ZIP_END:
+        raise zipfile.BadZipFile("it has no end record")
+    count, size = struct.unpack_from("<10xHI", tail, at)
+    if at >= 76 and tail[at - 20 : at].startswith(b"PK\6\7"):  # zip64
+        own, count, size = struct.unpack_from("<4xQ20xQQ", tail, at - 76)
+        if not tail[at - 76 :].startswith(b"PK\6\6") or own != 44:
+            raise zipfile.BadZipFile("its zip64 records are not those that zip programs write")
+    if max(count, size // (_ZIP_ENTRY + 1)) > most:
+        # Entries with long names fill a large directory too. No entry is parsed that does not begin like this.
+        wide = count <= most and size <= min(1024 * most, length)
+        file.seek(max(length - len(tail) - size, 0))
+        if not wide or file.read().count(b"PK\1\2") > most:
+            raise TooManyFilesError(f"{title} must hold at most {most:,} files, got more")
+    return zipfile.ZipFile(file)
+
+
 class Archive:
     """A zip or tar as a store of files; every process opens it for itself, and nothing is unpacked but a packed tar.
 
@@ -130,6 +165,8 @@ class Archive:
         Where it is.
     name : str
         Its name there.
+    most : int, optional
+        Files that it may hold; :data:`MOST_FILES` by default.
 
     Raises
     ------
@@ -137,21 +174,39 @@ class Archive:
         If it is damaged, holds names that lead out of it, or unpacks to far more than images do.
     """
 
-    def __init__(self, tree: Tree, name: str) -> None:
+    def __init__(self, tree: Tree, name: str, most: int | None = None) -> None:
         self._tree, self._name, self.title = tree, name, tree.place(name)
+        self._most = MOST_FILES if most is None else most
         self.skipped: Counter[str] = Counter()
         self._opened: tuple[int, Any, threading.Lock] | None = None
         self._is_zip = name.lower().endswith(".zip")
-        size = tree.size(name)
-        if not self._is_zip:
-            opener = _OPENERS.get(tree.read(name, 0, 2))
-            if opener is not None:
-                self._tree, self._name = self._unpacked(opener, RATIO * size + ROOM)
-        self.members = self._checked(RATIO * size + ROOM)
+        left = RATIO * tree.size(name) + ROOM
+        opener = None if self._is_zip else _OPENERS.get(tree.read(name, 0, 2))
+        if opener is not None:
+            self._unpack(opener, left)
+        self.members: dict[str, Member] = {}  # the last of every name, as unpacking would leave it
+        for member in self._listed():
+            if member.name in self.members:
+                self.skipped["files replaced by a later one of the same name"] += 1
+                left += self.members[member.name].size
+            left -= member.size
+            self.members[member.name] = member
+            if len(self.members) > self._most:
+                raise TooManyFilesError(f"{self.title} must hold at most {self._most:,} files, got more")
+            if member.size > LARGEST_FILE:
+                raise FileFormatError(
+                    f"{self.title} must hold files of at most {LARGEST_FILE // 2**20} MiB, got {shown(member.name)} of "
+                    f"{member.size // 2**20} MiB"
+                )
+            if left < 0:
+                raise FileFormatError(
+                    f"{self.title} must unpack to at most {RATIO} times its size and {ROOM // 2**20} MiB, got more in "
+                    f"its first {len(self.members)} files"
+                )
         self.sizes = {member.name: member.size for member in self.members.values()}
 
-    def _unpacked(self, opener: Any, left: int) -> tuple[Tree, str]:
-        """Return the plain tar of a packed one, as a temporary file that goes with the archive."""
+    def _unpack(self, opener: Any, left: int) -> None:
+        """Unpack a packed tar to a temporary file, which goes with the archive."""
         with tempfile.NamedTemporaryFile(prefix="evergrow-", suffix=".tar", delete=False) as target:
             weakref.finalize(self, _remove, target.name, os.getpid())
             with (
@@ -163,51 +218,22 @@ class Archive:
                     if left < 0:
                         raise ValueError(f"it must unpack to at most {RATIO} times its size and 64 MiB")
                     target.write(block)
-        return Tree(Path(target.name).parent), Path(target.name).name
+        self._tree, self._name = Tree(Path(target.name).parent), Path(target.name).name
 
-    def _checked(self, left: int) -> dict[str, Member]:
-        """Return the files by name, the last of every name as unpacking would leave it."""
-        found: dict[str, Member] = {}
-        for member in self._zipped() if self._is_zip else self._tarred():
-            if member.name in found:
-                self.skipped["files replaced by a later one of the same name"] += 1
-                left += found[member.name].size
-            elif len(found) >= MOST_FILES:
-                raise FileFormatError(f"{self.title} must hold at most {MOST_FILES:,} files, got more")
-            if member.size > LARGEST_FILE:
-                raise FileFormatError(
-                    f"{self.title} must hold files of at most {LARGEST_FILE // 2**20} MiB, got {shown(member.name)} of "
-                    f"{member.size // 2**20} MiB"
-                )
-            left -= member.size
-            if left < 0:
-                raise FileFormatError(
-                    f"{self.title} must unpack to at most {RATIO} times its size and {ROOM // 2**20} MiB, got more in "
-                    f"its first {len(found) + 1} files"
-                )
-            found[member.name] = member
-        return found
-
-    def _zipped(self) -> Iterator[Member]:
-        with (
-            sound(self.title, "zip archive"),
-            self._tree.open(self._name, _BLOCK) as file,
-            zipfile.ZipFile(file) as archive,
-        ):
-            for info in archive.infolist():
-                if info.is_dir():
-                    continue
-                if stat.S_ISLNK(info.external_attr >> 16):
-                    self.skipped["links"] += 1
-                elif info.flag_bits & 1:
-                    self.skipped["encrypted files"] += 1
-                else:
-                    name = name_inside(self.title, info.filename)
-                    yield Member(name, info.header_offset, 0, 0, info.file_size, f"{info.CRC:08x}\0{info.filename}")
-
-    def _tarred(self) -> Iterator[Member]:
+    def _listed(self) -> Iterator[Member]:
         with self._tree.open(self._name, _BLOCK) as file:
-            yield from tar_members(file, self.title, self._tree.size(self._name), skipped=self.skipped)
+            if not self._is_zip:
+                yield from tar_members(file, self.title, self._tree.size(self._name), skipped=self.skipped)
+                return
+            with sound(self.title, "zip archive"), open_zip(file, self.title, self._most) as archive:
+                for info in archive.infolist():
+                    if stat.S_ISLNK(info.external_attr >> 16):
+                        self.skipped["links"] += 1
+                    elif info.flag_bits & 1:
+                        self.skipped["encrypted files"] += 1
+                    elif not info.is_dir():
+                        name, tag = name_inside(self.title, info.filename), f"{info.CRC:08x}\0{info.filename}"
+                        yield Member(name, info.header_offset, 0, 0, info.file_size, tag)
 
     def read(self, key: str) -> bytes:
         """Return the content of a file."""
@@ -223,7 +249,7 @@ class Archive:
 
     def _unzipped(self, member: Member) -> bytes:
         if self._opened is None or self._opened[0] != os.getpid():  # a forked process shares no position in a file
-            archive = zipfile.ZipFile(self._tree.open(self._name, _BLOCK))
+            archive = open_zip(self._tree.open(self._name, _BLOCK), self.title, self._most)
             self._opened = (os.getpid(), archive, threading.Lock())
         _, archive, lock = self._opened
         with lock, archive.open(member.tag.partition("\0")[2]) as file:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, cast
+from typing import Annotated, Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,10 @@ from evergrow.core.errors import FileFormatError, InputError, LabelError, Parame
 from evergrow.core.escaping import one_line
 from evergrow.core.files import atomic_path
 from evergrow.core.record import NOTHING, Between, Extra, from_document, record, to_document
-from evergrow.data.archives import sound
+from evergrow.data.archives import open_zip, sound
 from evergrow.data.items import Dataset, Images, Samples, check_widths, concat_samples, join_blocks, listed
 from evergrow.data.readers import register_reader
-from evergrow.data.sources import Shard, Source, as_features, class_labels, where_of
+from evergrow.data.sources import Shard, Source, as_features, check_alike, check_finite, class_labels, where_of
 from evergrow.data.storage import RATIO, ROOM, Tree
 
 SUFFIXES = (".npz", ".safetensors")
@@ -100,9 +100,15 @@ class FeatureSet:
     widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for part in ("train", "test"):
-            empty = part == "test" and self.whole
-            _check_part(part, getattr(self, f"X_{part}"), getattr(self, f"y_{part}"), empty=empty)
+        for part, empty in (("train", False), ("test", self.whole)):
+            X, y = getattr(self, f"X_{part}"), getattr(self, f"y_{part}")
+            numbers = isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype.kind == "f" and X.shape[1] > 0
+            if not numbers or (len(X) == 0) != empty:
+                rows = "empty where whole is true," if empty else "a non-empty"
+                raise InputError(f"X_{part} must be {rows} 2-D floating-point array, got {_described(X)}")
+            if not isinstance(y, np.ndarray) or y.shape != X.shape[:1] or y.dtype.kind not in "biuU":
+                raise LabelError(f"y_{part} must hold {len(X)} integers or strings, got {_described(y)}")
+            check_finite(X, f"X_{part}")
         if self.X_train.shape[1] != self.X_test.shape[1]:
             raise InputError(
                 f"X_test must have {self.X_train.shape[1]} columns like X_train, got {self.X_test.shape[1]}"
@@ -171,26 +177,8 @@ def origin_fingerprint(origin: str, backbone: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _check_part(part: str, X: Any, y: Any, *, empty: bool = False) -> None:
-    shape: tuple[int, ...] = getattr(X, "shape", ())
-    if empty and len(shape) == 2 and shape[0]:
-        raise InputError(f"X_{part} must be empty where whole is true, got {shape[0]} rows")
-    bad = shape[1:] == (0,) if empty else 0 in shape
-    if not isinstance(X, np.ndarray) or X.ndim != 2 or X.dtype.kind != "f" or bad:
-        raise InputError(
-            f"X_{part} must be a non-empty 2-D floating-point array, "
-            f"got shape {getattr(X, 'shape', ())} of {getattr(X, 'dtype', type(X).__name__)}"
-        )
-    if not isinstance(y, np.ndarray) or y.shape != X.shape[:1] or y.dtype.kind not in "biuU":
-        raise LabelError(
-            f"y_{part} must hold {X.shape[0]} integers or strings, "
-            f"got shape {getattr(y, 'shape', ())} of {getattr(y, 'dtype', type(y).__name__)}"
-        )
-    for start in range(0, len(X), 4096):  # a part at a time: the array may be memory-mapped
-        finite = np.isfinite(X[start : start + 4096]).all(axis=1)
-        if not finite.all():
-            row = start + int(finite.argmin())
-            raise InputError(f"X_{part} must be finite, got NaN or infinity, first in row {row}")
+def _described(array: Any) -> str:
+    return f"shape {getattr(array, 'shape', ())} of {getattr(array, 'dtype', type(array).__name__)}"
 
 
 @record("feature-set")
@@ -247,8 +235,7 @@ def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
 # -- where arrays lie -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StoredArray:
+class StoredArray(NamedTuple):
     """Where an array lies in a file.
 
     Parameters
@@ -353,43 +340,34 @@ class ArrayFile:
 
     # -- NPZ --
 
-    def _entries(self, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-        """Return the arrays that matter, which must not unpack to far more than the file holds."""
-        known = {name for pairs in _KEYS.values() for pair in pairs for name in pair} | set(_TEXTS)
-        found = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        entries = {name: info for name, info in found.items() if name in known}
-        self.others = [name for name in found if name not in known]
-        if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in entries.values()):
-            raise ValueError("its arrays must be stored or deflated, as numpy does it")
-        limit = RATIO * self._size + ROOM
-        if sum(info.file_size for info in entries.values()) > limit:
-            raise ValueError(f"its arrays must unpack to at most {limit} bytes, which is {RATIO} times the file")
-        return entries
-
     def _index_npz(self) -> None:
-        with self._tree.open(self._name, _BLOCK) as file, zipfile.ZipFile(file) as archive:
-            for key, info in self._entries(archive).items():
+        known = {name for pairs in _KEYS.values() for pair in pairs for name in pair} | set(_TEXTS)
+        with self._tree.open(self._name, _BLOCK) as file, open_zip(file, self.title) as archive:
+            found = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            entries = {key: info for key, info in found.items() if key in known}
+            self.others = [key for key in found if key not in known]
+            if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in entries.values()):
+                raise ValueError("its arrays must be stored or deflated, as numpy does it")
+            limit = RATIO * self._size + ROOM
+            if sum(info.file_size for info in entries.values()) > limit:
+                raise ValueError(f"its arrays must unpack to at most {limit} bytes, which is {RATIO} times the file")
+            for key, info in entries.items():
                 with archive.open(info) as entry:
                     shape, columns_first, dtype, length = _header(cast(BinaryIO, entry), info.filename, info.file_size)
-                whole = info.compress_type != zipfile.ZIP_STORED or (columns_first and len(shape) > 1)
-                offset = -1 if whole else self._data_offset(info) + length
-                if not whole and offset + math.prod(shape) * dtype.itemsize > self._size:
-                    raise EOFError(f"{key} goes beyond the end of it")
-                if key not in _TEXTS:
-                    self.arrays[key] = StoredArray(shape, dtype, offset)
+                if key in _TEXTS:
+                    with archive.open(info) as entry:
+                        value = np.asarray(_FORMAT.read_array(cast(BinaryIO, entry), allow_pickle=False))
+                    names = [str(item) for item in value.reshape(-1)]
+                    self.texts[key] = json.dumps(names) if key == "classes" else str(value)
                     continue
-                with archive.open(info) as entry:
-                    value = np.asarray(_FORMAT.read_array(cast(BinaryIO, entry), allow_pickle=False))
-                names = [str(item) for item in value.reshape(-1)]
-                self.texts[key] = json.dumps(names) if key == "classes" else str(value)
-
-    def _data_offset(self, info: zipfile.ZipInfo) -> int:
-        """Return where the bytes of an entry begin: its local header may have other extra fields than the directory."""
-        header = self._tree.read(self._name, info.header_offset, info.header_offset + _LOCAL_HEADER)
-        name_length, extra_length = struct.unpack("<HH", header[26:30])
-        return info.header_offset + _LOCAL_HEADER + int(name_length) + int(extra_length)
-
-    # -- safetensors --
+                offset = -1
+                if info.compress_type == zipfile.ZIP_STORED and not (columns_first and len(shape) > 1):
+                    # The local header may have other extra fields than the directory.
+                    local = self._tree.read(self._name, info.header_offset, info.header_offset + _LOCAL_HEADER)
+                    offset = info.header_offset + _LOCAL_HEADER + sum(struct.unpack("<HH", local[26:30])) + length
+                    if offset + math.prod(shape) * dtype.itemsize > self._size:
+                        raise EOFError(f"{key} goes beyond the end of it")
+                self.arrays[key] = StoredArray(shape, dtype, offset)
 
     def _index_safetensors(self) -> None:
         """Parse the header by its published layout: its length in 8 bytes, then JSON."""
@@ -421,11 +399,9 @@ def _header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...], bool
         If it is no array of plain values, or claims another number of bytes.
     """
     version = _FORMAT.read_magic(file)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"{name} must be an array of format 1.0 or 2.0, got {version}")
-    read = _FORMAT.read_array_header_1_0 if version == (1, 0) else _FORMAT.read_array_header_2_0
+    readers = {(1, 0): _FORMAT.read_array_header_1_0, (2, 0): _FORMAT.read_array_header_2_0}
     try:
-        shape, columns_first, dtype = read(file)
+        shape, columns_first, dtype = readers[version](file)
     except Exception as error:  # numpy lets Python parse it, whose errors are of many kinds
         raise ValueError(f"{name} must begin with the header of an array: {one_line(str(error))}") from error
     if dtype.hasobject or dtype.itemsize == 0:
@@ -441,7 +417,7 @@ def _unpacked(tree: Tree, name: str, key: str) -> NDArray[Any]:
     with (
         sound(tree.place(name), "NPZ file of plain arrays"),
         tree.open(name, 1 << 20) as file,
-        zipfile.ZipFile(file) as archive,
+        open_zip(file, tree.place(name)) as archive,
         archive.open(f"{key}.npy") as entry,
     ):
         return np.asarray(_FORMAT.read_array(cast(BinaryIO, entry), allow_pickle=False))
@@ -533,33 +509,23 @@ class ArraySource(Source):
                 f"{listed([*file.arrays, *file.others], most=8)}"
             )
         for x, y in chosen:
-            _check_arrays(file.title, x, file.arrays[x], y, file.arrays.get(y))
+            _check_arrays(file, x, y)
         return chosen
 
     def _parts(self, rows: int, size: int) -> Iterator[Shard]:
-        first: tuple[str, StoredArray, bool] | None = None
+        first = None
         for name in self.files:
             arrays = self._open(name).arrays
             for x, y in self._keys(name):
-                array, labelled = arrays[x], y in arrays
-                first = first or (name, array, labelled)
-                self._check_alike(first, name, array, labelled)
+                array = arrays[x]
+                form = {"width": array.shape[1:], "pixels": array.is_pixels}
+                form |= {"labels": y in arrays} if self.options.labelled else {}
+                first = check_alike(self.tree, first, name, form)
                 step = max(min(rows, size // max(array.row_bytes, 1)), 1)
                 for start in range(0, array.shape[0], step):
                     stop = min(start + step, array.shape[0])
                     where = {"file": name, "array": x, "labels": y, "start": start, "stop": stop}
                     yield Shard(0, stop - start, (stop - start) * array.row_bytes, where)
-
-    def _check_alike(self, first: tuple[str, StoredArray, bool], name: str, array: StoredArray, labelled: bool) -> None:
-        other, known, had_labels = first
-        if array.shape[1:] != known.shape[1:] or array.is_pixels != known.is_pixels:
-            wide, was = ("x".join(map(str, part.shape[1:])) for part in (array, known))
-            raise FileFormatError(
-                f"{self.tree.place()}: feature files must have one width, got {was} in {other} and {wide} in {name}"
-            )
-        if labelled != had_labels and self.options.labelled:
-            lacking = name if had_labels else other
-            raise FileFormatError(f"{self.tree.place(lacking)} must have labels like the files beside it, got none")
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the rows of a shard."""
@@ -584,38 +550,34 @@ class ArraySource(Source):
     def samples(self, part: str | None = None) -> Samples:
         """Return all samples of a part."""
         wanted = self if part is None else self._of_part(part)
-        found = wanted.dataset() if wanted.options.labelled and len(wanted.files) == 1 else None
-        if found is not None:
-            return found.part(wanted.options.part)
-        return replace(concat_samples(list(wanted.chunks(65536))), row_names=())
+        return replace(concat_samples(list(wanted.chunks(2**62))), row_names=())
 
     def dataset(self) -> Dataset | FeatureSet:
         """Return features as they are stored, or labelled images."""
         if len(self._every_file) > 1:
             return super().dataset()
-        file = self._open(next(iter(self._every_file)))
-        arrays = {key: file.rows(key) for key in file.arrays}
-        train = next((pair for pair in _KEYS["train"] if set(pair) <= arrays.keys()), REQUIRED[:2])
-        pairs = [train, REQUIRED[2:]] if {"X_test", "y_test"} & arrays.keys() else [train]
-        missing = [key for pair in pairs for key in pair if key not in arrays]
+        name = next(iter(self._every_file))
+        file = self._open(name)
+        train = next((pair for pair in _KEYS["train"] if set(pair) <= file.arrays.keys()), REQUIRED[:2])
+        pairs = [train, REQUIRED[2:]] if {"X_test", "y_test"} & file.arrays.keys() else [train]
+        missing = [key for pair in pairs for key in pair if key not in file.arrays]
         if missing:
             raise FileFormatError(
                 f"{file.title} must hold {', '.join(REQUIRED)} or X, y, but it lacks {', '.join(missing)}"
             )
-        parts = [(arrays[x], arrays[y]) for x, y in pairs]
+        parts = [(file.rows(x), file.rows(y)) for x, y in pairs]
         (X, y), (X_test, y_test) = parts[0], parts[1] if len(parts) > 1 else (parts[0][0][:0], parts[0][1][:0])
         try:
             names = file.class_names()
             if file.arrays[train[0]].is_pixels:
-                for x_key, y_key in pairs:
-                    _check_arrays(file.title, x_key, file.arrays[x_key], y_key, file.arrays[y_key])
-                    class_labels(arrays[y_key].tolist(), dict(enumerate(names)), file.title)
+                for (x_key, y_key), (_, labels) in zip(pairs, parts, strict=True):
+                    _check_arrays(file, x_key, y_key)
+                    class_labels(labels.tolist(), dict(enumerate(names)), file.title)
                 test = (Images(X_test), y_test) if len(X_test) else (None, ())
                 return Dataset.of(Images(X), y, *test, names=names, layout="arrays")
             backbone, widths, unknown = file.stated(X.shape[1] if X.ndim == 2 else 0)
             whole = len(X_test) == 0 == len(y_test)
-            stem = Path(next(iter(self._every_file))).stem
-            return FeatureSet(stem, X, y, X_test, y_test, names, backbone, "", unknown, whole, widths)
+            return FeatureSet(Path(name).stem, X, y, X_test, y_test, names, backbone, "", unknown, whole, widths)
         except (InputError, LabelError) as error:
             raise FileFormatError(f"{file.title} must hold labelled features or images: {error}") from error
 
@@ -627,15 +589,15 @@ def _has_arrays(tree: Tree) -> bool:
 register_reader("arrays", suffixes=SUFFIXES, fits=_has_arrays, marks=SUFFIXES, rank=40)(ArraySource)
 
 
-def _check_arrays(title: str, x: str, samples: StoredArray, y: str, labels: StoredArray | None) -> None:
+def _check_arrays(file: ArrayFile, x: str, y: str) -> None:
+    samples, labels = file.arrays[x], file.arrays.get(y)
     numbers = samples.halved or samples.dtype.kind in "fiu"
     vectors = len(samples.shape) == 2 and samples.shape[1] > 0 and numbers
     if not vectors and not samples.is_pixels:
         raise FileFormatError(
-            f"{title}: {x} must be feature vectors of shape (n, d) or images in bytes, got {samples.dtype} of shape "
-            f"{samples.shape}"
+            f"{file.title}: {x} must be feature vectors of shape (n, d) or images in bytes, got {_described(samples)}"
         )
     if labels is not None and (labels.shape != samples.shape[:1] or labels.dtype.kind not in "biuU"):
         raise FileFormatError(
-            f"{title}: {y} must hold {samples.shape[0]} integers or strings, got {labels.dtype} of shape {labels.shape}"
+            f"{file.title}: {y} must hold {samples.shape[0]} integers or strings, got {_described(labels)}"
         )

@@ -157,31 +157,21 @@ class _Checked:
     """All samples in one row of numbers: training samples, then test samples."""
 
     samples: tuple[Samples, ...]
-    labels: NDArray[np.str_]
+    labels: list[str]
     names: list[str]
-    n_train: int
 
     def part(self, row: int) -> str:
-        return "training" if row < self.n_train else "test"
+        return "training" if row < len(self.samples[0]) else "test"
 
-    def wrong(self, first: int, second: int) -> PairKind | None:
-        """Return what is wrong about two samples that are the same: the labels before the parts."""
-        if self.labels[first] != self.labels[second]:
-            return "two labels"
-        return None if self.part(first) == self.part(second) else "training and test"
-
-    def pair(self, kind: PairKind, rows: tuple[int, int], similarity: float, exact: bool) -> SamplePair:
+    def pair(self, rows: tuple[int, int], similarity: float, *, exact: bool) -> SamplePair | None:
+        """Return two samples that are the same where they should not be; None where nothing is wrong about it."""
         first, second = sorted(rows)
-        return SamplePair(
-            kind,
-            first,
-            second,
-            (self.names[first], self.names[second]),
-            (str(self.labels[first]), str(self.labels[second])),
-            (self.part(first), self.part(second)),
-            similarity,
-            exact,
-        )
+        labels, parts = (self.labels[first], self.labels[second]), (self.part(first), self.part(second))
+        if labels[0] == labels[1] and parts[0] == parts[1]:
+            return None
+        kind: PairKind = "two labels" if labels[0] != labels[1] else "training and test"
+        names = (self.names[first], self.names[second])
+        return SamplePair(kind, first, second, names, labels, parts, similarity, exact)
 
 
 Encode = Callable[[Items], tuple[NDArray[Any], NDArray[np.int64]]]
@@ -218,23 +208,23 @@ def check_samples(
     parts: tuple[Samples, ...] = (train,) if test is None else (train, test)
     if len({part.kind for part in parts}) > 1:
         raise InputError(f"test must hold {train.kind} samples like the training part, got {parts[1].kind}")
-    labels = np.concatenate([part.required_labels() for part in parts])
-    checked = _Checked(parts, labels, [name for part in parts for name in part.names()], len(train))
+    labels = [label for part in parts for label in part.required_labels().tolist()]
+    checked = _Checked(parts, labels, [name for part in parts for name in part.names()])
     pairs, repeated, unread = _by_content(checked)
     misplaced: list[Misplaced] = []
     notes: list[str] = []
     votes: dict[int, str] = {}
-    known = {(pair.first, pair.second) for pair in pairs}
     if encode is not None or train.kind == "features":
-        vectors = _Vectors.of(checked, encode, notes)
-        unread |= set(range(len(labels))) - set(vectors.rows.tolist()) if vectors.complete else set()
-        near, misplaced, votes = _by_features(checked, vectors, SIMILAR[train.kind])
+        X, rows, missing = _vectors(checked, encode, notes)
+        unread |= missing
+        near, misplaced, votes = _by_features(checked, X, rows, SIMILAR[train.kind])
+        known = {(pair.first, pair.second) for pair in pairs}
         pairs += [pair for pair in near if (pair.first, pair.second) not in known]
     pairs.sort(key=lambda pair: (not pair.exact, -pair.similarity, pair.first, pair.second))
     return DataCheck(
         tuple(pairs),
         tuple(misplaced),
-        tuple(_overlaps(checked, pairs, votes)),
+        tuple(_overlaps(labels, pairs, votes)),
         len(labels),
         0 if test is None else len(test),
         repeated,
@@ -262,9 +252,9 @@ def _by_content(checked: _Checked) -> tuple[list[SamplePair], int, set[int]]:
     pairs: list[SamplePair] = []
     repeated = 0
     for first, *others in groups.values():
-        found = [(kind, other) for other in others if (kind := checked.wrong(first, other)) is not None]
-        repeated += len(others) - len(found)
-        pairs += [checked.pair(kind, (first, other), 1.0, exact=True) for kind, other in found]
+        found = [checked.pair((first, other), 1.0, exact=True) for other in others]
+        repeated += found.count(None)
+        pairs += [pair for pair in found if pair is not None]
     return pairs, repeated, unread
 
 
@@ -290,117 +280,90 @@ def _content(samples: Samples, row: int) -> str:
 # -- by features ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Vectors:
-    """Features of unit length and the rows that they belong to; ``complete`` unless some were drawn of many."""
-
-    X: NDArray[np.float32]
-    rows: NDArray[np.int64]
-    complete: bool
-
-    @classmethod
-    def of(cls, checked: _Checked, encode: Encode | None, notes: list[str]) -> _Vectors:
-        blocks, rows, start, complete = [], [], 0, True
-        for part in checked.samples:
-            chosen: NDArray[np.int64] = np.arange(len(part))
-            if len(part) > MOST_COMPARED:
-                complete = False
-                chosen = _drawn(len(part))
-                notes.append(f"{MOST_COMPARED:,} of {len(part):,} samples were drawn to be compared by features")
-            some = part.take(chosen)
-            X, read = (some.features, np.arange(len(some))) if encode is None else encode(some.raw_items())
-            blocks.append(np.asarray(X, dtype=np.float32))
-            rows.append(start + chosen[read])
-            start += len(part)
-        X = np.concatenate(blocks)
-        lengths = np.linalg.norm(X, axis=1, keepdims=True)
-        return cls(X / np.maximum(lengths, 1e-12), np.concatenate(rows), complete)
-
-
-def _drawn(n: int) -> NDArray[np.int64]:
+def _vectors(
+    checked: _Checked, encode: Encode | None, notes: list[str]
+) -> tuple[NDArray[np.float32], NDArray[np.int64], set[int]]:
+    """Return features of unit length, the rows that they belong to, and the rows that could not be read."""
     import torch
 
-    return np.sort(torch.randperm(n, generator=generator(0, "data check", "rows"))[:MOST_COMPARED].numpy())
+    blocks, rows, start, asked = [], [], 0, set()
+    for part in checked.samples:
+        chosen: NDArray[np.int64] = np.arange(len(part))
+        if len(part) > MOST_COMPARED:
+            drawn = torch.randperm(len(part), generator=generator(0, "data check", "rows"))[:MOST_COMPARED]
+            chosen = np.sort(drawn.numpy())
+            notes.append(f"{MOST_COMPARED:,} of {len(part):,} samples were drawn to be compared by features")
+        some = part.take(chosen)
+        X, read = (some.features, np.arange(len(some))) if encode is None else encode(some.raw_items())
+        blocks.append(np.asarray(X, dtype=np.float32))
+        rows.append(start + chosen[read])
+        asked |= set((start + chosen).tolist())
+        start += len(part)
+    X, found = np.concatenate(blocks), np.concatenate(rows)
+    lengths = np.linalg.norm(X, axis=1, keepdims=True)
+    return X / np.maximum(lengths, 1e-12), found, asked - set(found.tolist())
 
 
 def _by_features(
-    checked: _Checked, vectors: _Vectors, similar: float
+    checked: _Checked, X: NDArray[np.float32], rows: NDArray[np.int64], similar: float
 ) -> tuple[list[SamplePair], list[Misplaced], dict[int, str]]:
     """Return nearly equal pairs, misplaced samples, and the class that the neighbours of samples vote for."""
-    labels = checked.labels[vectors.rows]
-    n_train = int((vectors.rows < checked.n_train).sum())
-    sizes = Counter(labels[:n_train].tolist())
+    numbers = rows.tolist()
+    labels = [checked.labels[number] for number in numbers]
+    n_train = sum(checked.part(number) == "training" for number in numbers)
+    sizes = Counter(labels[:n_train])
     pairs: dict[tuple[int, int], SamplePair] = {}
     misplaced: list[Misplaced] = []
     votes: dict[int, str] = {}
-    for row, near, closeness in _neighbours(vectors.X, n_train):
-        mine, number = str(labels[row]), int(vectors.rows[row])
-        for other, value in zip(near.tolist(), closeness.tolist(), strict=True):
-            theirs = int(vectors.rows[other])
-            if value >= similar and (kind := checked.wrong(number, theirs)) is not None:
-                pair = checked.pair(kind, (number, theirs), value, exact=False)
+    for row, near in _neighbours(X, n_train):
+        mine, number = labels[row], numbers[row]
+        for other, value in near:
+            if value >= similar and (pair := checked.pair((number, numbers[other]), value, exact=False)) is not None:
                 pairs.setdefault((pair.first, pair.second), pair)
         if sizes[mine] < _JUDGED:
             continue
-        around = Counter(labels[near].tolist())
+        around = Counter(labels[other] for other, _ in near)
         vote, count = max(around.items(), key=lambda entry: (entry[1], entry[0]))
         if vote != mine and count > around[mine]:
-            votes[number] = str(vote)
+            votes[number] = vote
         if vote != mine and not around[mine] and count >= _AGREEING:
-            place = next(index for index, other in enumerate(near.tolist()) if labels[other] == vote)
-            misplaced.append(
-                Misplaced(
-                    number,
-                    checked.names[number],
-                    mine,
-                    checked.part(number),
-                    str(vote),
-                    int(vectors.rows[near[place]]),
-                    float(closeness[place]),
-                )
-            )
+            other, value = next(entry for entry in near if labels[entry[0]] == vote)
+            name, part = checked.names[number], checked.part(number)
+            misplaced.append(Misplaced(number, name, mine, part, vote, numbers[other], value))
     misplaced.sort(key=lambda entry: (-entry.similarity, entry.row))
     return list(pairs.values()), misplaced, votes
 
 
-def _neighbours(X: NDArray[np.float32], n_train: int) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float32]]]:
-    """Yield every row with its nearest training rows, itself excepted, the nearest first."""
-    pool = X[:n_train]
+def _neighbours(X: NDArray[np.float32], n_train: int) -> Iterator[tuple[int, list[tuple[int, float]]]]:
+    """Yield every row with its nearest training rows and their cosines, itself excepted, the nearest first."""
     k = min(NEIGHBOURS, n_train - 1)
-    if k < 1:
-        return
-    for start in range(0, len(X), _BLOCK):
-        block = X[start : start + _BLOCK] @ pool.T
+    for start in range(0, len(X) if k > 0 else 0, _BLOCK):
+        block = X[start : start + _BLOCK] @ X[:n_train].T
         own = np.arange(start, min(start + _BLOCK, n_train))
         block[own - start, own] = -2  # below any cosine
         near = np.argpartition(-block, k - 1, axis=1)[:, :k]
         values = np.take_along_axis(block, near, axis=1)
         order = np.argsort(-values, axis=1, kind="stable")
-        near, values = np.take_along_axis(near, order, axis=1), np.take_along_axis(values, order, axis=1)
-        for row in range(len(block)):
-            yield start + row, near[row], values[row]
+        for row, places in enumerate(order):
+            yield start + row, list(zip(near[row, places].tolist(), values[row, places].tolist(), strict=True))
 
 
 # -- classes --------------------------------------------------------------------------------------------------
 
 
-def _overlaps(checked: _Checked, pairs: list[SamplePair], votes: dict[int, str]) -> list[ClassOverlap]:
+def _overlaps(labels: list[str], pairs: list[SamplePair], votes: dict[int, str]) -> list[ClassOverlap]:
     """Return the classes of which more than half is another's: the same content, or the look of it."""
-    others: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    others: dict[tuple[str, str], set[int]] = defaultdict(set)
     for pair in pairs:
         if pair.kind == "two labels":
-            for mine, theirs, row in (
-                (pair.labels[0], pair.labels[1], pair.first),
-                (pair.labels[1], pair.labels[0], pair.second),
-            ):
-                others[mine][theirs].add(row)
+            others[pair.labels].add(pair.first)
+            others[pair.labels[::-1]].add(pair.second)
     for row, vote in votes.items():
-        others[str(checked.labels[row])][vote].add(row)
-    sizes = Counter(checked.labels.tolist())
+        others[labels[row], vote].add(row)
+    sizes = Counter(labels)
     found = [
         ClassOverlap(mine, theirs, len(rows), sizes[mine])
-        for mine, by_class in others.items()
-        for theirs, rows in by_class.items()
+        for (mine, theirs), rows in others.items()
         if len(rows) > 1 and 2 * len(rows) > sizes[mine]
     ]
     return sorted(found, key=lambda overlap: (-overlap.n / overlap.of, overlap.label, overlap.other))

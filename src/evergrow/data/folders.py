@@ -6,7 +6,7 @@ import glob
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -361,13 +361,9 @@ def patterns_of(text: str) -> list[str]:
     return pieces if all(map(glob.has_magic, pieces)) else [text]
 
 
-def read_patterns(patterns: Sequence[str]) -> Dataset:
+@register_reader("patterns")
+def read_patterns(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read the images on disk that patterns name; the folder that an image is in is its class.
-
-    Parameters
-    ----------
-    patterns : sequence of str
-        As :mod:`glob` takes them; ``**`` stands for any folders.
 
     Raises
     ------
@@ -377,32 +373,31 @@ def read_patterns(patterns: Sequence[str]) -> Dataset:
     Examples
     --------
     >>> import pathlib, tempfile
-    >>> from evergrow.data.folders import read_patterns
+    >>> from evergrow.data import read
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for name in ("cat/1.jpg", "dog/1.jpg", "dog/notes.txt"):
     ...         pathlib.Path(folder, name).parent.mkdir(exist_ok=True)
     ...         _ = pathlib.Path(folder, name).write_bytes(b"x")
-    ...     read_patterns([f"{folder}/*/*"]).train.labels.tolist()
+    ...     read(f"{folder}/*/*").dataset().train.labels.tolist()
     ['cat', 'dog']
     """
-    if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
-        raise InputError(f"patterns must be at least one pattern such as 'photos/*/*.jpg', got {patterns!r}")
-    found: dict[str, None] = {}
-    walk = Walk(Tree("."))
+    patterns = patterns_of(name)
+    found: set[str] = set()
+    walk = Walk(tree)
     for pattern in patterns:
-        files = [name for name in sorted(glob.iglob(pattern, recursive=True)) if os.path.isfile(name)]
-        images = [os.path.abspath(name) for name in files if is_image(name)]
+        files = [file for file in glob.iglob(pattern, recursive=True) if os.path.isfile(file)]
+        images = {os.path.abspath(file) for file in files if is_image(file)}
         if not images:
             raise DatasetNotFoundError(f"pattern must match at least one image, got none for {pattern!r}")
-        for name in files:
-            if not is_image(name):
-                walk.count_other(name)
-        found.update(dict.fromkeys(images))
-    root = Path(os.path.commonpath([os.path.dirname(name) for name in found]))
-    if all(os.path.dirname(name) == os.fspath(root) for name in found):
+        for file in files:
+            if not is_image(file):
+                walk.count_other(file)
+        found |= images
+    root = Path(os.path.commonpath([os.path.dirname(file) for file in found]))
+    if all(os.path.dirname(file) == os.fspath(root) for file in found):
         root = root.parent  # one folder: it is the class, and its name must be in the names
-    names = sorted(Path(name).relative_to(root).as_posix() for name in found)
+    names = sorted(Path(file).relative_to(root).as_posix() for file in found)
     notes = (f"patterns: {listed(patterns)}; the folder of an image is its class", *walk.note())
-    labels = [posixpath.basename(posixpath.dirname(name)) or root.name for name in names]
+    labels = [posixpath.basename(posixpath.dirname(file)) or root.name for file in names]
     images_found = Images(tuple(names), root=root)
     return Dataset.of(images_found, labels, layout="patterns", notes=notes, cautions=tuple(walk.cautions()))

@@ -16,36 +16,12 @@ from typing import Any
 import numpy as np
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError, ParameterError
-from evergrow.core.escaping import one_line
 from evergrow.core.validation import with_changes
 from evergrow.data.archives import ARCHIVE_SUFFIXES, Archive
 from evergrow.data.arrays import FeatureSet
-from evergrow.data.folders import (
-    Walk,
-    images_below,
-    is_hidden,
-    is_pattern,
-    partner_name,
-    patterns_of,
-    read_patterns,
-    unwrapped,
-)
-from evergrow.data.items import (
-    Dataset,
-    check_test_classes,
-    listed,
-    spelled_alike,
-    stratified_split,
-    with_test_part,
-)
-from evergrow.data.readers import (
-    DEFAULTS,
-    READERS,
-    DataOptions,
-    file_suffixes,
-    reader_of_file,
-    register_reader,
-)
+from evergrow.data.folders import Walk, images_below, is_hidden, is_pattern, partner_name, patterns_of, unwrapped
+from evergrow.data.items import Dataset, check_test_classes, listed, spelled_alike, stratified_split, with_test_part
+from evergrow.data.readers import DEFAULTS, READERS, DataOptions, file_suffixes, reader_of_file, register_reader
 from evergrow.data.sources import ListedSource, Source, make_source
 from evergrow.data.storage import Tree, check_address, is_remote
 from evergrow.data.tables import TABLE_SUFFIXES
@@ -69,7 +45,6 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
         - a pattern such as ``photos/*/*.jpg``, where the folder of an image is its class, or
           ``s3://bucket/train-*.tar``;
         - an address that fsspec knows (``s3://``, ``gs://``, ``hf://datasets/OWNER/NAME``) of any of these;
-        - ``hf:OWNER/NAME``, a data set of the Hugging Face Hub that is downloaded once;
         - the name of a file or folder in :func:`search_path`.
     options : DataOptions, optional
         How to read it.
@@ -101,11 +76,7 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
     if not text.strip():
         raise ParameterError(f"an address must be a path, or have a scheme, got {text!r}")
     check_address(text)
-    scheme, _, rest = text.partition(":")
-    named = [each.name for each in READERS.values() if each.scheme == scheme.lower()]
-    if named and rest and not rest.startswith("//"):
-        return ListedSource(Tree("."), rest, chosen, named[0])
-    if is_pattern(text) and not _is_data_file(text) and not is_remote(text):
+    if is_pattern(text) and reader_of_file(text) in (None, "lists") and not is_remote(text):
         return ListedSource(Tree("."), text, chosen, "patterns")
     tree, pattern = _located(text, chosen)
     packed = pattern.lower().endswith(ARCHIVE_SUFFIXES) and chosen.layout != "webdataset"
@@ -115,38 +86,24 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
     return make_source(reader, tree, pattern, chosen)
 
 
-def _is_data_file(pattern: str) -> bool:
-    return reader_of_file(pattern) not in (None, "lists")
-
-
 def _located(text: str, options: DataOptions) -> tuple[Tree, str]:
     """Return the folder that is meant, and which files in it; no file stands for all of them."""
-    if is_remote(text):
-        scheme, _, path = text.partition("://")
-        if glob.has_magic(path):
-            folder, pattern = _split_pattern(path)
-            return Tree(f"{scheme}://{folder}", options.storage), pattern
-        folder, name = posixpath.split(path)
-        if name and reader_of_file(name):
-            tree = Tree(f"{scheme}://{folder}", options.storage)
-            if tree.exists(name):
-                return tree, name
-        return Tree(text, options.storage), ""
-    path = text.removeprefix("file://")
-    if not os.path.exists(path) and glob.has_magic(path):
-        folder, pattern = _split_pattern(path)
-        return Tree(folder or "."), pattern
-    found = _existing(path, options)
-    if found.is_dir():
-        return Tree(found), ""
-    return Tree(found.parent), found.name
-
-
-def _split_pattern(path: str) -> tuple[str, str]:
-    """Return the folder before the first pattern of a path, and what comes after it."""
-    steps = path.split("/")
-    first = next(number for number, step in enumerate(steps) if glob.has_magic(step))
-    return "/".join(steps[:first]) or ("/" if first else ""), "/".join(steps[first:])
+    scheme, mark, path = text.rpartition("://")
+    far = is_remote(text)
+    if glob.has_magic(path) and (far or not os.path.exists(path)):
+        steps = path.split("/")
+        first = next(number for number, step in enumerate(steps) if glob.has_magic(step))
+        folder = "/".join(steps[:first]) or ("/" if first and not far else "")
+        return Tree(f"{scheme}{mark}{folder}" if far else folder or ".", options.storage), "/".join(steps[first:])
+    if not far:
+        found = _existing(path, options)
+        return (Tree(found), "") if found.is_dir() else (Tree(found.parent), found.name)
+    folder, name = posixpath.split(path)
+    if name and reader_of_file(name):
+        tree = Tree(f"{scheme}{mark}{folder}", options.storage)
+        if tree.exists(name):
+            return tree, name
+    return Tree(text, options.storage), ""
 
 
 def _existing(path: str, options: DataOptions) -> Path:
@@ -181,19 +138,13 @@ def search_path(environ: Mapping[str, str] | None = None) -> list[Path]:
 def _nowhere(path: str) -> DatasetNotFoundError:
     """Return the error about a name that is not there, with the nearest one that is."""
     folder, name = os.path.split(os.path.normpath(path))
-    places = [Path(folder)] if folder else [Path("."), *search_path()]
-    there = {entry: place for place in reversed(places) for entry in _names_in(place)}
+    places = [folder] if folder else [".", *map(os.fspath, search_path())]
+    open_ones = [place for place in places if os.path.isdir(place) and os.access(place, os.R_OK)]
+    there = [entry for place in open_ones for entry in os.listdir(place) if not is_hidden(entry)]
     close = difflib.get_close_matches(name, [*there, *(os.path.splitext(entry)[0] for entry in there)], n=1, cutoff=0.6)
     hint = f" Did you mean {os.path.join(folder, close[0])!r}?" if close else ""
     where = f"in {folder}" if folder and os.path.isdir(folder) else "here"
     return DatasetNotFoundError(f"No folder or file {path if where == 'here' else name!r} {where}.{hint}")
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return [entry for entry in os.listdir(folder) if not is_hidden(entry)]
-    except OSError:
-        return []
 
 
 def check_source(source: str | os.PathLike[str]) -> None:
@@ -208,11 +159,8 @@ def check_source(source: str | os.PathLike[str]) -> None:
     evergrow.core.errors.DatasetNotFoundError: No folder or file 'nowhere/birds' here.
     """
     text = os.fspath(source)
-    scheme = text.partition(":")[0].lower()
-    named = any(each.scheme == scheme for each in READERS.values())
-    if is_remote(text) or is_pattern(text) or (named and ":" in text):
-        return  # their readers say what is wrong
-    _existing(text.removeprefix("file://"), DataOptions())
+    if not is_remote(text) and not is_pattern(text):  # their readers say what is wrong
+        _existing(text.removeprefix("file://"), DEFAULTS)
 
 
 def _reader(tree: Tree, pattern: str) -> str:
@@ -242,7 +190,7 @@ def _reader_of_folder(tree: Tree) -> str:
     raise LookupError("one folder per class fits any folder")
 
 
-# -- archives, patterns and names of the Hub --------------------------------------------------------------------
+# -- archives --------------------------------------------------------------------
 
 
 @register_reader("archive", suffixes=ARCHIVE_SUFFIXES)
@@ -279,42 +227,6 @@ def _only_folder(tree: Tree) -> str | None:
     below = tree.below(visible[0][0])
     data = any(name.lower().endswith((*TABLE_SUFFIXES, ".json")) for name in below.files())
     return visible[0][0] if data or Walk(below).subfolders() else None
-
-
-@register_reader("patterns")
-def _read_patterns(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    return read_patterns(patterns_of(name))
-
-
-@register_reader("hf", scheme="hf")
-def read_hub(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    """Read ``OWNER/NAME`` or ``OWNER/NAME#FOLDER`` of the Hugging Face Hub, downloaded once, or a local folder.
-
-    Raises
-    ------
-    DatasetNotFoundError
-        If it cannot be had.
-    """
-    repository, _, inside = name.partition("#")
-    folder = Path(repository)
-    if not folder.is_dir():
-        import huggingface_hub
-
-        try:
-            kept = huggingface_hub.snapshot_download(
-                repository, repo_type="dataset", local_files_only=not options.download
-            )
-        # The hub and the network each bring errors of their own; all mean that the data cannot be had.
-        except Exception as error:
-            raise DatasetNotFoundError(
-                f"The data set {repository!r} of the Hub cannot be had: {one_line(str(error))} Where there is a "
-                f"network, run 'hf download --repo-type dataset {repository} --local-dir FOLDER' and bring FOLDER here."
-            ) from error
-        folder = Path(kept)
-    found = read(folder / inside, replace(options, layout="auto")).dataset()
-    if not isinstance(found, Dataset):
-        raise InputError(f"hf:{name} must be images or texts, got features: give the path {folder}")
-    return found
 
 
 # -- data sets with a test part -----------------------------------------------------------------------------------
@@ -366,8 +278,6 @@ def load_data(
     """
     chosen = with_changes(options or DEFAULTS, settings, "data setting")
     text = os.pathsep.join(source) if isinstance(source, list) else os.fspath(source)
-    if isinstance(source, list):
-        read_patterns(source)  # says which pattern is none
     data = _complete(read(text, chosen).dataset(), text, chosen)
     if isinstance(data, Dataset):
         warn_of(data.name, inspect_data(data).cautions)
@@ -527,50 +437,44 @@ def inspect_data(
     (('one', 1, 0), ["classes with fewer than 5 training samples: 2 of 2 ('one', 'two')"])
     """
     if isinstance(data, (str, os.PathLike)):
-        data = _surveyed(os.fspath(data), options or DataOptions(test_size=0))
-    raw = data if isinstance(data, Dataset) else None
-    counts = [Counter(part) for part in _labels(data)]
-    order = [*data.class_names, *sorted({*counts[0], *counts[1]} - {*data.class_names})]
-    rows = [(name, counts[0][name], counts[1][name]) for name in order if name in counts[0] or name in counts[1]]
-    rows.sort(key=lambda row: row[1])
-    few = [name for name, count, _ in sorted(rows, key=lambda row: order.index(row[0])) if 0 < count < FEW]
-    strange = sorted(set(counts[1]) - set(counts[0]))
-    cautions = list(raw.cautions if raw else ())
+        text, options = os.fspath(data), options or DataOptions(test_size=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)  # the report says it all
+            data = read(text, options).dataset()
+            if isinstance(data, Dataset) and not {*_labels(data, "test")} <= {*data.class_names}:
+                data = replace(data, name=name_of(text), source=text)
+            else:
+                data = _complete(data, text, options)
+    train, test = Counter(_labels(data, "train")), Counter(_labels(data, "test"))
+    names = [name for name in dict.fromkeys([*data.class_names, *sorted({*train, *test})]) if train[name] + test[name]]
+    rows = sorted(((name, train[name], test[name]) for name in names), key=lambda row: row[1])
+    few = [name for name in names if 0 < train[name] < FEW]
+    strange = sorted({*test} - {*train})
+    cautions = list(data.cautions) if isinstance(data, Dataset) else []
     if strange:
         cautions.append(f"classes in the test set only: {listed(strange)}; they can be told apart, not learned")
     if few:
-        cautions.append(
-            f"classes with fewer than {FEW} training samples: {len(few)} of {len(counts[0])} ({listed(few)})"
-        )
+        cautions.append(f"classes with fewer than {FEW} training samples: {len(few)} of {len(train)} ({listed(few)})")
+    if isinstance(data, Dataset):
+        about = (data.name, data.kind, data.layout, data.source)
+    else:
+        about = (data.name, "features", "arrays", "")
     return DataReport(
-        name=data.name,
-        kind=raw.kind if raw else "features",
-        layout=raw.layout if raw else "arrays",
-        source=raw.source if raw else "",
-        n_classes=len(counts[0]),
-        n_train=sum(counts[0].values()),
-        n_test=sum(counts[1].values()),
+        *about,
+        n_classes=len(train),
+        n_train=train.total(),
+        n_test=test.total(),
         n_features=0 if isinstance(data, Dataset) else int(data.X_train.shape[1]),
         smallest=rows[:most],
         largest=rows[::-1][:most],
         cautions=cautions,
-        notes=list(raw.notes) if raw else [],
+        notes=list(data.notes) if isinstance(data, Dataset) else [],
     )
 
 
-def _surveyed(source: str, options: DataOptions) -> Dataset | FeatureSet:
-    """Return data with a test part only if they have one or one is asked for."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # the report says it all
-        found = read(source, options).dataset()
-        tested = [] if not isinstance(found, Dataset) or found.test is None else found.test.required_labels().tolist()
-        if isinstance(found, Dataset) and not set(tested) <= set(found.class_names):
-            return replace(found, name=name_of(source), source=source)
-        return _complete(found, source, options)
-
-
-def _labels(data: Dataset | FeatureSet) -> tuple[list[str], list[str]]:
-    if isinstance(data, Dataset):
-        test = [] if data.test is None else data.test.required_labels().tolist()
-        return data.train.required_labels().tolist(), test
-    return tuple([data.class_name(y) for y in part.tolist()] for part in (data.y_train, data.y_test))  # type: ignore
+def _labels(data: Dataset | FeatureSet, part: str) -> list[str]:
+    """Return the class names of the training or the test samples."""
+    if isinstance(data, FeatureSet):
+        return [data.class_name(label) for label in getattr(data, f"y_{part}").tolist()]
+    samples = data.train if part == "train" else data.test
+    return [] if samples is None else samples.required_labels().tolist()

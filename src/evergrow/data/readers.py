@@ -135,7 +135,6 @@ class Reader:
     fits: Callable[[Tree], bool] | None = None
     marks: tuple[str, ...] = ()
     rank: int = 0
-    scheme: str = ""
 
 
 READERS: dict[str, Reader] = {}
@@ -150,12 +149,11 @@ def register_reader(
     fits: Callable[[Tree], bool] | None = None,
     marks: tuple[str, ...] = (),
     rank: int = 0,
-    scheme: str = "",
 ) -> Callable[[ReadT], ReadT]:
-    """Return a decorator that registers a reader of files, of folders, or of names such as ``hf:OWNER/NAME``.
+    """Return a decorator that registers a reader of files or of folders.
 
-    The reader takes a tree of files, the name of a file in it (empty for the folder itself; what follows the scheme for
-    a name) and the options, and returns a :class:`~evergrow.data.Dataset`, or a source that is read by shards.
+    The reader takes a tree of files, the name of a file in it (empty for the folder itself) and the options, and
+    returns a :class:`~evergrow.data.Dataset`, or a source that is read by shards.
 
     Parameters
     ----------
@@ -171,8 +169,6 @@ def register_reader(
     rank : int
         Folders are tried from the lowest rank up. Readers of evergrow have 10 (files of telling names) to 100 (one
         folder per class, which fits any folder), so that others come first unless they ask for more.
-    scheme : str
-        What comes before the colon of names that it reads.
 
     Examples
     --------
@@ -191,7 +187,7 @@ def register_reader(
     def decorate(read: ReadT) -> ReadT:
         if name in READERS:
             raise ValueError(f"reader of data {name!r} is registered twice")
-        READERS[name] = Reader(name, read, suffixes, fits, marks, rank, scheme)
+        READERS[name] = Reader(name, read, suffixes, fits, marks, rank)
         return read
 
     return decorate

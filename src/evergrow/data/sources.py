@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import copy
-import fnmatch
 import glob
 import hashlib
 import os
@@ -16,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -27,7 +26,7 @@ from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputErr
 from evergrow.core.record import from_values
 from evergrow.core.validation import check_choice, check_number
 from evergrow.data.folders import TEST_WORDS, images_below, is_hidden, unwrapped
-from evergrow.data.items import Dataset, Images, Samples, Stored, concat_samples, integers
+from evergrow.data.items import Dataset, Images, Samples, Stored, Texts, concat_samples, integers
 from evergrow.data.readers import READERS, DataOptions
 from evergrow.data.storage import LARGEST_IMAGE, Tree, public_storage
 
@@ -131,18 +130,20 @@ class Source(ABC):
 
     @cached_property
     def _every_file(self) -> dict[str, int]:
-        if self.pattern:
-            return matching_files(self.tree, self.pattern)
-        wanted = {
-            name: size
-            for name, size in self.tree.listing().items()
-            if name.lower().endswith(self.suffixes) and not any(map(is_hidden, name.split("/")))
-        }
+        tree, pattern = self.tree, self.pattern
+        if pattern and (not glob.has_magic(pattern) or tree.exists(pattern)):
+            return {pattern: tree.size(pattern)}
+        listing = tree.listing(deep=not pattern or "/" in pattern)
+        if pattern:
+            names = [name for name in listing if name.count("/") == pattern.count("/")]
+            wanted = [name for name in names if PurePosixPath(name).match(pattern)]
+        else:
+            right = [name for name in listing if name.lower().endswith(self.suffixes)]
+            wanted = [name for name in right if not any(map(is_hidden, name.split("/")))]
         if not wanted:
-            raise DatasetNotFoundError(
-                f"{self.tree.place()} must hold files that end in {' or '.join(self.suffixes)}, got none"
-            )
-        return wanted
+            like = pattern or " or ".join(f"*{suffix}" for suffix in self.suffixes)
+            raise DatasetNotFoundError(f"{tree.place()} must hold files like {like}, got none")
+        return {name: listing[name] for name in wanted}
 
     @property
     def has_test(self) -> bool:
@@ -182,38 +183,31 @@ class Source(ABC):
             raise InputError(
                 f"{self.tree.place(self.pattern)} must have labels; say which column they are by label_column"
             )
-        names = {name: code for code, name in self.classes.items()}
-        values: Sequence[Any] = sorted(set(train.labels.tolist()))
-        if names:
-            order = [name for name in names if name in set(values)]
-            keys = [str(names[name]) for name in order]
-        else:
-            whole = values if test is None or test.labels is None else [*values, *test.labels.tolist()]
-            numbers = integers(whole)[: len(values)]
-            order = keys = [str(label) for label in sorted(numbers)] if len(values) else []
-        return Dataset(train, test, tuple(order), tuple(keys), layout=self.format)
+        present = set(train.labels.tolist())
+        named = [(str(code), name) for code, name in self.classes.items() if name in present]
+        if not named:
+            tested = [] if test is None or test.labels is None else test.labels.tolist()
+            found: list[Any] = sorted(integers([*sorted(present), *tested])[: len(present)])
+            named = [(str(label), str(label)) for label in found]
+        keys, names = (tuple(pair[place] for pair in named) for place in (0, 1))
+        return Dataset(train, test, names, keys, layout=self.format)
 
     # -- shards -----------------------------------------------------------------------------------------------------
 
     def readable(self) -> tuple[Self, dict[str, str]]:
         """Return the source without files of which not even the contents can be listed, and those with the reason."""
-        found: dict[str, int] = {}
-        unreadable: dict[str, str] = {}
-        for name, size in self.files.items():
-            try:
-                for _ in self._of({name: size})._parts(2**62, 2**62):
-                    pass
-                found[name] = size
-            except (FileFormatError, InputError) as error:  # noqa: PERF203  one leaves the others
-                unreadable[name] = str(error)
-        return self._of(found), unreadable
-
-    def _of(self, files: dict[str, int]) -> Self:
-        """Return the source of some of the files alone."""
         part = copy.copy(self)
         part.known_kind = ""
-        part.__dict__["files"] = files
-        return part
+        unreadable: dict[str, str] = {}
+        for name, size in self.files.items():
+            part.__dict__["files"] = {name: size}
+            try:
+                for _ in part._parts(2**62, 2**62):
+                    pass
+            except (FileFormatError, InputError) as error:
+                unreadable[name] = str(error)
+        part.__dict__["files"] = {name: size for name, size in self.files.items() if name not in unreadable}
+        return part, unreadable
 
     def describe(self) -> dict[str, Any]:
         """Return plain JSON values from which :func:`source_from` makes the source again; no secret is among them."""
@@ -265,12 +259,15 @@ class ShardStore:
         Images in files that hold many of them.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, shards: Sequence[Shard] = ()) -> None:
         self.source = source
-        self.shards = list(source.shards(1024, _SHARD_BYTES))
+        self.shards = shards or list(source.shards(1024, _SHARD_BYTES))
         self._ends = np.cumsum([shard.rows for shard in self.shards]).tolist()
         self._kept: OrderedDict[int, Samples] = OrderedDict()
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardStore, (self.source, self.shards)
 
     def read(self, key: int) -> Any:
         """Return one image."""
@@ -294,12 +291,6 @@ class ShardStore:
         """Return what tells the source from others, and the row."""
         identity, changed = self._identity
         return f"{identity}\0{changed if times else ''}\0{key}"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": OrderedDict(), "_lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({**state, "_lock": threading.Lock()})
 
 
 @dataclass(frozen=True)
@@ -332,7 +323,7 @@ class ListedSource(Source):
     @cached_property
     def _dataset(self) -> Dataset:
         tree, reader = self.tree, READERS[self.format]
-        if not self.options.labelled and not self.pattern and not reader.scheme:
+        if not self.options.labelled and not self.pattern:
             images, cautions = images_below(tree)
             return replace(Dataset.of(images, [""] * len(images)), cautions=tuple(cautions))
         found = reader.read(tree if self.pattern else unwrapped(tree), self.pattern, self.options)
@@ -380,10 +371,10 @@ class ListedSource(Source):
     def _sizes(self) -> list[int]:
         """Bytes of every sample."""
         items = self._samples.items
+        if isinstance(items, Texts):
+            return [len(text.encode("utf-8", "surrogatepass")) for text in items.texts]
         if self._names is None:
-            every = range(len(self._samples))
-            texts = items is not None and items.kind == "text"
-            return [len(items.raw(row).encode("utf-8", "surrogatepass")) if texts and items else 0 for row in every]
+            return [0] * len(self._samples)
         sizes = [self.tree.size(name) for name in self._names]
         for name, size in zip(self._names, sizes, strict=True):
             if size > LARGEST_IMAGE:
@@ -515,10 +506,17 @@ def as_features(values: NDArray[Any], title: str, start: int = 0) -> NDArray[Any
     """Return finite rows in the precision that they have: half is widened, and integers become floats."""
     if values.dtype not in (np.float32, np.float64):
         values = values.astype(np.float32 if values.dtype.kind == "f" else np.float64)
-    finite = np.isfinite(values).all(axis=1)
-    if not finite.all():
-        raise InputError(f"{title} must be finite, got NaN or infinity, first in row {start + int(finite.argmin())}")
+    check_finite(values, title, start)
     return np.ascontiguousarray(values)
+
+
+def check_finite(values: NDArray[Any], title: str, start: int = 0) -> None:
+    """Raise :class:`InputError` where a row has NaN or infinity."""
+    for first in range(0, len(values), 4096):  # a part at a time: the array may be memory-mapped
+        finite = np.isfinite(values[first : first + 4096]).all(axis=1)
+        if not finite.all():
+            row = start + first + int(finite.argmin())
+            raise InputError(f"{title} must be finite, got NaN or infinity, first in row {row}")
 
 
 def check_alike(tree: Tree, first: tuple[str, Any] | None, name: str, form: Any) -> tuple[str, Any]:
@@ -575,34 +573,6 @@ def spans(blocks: Sequence[tuple[int, int]], rows: int, size: int) -> Iterator[S
 
 
 # -- which files ------------------------------------------------------------------------------------------------
-
-
-def matching_files(tree: Tree, pattern: str) -> dict[str, int]:
-    """Return names and sizes of the files of a pattern, sorted by name.
-
-    Raises
-    ------
-    DatasetNotFoundError
-        If nothing matches.
-    """
-    if not glob.has_magic(pattern) or tree.exists(pattern):
-        return {pattern: tree.size(pattern)}
-    every = tree.listing(deep="/" in pattern)
-    found = {name: every[name] for name in _matches(pattern, every)}
-    if not found:
-        raise DatasetNotFoundError(f"{tree.place()} must hold files like {pattern}, got none")
-    return found
-
-
-def _matches(pattern: str, names: Iterable[str]) -> list[str]:
-    """Return the names that a pattern matches, folder by folder."""
-    steps = pattern.split("/")
-    return [
-        name
-        for name in names
-        if name.count("/") == len(steps) - 1
-        and all(fnmatch.fnmatchcase(part, step) for part, step in zip(name.split("/"), steps, strict=True))
-    ]
 
 
 def part_of_files(files: dict[str, int], part: str) -> dict[str, int]:

@@ -11,8 +11,8 @@ import itertools
 import posixpath
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError
@@ -21,8 +21,8 @@ from evergrow.data.archives import Member, tar_members
 from evergrow.data.folders import is_hidden
 from evergrow.data.items import Images, Samples, is_image, listed
 from evergrow.data.readers import register_reader
-from evergrow.data.sources import Shard, Source, class_labels, spans, where_of
-from evergrow.data.storage import LARGEST_IMAGE, Tree
+from evergrow.data.sources import Shard, Source, check_alike, class_labels, spans, where_of
+from evergrow.data.storage import LARGEST_IMAGE, Tree, decoded_text
 
 LABEL_SUFFIXES = ("cls", "json", "txt")
 """Endings of files that hold labels, in the order in which they are looked for."""
@@ -33,23 +33,21 @@ _AT_ONCE = 8
 _PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstandard"}
 
 
-@dataclass
-class TarSample:
+class TarSample(NamedTuple):
     """Files of one name up to the first dot, by what comes after it, in lower case."""
 
     key: str
-    files: dict[str, Member] = field(default_factory=dict)
+    files: dict[str, Member]
 
     def image(self, title: str) -> Member:
         """Return the image: the only one, or the one whose ending has no further dot."""
         images = [suffix for suffix in self.files if is_image(f"x.{suffix}")]
-        plain = [suffix for suffix in images if "." not in suffix] or images
-        if not plain:
+        if not images:
             raise FileFormatError(
                 f"{title}: sample {printable(self.key)} must have an image, got {listed(self.files)}; files of one "
                 "sample must lie side by side"
             )
-        return self.files[plain[0]]
+        return self.files[min(images, key=lambda suffix: "." in suffix)]
 
 
 def grouped(members: Iterable[Member], title: str) -> Iterator[TarSample]:
@@ -68,29 +66,25 @@ def grouped(members: Iterable[Member], title: str) -> Iterator[TarSample]:
     >>> [(sample.key, list(sample.files)) for sample in grouped(members, "toy.tar")]
     [('a/1', ['jpg', 'cls']), ('a/2', ['seg.png'])]
     """
-    sample = TarSample("")
-    for member in members:
+
+    def key_of(member: Member) -> str:
         folder, name = posixpath.split(member.name)
-        stem, _, suffix = name.partition(".")
-        if not suffix or is_hidden(name):  # of no kind that could be told, as WebDataset has it
-            continue
-        if member.size > LARGEST_IMAGE:
-            raise FileFormatError(
-                f"{title} must hold files of at most {LARGEST_IMAGE // 2**20} MiB, got {printable(member.name)} of "
-                f"{member.size // 2**20} MiB"
-            )
-        key = posixpath.join(folder, stem)
-        if key != sample.key and sample.files:
-            yield sample
-        if key != sample.key or not sample.files:
-            sample = TarSample(key)
-        if suffix.lower() in sample.files:
-            raise FileFormatError(
-                f"{title}: sample {printable(key)} must have one file of an ending, got two .{printable(suffix)}"
-            )
-        sample.files[suffix.lower()] = member
-    if sample.files:
-        yield sample
+        return posixpath.join(folder, name.partition(".")[0])
+
+    # What has no ending, or is hidden, is of no kind that could be told.
+    names = ((posixpath.basename(member.name), member) for member in members)
+    seen = (member for name, member in names if name.partition(".")[2] and not is_hidden(name))
+    for key, group in itertools.groupby(seen, key_of):
+        files: dict[str, Member] = {}
+        for member in group:
+            suffix = posixpath.basename(member.name).partition(".")[2].lower()
+            if member.size > LARGEST_IMAGE or suffix in files:
+                raise FileFormatError(
+                    f"{title} must hold samples of one file per ending, each of at most {LARGEST_IMAGE // 2**20} MiB, "
+                    f"got another: {printable(member.name)} of {member.size // 2**20} MiB"
+                )
+            files[suffix] = member
+        yield TarSample(key, files)
 
 
 def is_webdataset(tree: Tree, name: str) -> bool:
@@ -127,25 +121,15 @@ class WebDatasetSource(Source):
         return "image"
 
     def _parts(self, rows: int, size: int) -> Iterator[Shard]:
-        first: tuple[str, str] | None = None
-        for name, (places, label) in self._indexed():
-            first = first or (name, label)
-            if label != first[1]:
-                raise FileFormatError(
-                    f"{self.tree.place()}: tars must have labels alike, got .{first[1]} in {first[0]} and "
-                    f".{label} in {name}"
-                )
-            for span in spans([(1, stop - start) for start, stop in places], rows, size):
-                where = {"file": name, "start": places[span.first][0], "stop": places[span.last - 1][1], "label": label}
-                yield Shard(0, span.rows, span.size, where)
-
-    def _indexed(self) -> Iterator[tuple[str, tuple[list[tuple[int, int]], str]]]:
-        """Yield the tars in order with their indices; of a storage, several are asked at once since each is slow."""
-        if not self.tree.remote:
-            yield from ((name, self._index(name)) for name in self.files)
-            return
+        first = None
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            yield from zip(self.files, pool.map(self._index, self.files), strict=True)
+            indexed = (pool.map if self.tree.remote else map)(self._index, self.files)  # each of a storage is slow
+            for name, (places, label) in zip(self.files, indexed, strict=True):
+                first = check_alike(self.tree, first, name, {"labels": label})
+                for span in spans([(1, stop - start) for start, stop in places], rows, size):
+                    start, stop = places[span.first][0], places[span.last - 1][1]
+                    where = {"file": name, "start": start, "stop": stop, "label": label}
+                    yield Shard(0, span.rows, span.size, where)
 
     def _index(self, name: str) -> tuple[list[tuple[int, int]], str]:
         """Return the bytes of every sample of a tar, and the ending of its labels; empty where there are none."""
@@ -161,8 +145,13 @@ class WebDatasetSource(Source):
             file.seek(0)
             for sample in grouped(tar_members(file, title, self.files[name]), title):
                 sample.image(title)
-                label = self._label_suffix(sample) if label is None else label
-                self._check_label(sample, label, title)
+                found = self._label_suffix(sample)
+                label = found if label is None else label
+                if label not in ("", *sample.files) or (found and not label):
+                    raise InputError(
+                        f"{title}: samples must all have a label in .{label or found} or none, but "
+                        f"{printable(sample.key)} has {listed(sample.files)}"
+                    )
                 members = sample.files.values()
                 places.append((min(member.start for member in members), max(member.stop for member in members)))
         if not places:
@@ -175,16 +164,6 @@ class WebDatasetSource(Source):
         if self.options.label_column.startswith("."):
             return self.options.label_column.lower().lstrip(".")
         return next((suffix for suffix in LABEL_SUFFIXES if suffix in sample.files), "")
-
-    def _check_label(self, sample: TarSample, label: str, title: str) -> None:
-        if label and label not in sample.files:
-            raise InputError(
-                f"{title}: sample {printable(sample.key)} must have a label in .{label}, got {listed(sample.files)}"
-            )
-        if not label and self._label_suffix(sample):
-            raise InputError(
-                f"{title}: samples must all have labels or none, but those before {printable(sample.key)} lack it"
-            )
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the samples of a range of bytes, read at once."""
@@ -202,28 +181,22 @@ class WebDatasetSource(Source):
         values = tuple(body[image.data : image.data + image.size] if bodies else b"" for image in images)
         labels = None
         if label:
-            for sample in samples:
-                self._check_label(sample, label, title)
             labels = class_labels([self._label(body, sample, label, title) for sample in samples], {}, title)
         return Samples("image", Images(values, names), labels=labels)
 
     def _label(self, body: bytes, sample: TarSample, suffix: str, title: str) -> Any:
-        member = sample.files[suffix]
-        what = f"{title}: {printable(member.name)}"
-        if member.size > LARGEST_LABEL:
-            raise FileFormatError(f"{what} must be a label, got {member.size} bytes")
+        member = sample.files.get(suffix)
+        what = f"{title}: .{suffix} of {printable(sample.key)}"
+        if member is None or member.size > LARGEST_LABEL:
+            raise FileFormatError(f"{what} must be a label, got {member.size if member else 'no'} bytes")
         content = body[member.data : member.data + member.size]
-        if suffix == "json":
-            values = parse_json(content, what)
-            key = self.options.label_column or "label"
-            if not isinstance(values, dict) or key not in values:
-                got = listed(values, most=8) if isinstance(values, dict) else type(values).__name__
-                raise InputError(f"{what} must have a field {key!r}, got {got}")
-            return values[key]
-        try:
-            return content.decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise FileFormatError(f"{what} must be text in UTF-8") from error
+        if suffix != "json":
+            return decoded_text(content, what).strip()
+        values, key = parse_json(content, what), self.options.label_column or "label"
+        if not isinstance(values, dict) or key not in values:
+            got = listed(values, most=8) if isinstance(values, dict) else type(values).__name__
+            raise InputError(f"{what} must have a field {key!r}, got {got}")
+        return values[key]
 
 
 def _has_tars(tree: Tree) -> bool:

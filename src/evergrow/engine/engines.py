@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.record import read_record
 from evergrow.core.validation import check_number
-from evergrow.data import Source
+from evergrow.core.version import __version__
+from evergrow.data import Source, read
 from evergrow.engine.fitting import fit, update
-from evergrow.engine.job import SHARD_MIB, SHARD_ROWS, Manifest, extraction_settings, plan
-from evergrow.engine.job_steps import JobReport, RunOptions, evaluate, extract_features, predict
+from evergrow.engine.job import SHARD_MIB, SHARD_ROWS, Job, Manifest, begin_job, extraction_settings, plan
+from evergrow.engine.job_steps import JobReport, RunOptions, all_shards, model_job, portable
 from evergrow.engine.runners import LocalRunner, Perform, RayRunner, Runner
+from evergrow.engine.worker_tasks import Compared
 from evergrow.engine.worker_tasks import perform as shard_task
 from evergrow.features.base import Backbone
-from evergrow.learner.evaluation import Evaluation
+from evergrow.learner.calibration import FALSE_ALARM
+from evergrow.learner.evaluation import Evaluation, evaluate_predictions, open_world
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import BLOCK
 
@@ -104,23 +111,108 @@ class Engine(ABC):
         with self.open(learner.device, learner.weights) as (folder, options):
             return update(learner, manifest, folder, options)
 
-    def evaluate(self, learner: Learner, data: Any, **settings: Any) -> tuple[Evaluation, JobReport] | None:
-        """Compare a model's answers with labels; see :func:`evergrow.engine.job_steps.evaluate`."""
+    def evaluate(
+        self, learner: Learner, data: Any, *, false_alarm: float = FALSE_ALARM
+    ) -> tuple[Evaluation, JobReport] | None:
+        """Compare a model's answers with labels.
+
+        Parameters
+        ----------
+        learner : Learner
+            The model.
+        data : str, path-like or Source
+            Labelled data.
+        false_alarm : float
+            Share of false alarms that the threshold of novelty is for.
+
+        Returns
+        -------
+        tuple of (Evaluation, JobReport) or None
+            None where this was a share of the work.
+        """
+        started = time.perf_counter()
         manifest = self.manifest(data, skip=_skips(learner))
         with self.open(learner.device, learner.weights) as (folder, options):
-            return evaluate(learner, manifest, folder, options, **settings)
+            job = model_job(learner, manifest, folder, "evaluate")
+            report = all_shards(job, options)
+            if report is None:
+                return None
+            found = [read_record(Compared, job.result("evaluate", shard)) for shard in sorted(report.rows)]
+        labels, answers = np.concatenate([np.array(part.names, dtype=np.str_)[part.codes] for part in found], axis=1)
+        novelty = np.concatenate([np.empty(0) if part.novelty is None else part.novelty for part in found])
+        result = evaluate_predictions(labels.tolist(), answers.tolist(), learner.class_names_.tolist())
+        known, compared = np.isin(labels, learner.class_names_), None
+        if len(novelty) == len(labels) and known.any() and not known.all():
+            compared = open_world(novelty[known], novelty[~known], learner.threshold(false_alarm), false_alarm)
+        left_out = tuple(name for name, _ in report.samples_left_out())
+        seconds = time.perf_counter() - started
+        return replace(result, seconds=seconds, left_out=left_out, unknown=compared), report
 
-    def predict(self, learner: Learner, data: Any, **settings: Any) -> JobReport | None:
-        """Write a model's answers as Parquet, into the folder; see :func:`evergrow.engine.job_steps.predict`."""
+    def predict(
+        self, learner: Learner, data: Any, *, top: int = 1, false_alarm: float | None = None
+    ) -> JobReport | None:
+        """Write a model's answers about a data set into ``folder/predict``, one Parquet file per shard.
+
+        Parameters
+        ----------
+        learner : Learner
+            The model.
+        data : str, path-like or Source
+            The data; labels are not needed, and written beside the answers where they are there.
+        top : int
+            How many classes to give of each.
+        false_alarm : float, optional
+            Share of known things that may be called unknown; None rejects nothing.
+
+        Returns
+        -------
+        JobReport or None
+            What was written; None where this was a share of the work.
+        """
+        check_number("top", top, low=1, integer=True)
+        if false_alarm is not None:
+            learner.threshold(false_alarm)  # raises where there is none, before any work is done
         manifest = self.manifest(data, skip=_skips(learner))
         with self.open(learner.device, learner.weights, lasting=True) as (folder, options):
-            return predict(learner, manifest, folder, options, **settings)
+            job = model_job(learner, manifest, folder, "predict", top=top, false_alarm=false_alarm)
+            return all_shards(job, options)
 
-    def features(self, backbone: Backbone, data: Any, **settings: Any) -> JobReport | None:
-        """Write features as Parquet, into the folder; see :func:`evergrow.engine.job_steps.extract_features`."""
-        manifest = self.manifest(data, skip=settings.get("on_error") == "skip")
+    def features(
+        self,
+        backbone: Backbone,
+        data: Any,
+        *,
+        on_error: str = "raise",
+        batch_size: int | None = None,
+        decode: str = "cpu",
+    ) -> JobReport | None:
+        """Write the features of a data set into ``folder/features``, one Parquet file per shard.
+
+        Parameters
+        ----------
+        backbone : Backbone
+            What computes them; every worker loads it by its name.
+        data : str, path-like or Source
+            Images or texts.
+        on_error : {"raise", "skip"}
+            What to do about what cannot be read.
+        batch_size : int, optional
+            Items per batch.
+        decode : {"cpu", "gpu"}
+            What decodes JPEG files.
+
+        Returns
+        -------
+        JobReport or None
+            What was written; None where this was a share of the work.
+        """
+        spec, manifest = backbone.spec, self.manifest(data, skip=on_error == "skip")
         with self.open(backbone.device, lasting=True) as (folder, options):
-            return extract_features(backbone.spec, manifest, folder, options, **settings)
+            if manifest.kind != spec.kind:
+                raise ParameterError(f"data must be {spec.kind}s for {spec.name}, got {manifest.kind}")
+            settings: dict[str, Any] = {"on_error": on_error, "batch_size": batch_size, "decode": decode}
+            settings |= {"backbone": spec.decisive(), "evergrow": __version__}
+            return all_shards(begin_job(Job(folder, manifest, "features", settings, portable(spec))), options)
 
     def manifest(self, data: Any, seed: int = 0, *, skip: bool = False) -> Manifest:
         """Return the manifest of data: an address, or a source.
@@ -134,8 +226,14 @@ class Engine(ABC):
         skip : bool
             Whether files that cannot be read are left out.
         """
+        source = read(data) if isinstance(data, (str, os.PathLike)) else data
+        if not isinstance(source, Source):
+            raise InputError(
+                f"data must be the address of data or a source with engine, since every worker reads "
+                f"its shards for itself, got {type(data).__name__}"
+            )
         sizes = {"shard_rows": self.shard_rows, "shard_mib": self.shard_mib, "first_rows": self.first_rows}
-        return plan(_source(data), **sizes, seed=seed, skip=skip)
+        return plan(source, **sizes, seed=seed, skip=skip)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,16 +295,3 @@ class RayEngine(Engine):
 
 def _skips(learner: Learner) -> bool:
     return bool(extraction_settings(learner)["on_error"] == "skip")
-
-
-def _source(data: Any) -> Source:
-    if isinstance(data, (str, os.PathLike)):
-        from evergrow.data import read
-
-        return read(data)
-    if all(hasattr(data, name) for name in ("describe", "identity", "shards", "read")):
-        return data  # type: ignore[no-any-return]
-    raise InputError(
-        f"data must be the address of data or a source with engine, since every worker reads "
-        f"its shards for itself, got {type(data).__name__}"
-    )

@@ -1,21 +1,37 @@
-"""Fit and update of a model, shard by shard: a layer from a sample, statistics of every shard, their sum."""
+"""Fit and update of a model, shard by shard: a layer from a sample, statistics of every shard, their sum.
+
+Floating-point sums depend on their order. Here a tree over the shards fixes it, which only the number of shards
+decides: the result is the same to the last bit whatever the number of workers and whoever is done first. A shard that
+was left out leaves its place empty and moves nobody else. A part goes once the sum that holds it is written, so that
+neither memory nor disk grows with the data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from evergrow.core.archive import archive_digest, read_archive, write_archive
+from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import EngineError, InputError
 from evergrow.core.files import locked
 from evergrow.core.progress import meter
-from evergrow.engine.job import Job, Manifest, begin_job, extraction_settings
-from evergrow.engine.job_steps import JobReport, RunOptions, finish, finished_report, portable, run_shards
-from evergrow.engine.merge import FAN_IN, ShardMerge
-from evergrow.engine.shard_features import forget_opened
-from evergrow.engine.worker_tasks import if_whole, read_features
+from evergrow.engine.job import Job, Manifest, begin_job, digest_of, extraction_settings
+from evergrow.engine.job_steps import (
+    JobReport,
+    RunOptions,
+    finish,
+    finished_report,
+    model_job,
+    portable,
+    run_shards,
+    run_tasks,
+)
+from evergrow.engine.runners import Task
+from evergrow.engine.worker_tasks import first_features, forget_opened, if_whole, reports_by_shard
 from evergrow.learner.encoder import Encoder
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import Block
@@ -29,6 +45,13 @@ from evergrow.learner.sharded_fit import (
     expecting,
     with_layer,
 )
+
+FAN_IN = 8
+"""Parts that are added at once. Part of the result: another number is another order."""
+AT_ONCE = 64
+"""Shards of a round; their parts lie in the folder until they are added up."""
+_PER_WORKER = 4
+"""Shards of a round for each worker, where that is more: at its end workers wait for the last of them."""
 
 
 def fit(learner: Learner, manifest: Manifest, folder: Path, options: RunOptions) -> JobReport | None:
@@ -64,13 +87,10 @@ def update(learner: Learner, manifest: Manifest, folder: Path, options: RunOptio
     check_mergeable(learner, fresh=False)
     if learner.spec_ is not None:
         portable(learner.spec_)
-    start = learner.to_archive()
-    settings = {"model": archive_digest(start), **extraction_settings(learner), "fan_in": FAN_IN}
-    job = begin_job(Job(folder, manifest, "update", settings))
-    template = expecting(learner.spawn(), sum(learner.n_samples_.values()) + manifest.rows)
-    for path, archive in ((job.start, start), (job.template, template.to_archive())):
-        if not _is_done(job) and if_whole(read_archive, path) is None:
-            write_archive(path, archive)
+    job = model_job(learner, manifest, folder, "update", fan_in=FAN_IN)
+    if not _is_done(job) and if_whole(read_archive, job.template) is None:
+        template = expecting(learner.spawn(), sum(learner.n_samples_.values()) + manifest.rows)
+        write_archive(job.template, template.to_archive())
     return _learned(learner, job, options, None)
 
 
@@ -79,60 +99,48 @@ def _is_done(job: Job) -> bool:
 
 
 def _learned(learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None) -> JobReport | None:
+    """Do what is left of a job, or of its share, and let the learner know the result."""
     if _is_done(job):
         adopt(learner, _loaded(job.model, options))
         return finished_report(job)
     try:
-        if options.share is None:
-            with locked(job.folder):
-                return _whole(learner, job, options, encoder)
-        report = _first_samples(job, options)
-        if _template_is_there(learner, job, encoder, report):  # else other shares have to come first
-            run_shards(job, "statistics", ShardMerge(job, report, options).missing(), options, "learning")
-        return None
+        if options.share is not None:
+            if _has_template(learner, job, options, encoder):  # else other shares have to come first
+                missing = ShardMerge(job, JobReport(), options).missing()
+                run_shards(job, "statistics", missing, options, "learning")
+            return None
+        with locked(job.folder):
+            if not _has_template(learner, job, options, encoder):
+                raise EngineError(
+                    "first samples of every shard must be there by now, but some are gone: was the folder changed?"
+                )
+            report = JobReport(unreadable=dict(job.manifest.unreadable))
+            with meter("learning", len(job.manifest.shards), enabled=options.progress) as tick:
+                path = ShardMerge(job, report, options).run(tick)
+            total = _loaded(path, options)
+            _check_counted(job, total, report)
+            complete = complete_fit if job.work == "fit" else complete_update
+            complete(learner, total, _sample(job, skipped=report.failed))
+            learner.save(job.model)
+            finish(job, report, ("first", "statistics", "merged"))
+            return report
     finally:
         forget_opened()
-
-
-def _whole(learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None) -> JobReport:
-    report = _first_samples(job, options)
-    if not _template_is_there(learner, job, encoder, report):
-        raise EngineError(
-            "first samples of every shard must be there by now, but some are gone: was the folder changed?"
-        )
-    report = JobReport(unreadable=dict(job.manifest.unreadable))
-    merge = ShardMerge(job, report, options)
-    with meter("learning", len(job.manifest.shards), enabled=options.progress) as tick:
-        path = merge.run(tick)
-    total = _loaded(path, options)
-    _check_counted(job, total, report)
-    complete = complete_fit if job.work == "fit" else complete_update
-    complete(learner, total, _sample(job, skipped=report.failed))
-    learner.save(job.model)
-    finish(job, report, ("first", "statistics", "merged"))
-    return report
 
 
 def _loaded(path: Path, options: RunOptions) -> Learner:
     return Learner.load(path, device=None if options.device == "auto" else options.device, cache=False)
 
 
-def _first_samples(job: Job, options: RunOptions) -> JobReport:
-    """Compute the features of the first samples, shard by shard, where they are not there yet."""
-    wanted = [shard.number for shard in job.manifest.shards if len(job.manifest.first_of(shard))]
-    missing = [number for number in wanted if if_whole(read_features, job.result("first", number)) is None]
-    return run_shards(job, "first", missing, options, "first samples")
-
-
-def _template_is_there(learner: Learner, job: Job, encoder: Encoder | None, report: JobReport) -> bool:
-    """Return whether there is a layer to learn with, growing it where all first samples are there."""
+def _has_template(learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None) -> bool:
+    """Return whether there is a layer to learn with, growing it once the first samples of all shards are there."""
+    shards = [shard.number for shard in job.manifest.shards if len(job.manifest.first_of(shard))]
+    missing = [number for number in shards if first_features(job, number) is None]
+    report = run_shards(job, "first", missing, options, "first samples")
     if if_whole(read_archive, job.template) is not None:
         return True
     unread = {*report.failed, *job.failures()} if job.skips else set()
-    wanted = [
-        shard for shard in job.manifest.shards if len(job.manifest.first_of(shard)) and shard.number not in unread
-    ]
-    if not all(job.result("first", shard.number).is_file() for shard in wanted):
+    if not all(job.result("first", number).is_file() for number in shards if number not in unread):
         return False
     assert encoder is not None
     sample = _sample(job, skipped=unread)
@@ -142,21 +150,28 @@ def _template_is_there(learner: Learner, job: Job, encoder: Encoder | None, repo
 
 def _sample(job: Job, skipped: Iterable[int]) -> Block:
     """Return the first samples of all shards but those that were left out."""
-    numbers = sorted({shard.number for shard in job.manifest.shards}.difference(skipped))
-    paths = {number: job.result("first", number) for number in numbers}
-    found = {number: read_features(path) for number, path in paths.items() if path.is_file()}
-    found = {number: part for number, part in found.items() if len(part)}
-    if not found:
-        raise InputError("data must have at least one sample that can be read, got none")
-    first, width = next((number, part.X.shape[1]) for number, part in found.items())
-    for number, part in found.items():
-        if part.X.shape[1] != width:
+    X: list[NDArray[np.float32]] = []
+    labels, width, first = [], 0, 0
+    for number in sorted({shard.number for shard in job.manifest.shards}.difference(skipped)):
+        path = job.result("first", number)
+        if not path.is_file():
+            continue
+        found = first_features(job, number)
+        if found is None:
+            raise EngineError(f"{path} is damaged or of another shard: was the folder changed? Run the job again.")
+        if not len(found):
+            continue
+        first, width = (first, width) if X else (number, found.X.shape[1])
+        if found.X.shape[1] != width:
             raise EngineError(
-                f"shards must have features of one width, got {width} in shard {first} and {part.X.shape[1]} in "
+                f"shards must have features of one width, got {width} in shard {first} and {found.X.shape[1]} in "
                 f"shard {number}"
             )
-    labels = np.concatenate([part.required_labels() for part in found.values()])
-    return Block(np.concatenate([part.X for part in found.values()]), labels)
+        X.append(found.X)
+        labels.append(found.required_labels())
+    if not X:
+        raise InputError("data must have at least one sample that can be read, got none")
+    return Block(np.concatenate(X), np.concatenate(labels))
 
 
 def _check_counted(job: Job, total: Learner, report: JobReport) -> None:
@@ -172,3 +187,158 @@ def _check_counted(job: Job, total: Learner, report: JobReport) -> None:
     lost = sorted({name for names in report.lost.values() for name in names} - set(total.samples_by_name_))
     if lost:
         raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
+
+
+# -- the sum of all shards ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A place in the tree of sums: a shard at level 0, a sum of shards above.
+
+    Parameters
+    ----------
+    level : int
+        0 for shards, 1 for sums of shards, and so on.
+    number : int
+        Place in the level, from the left.
+    leaves : range
+        The shards below it.
+    children : tuple of Node
+        What is added up in it.
+    """
+
+    level: int
+    number: int
+    leaves: range
+    children: tuple[Node, ...] = ()
+
+    def file(self, job: Job, without: Set[int] = frozenset()) -> Path:
+        """Return where its file lies; a sum that lacks shards has another name, so that it is never taken for all."""
+        if not self.level:
+            return job.result("statistics", self.number)
+        missing = sorted(without & set(self.leaves))
+        name = f"{self.level}-{self.number:06d}"
+        return job.result("merged", f"{name}-without-{digest_of(missing)}" if missing else name)
+
+    def topmost(self, there: Callable[[Node], bool]) -> Iterator[Node]:
+        """Yield the nodes that are there, without those below them: what a sum holds need not be there."""
+        if there(self):
+            yield self
+        else:
+            for child in self.children:
+                yield from child.topmost(there)
+
+
+def merge_tree(n_shards: int, fan_in: int = FAN_IN) -> list[list[Node]]:
+    """Return the tree over a number of shards, level by level from the shards up to the sum of everything.
+
+    Parameters
+    ----------
+    n_shards : int
+        How many there are.
+    fan_in : int
+        Children of a node.
+
+    Examples
+    --------
+    >>> from evergrow.engine.fitting import merge_tree
+    >>> [[list(node.leaves) for node in level] for level in merge_tree(10, fan_in=4)[1:]]
+    [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]], [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]]]
+    """
+    levels = [[Node(0, number, range(number, number + 1)) for number in range(n_shards)]]
+    while len(levels[-1]) > 1:
+        groups = [tuple(levels[-1][start : start + fan_in]) for start in range(0, len(levels[-1]), fan_in)]
+        spans = [range(group[0].leaves.start, group[-1].leaves.stop) for group in groups]
+        level = len(levels)
+        levels.append([Node(level, *numbered) for numbered in zip(range(len(groups)), spans, groups, strict=True)])
+    return levels
+
+
+class ShardMerge:
+    """Learns all shards of a job and adds them up, in rounds; sums are formed as soon as their parts are there.
+
+    Parameters
+    ----------
+    job : Job
+        The job, whose template is there.
+    report : JobReport
+        Is told of every shard.
+    options : RunOptions
+        How it is run.
+    at_once : int or None
+        Shards of a round; by default 64, or four for each worker where that is more.
+    """
+
+    def __init__(self, job: Job, report: JobReport, options: RunOptions, at_once: int | None = None) -> None:
+        self._job, self._report, self._options = job, report, options
+        self._at_once = max(AT_ONCE, _PER_WORKER * options.runner.workers) if at_once is None else at_once
+        self._levels = merge_tree(len(job.manifest.shards))
+        self._done: set[Node] = set()  # shards and sums whose file is there, or was and is in a larger one by now
+        self._empty: set[int] = set()  # shards that were left out
+        for node in self._levels[-1][0].topmost(self._recovered):
+            below = [node]
+            while below:
+                self._done.update(below)
+                below = [child for parent in below for child in parent.children]
+
+    def run(self, tick: Callable[[int, str], None]) -> Path:
+        """Learn and add up what is missing, and return the file of the sum of all."""
+        root = self._levels[-1][0]
+        while not self._is_settled(root):
+            sums = [node for level in self._levels[1:] for node in level if self._is_ready(node)]
+            tasks = [self._merge(number, node) for number, node in enumerate(sums)]
+            tasks += self._options.shard_tasks(self._job, "statistics", self.missing()[: self._at_once])
+            for result in run_tasks(self._job, self._options, tasks):
+                if result.task.work == "merge":
+                    self._see_sum(sums[result.task.number])
+                    continue
+                if result.state == "done":
+                    self._done.add(self._levels[0][result.task.number])
+                else:
+                    self._empty.add(result.task.number)
+                self._report.see(result)
+                tick(*self._report.progress())
+        if self._empty.issuperset(root.leaves):
+            raise EngineError(
+                f"data must have at least one shard that can be read, got none of "
+                f"{len(self._job.manifest.shards)}: " + next(iter(self._report.failed.values()), "")
+            )
+        return root.file(self._job, self._empty)
+
+    def missing(self) -> list[int]:
+        """Return the shards that are still to be learned."""
+        return [leaf.number for leaf in self._levels[0] if not self._is_settled(leaf)]
+
+    def _recovered(self, node: Node) -> bool:
+        """Return whether an earlier run left the file of a node, and count its shards."""
+        path = node.file(self._job)
+        archive = if_whole(read_archive, path)
+        reports = {} if archive is None else reports_by_shard(archive, path)
+        found = {int(number): report.get("shard") for number, report in reports.items()}
+        if found != {leaf: self._job.fingerprint(leaf) for leaf in node.leaves}:  # also where there is no file
+            return False
+        for number, report in reports.items():
+            self._report.add(int(number), report)
+        return True
+
+    def _is_settled(self, node: Node) -> bool:
+        return node in self._done or self._empty.issuperset(node.leaves)
+
+    def _is_ready(self, node: Node) -> bool:
+        return not self._is_settled(node) and all(map(self._is_settled, node.children))
+
+    def _merge(self, number: int, node: Node) -> Task:
+        """Return the task that forms a sum."""
+        children = [child for child in node.children if not self._empty.issuperset(child.leaves)]
+        inputs = [child.file(self._job, self._empty) for child in children]
+        target = node.file(self._job, self._empty).name
+        about = {"target": target, "inputs": [[path.parent.name, path.name] for path in inputs]}
+        return Task("merge", number, {**self._options.about(self._job), **about})
+
+    def _see_sum(self, node: Node) -> None:
+        """Count a sum as formed, and remove its parts."""
+        self._done.add(node)
+        if not self._empty & set(node.leaves):  # a sum that lacks a shard may be formed again with it
+            for child in node.children:
+                child.file(self._job).unlink(missing_ok=True)

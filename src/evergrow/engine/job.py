@@ -19,7 +19,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -106,19 +106,14 @@ class Manifest:
 
     def first_of(self, shard: Shard) -> NDArray[np.int64]:
         """Return the rows of a shard that are among the first, counted from its beginning."""
-        if self.first is None:
-            return np.arange(shard.rows)
-        start = int(self._starts[shard.number])
-        low, high = np.searchsorted(self._first, [start, start + shard.rows])
-        return self._first[low:high] - start
+        return np.arange(shard.rows) if self.first is None else self._first_rows[shard.number]
 
     @cached_property
-    def _first(self) -> NDArray[np.int64]:
-        return np.array(self.first or (), dtype=np.int64)
-
-    @cached_property
-    def _starts(self) -> NDArray[np.int64]:
-        return np.cumsum([0, *(shard.rows for shard in self.shards)])[:-1]
+    def _first_rows(self) -> list[NDArray[np.int64]]:
+        starts = np.cumsum([0, *(shard.rows for shard in self.shards)])
+        first = np.array(self.first, dtype=np.int64)
+        pieces = np.split(first, np.searchsorted(first, starts[1:-1]))
+        return [piece - start for piece, start in zip(pieces, starts, strict=False)]
 
     @cached_property
     def key(self) -> str:
@@ -166,29 +161,16 @@ def plan(
             raise
         source, unreadable = source.readable()
         shards = tuple(source.shards(shard_rows, shard_mib << 20))
-    if not sum(shard.rows for shard in shards):
+    rows = sum(shard.rows for shard in shards)
+    if not rows:
         raise InputError("data must hold at least one sample, got none")
-    return Manifest(
-        source.describe(),
-        source.kind,
-        identity,
-        shard_rows,
-        shard_mib,
-        first_rows,
-        shards,
-        _drawn(shards, first_rows, seed),
-        tuple(source.widths),
-        unreadable,
-    )
-
-
-def _drawn(shards: Sequence[Shard], most: int, seed: int) -> tuple[int, ...] | None:
-    """Return the first samples, drawn evenly from all shards; None where they are all."""
-    n = sum(shard.rows for shard in shards)
-    if n <= most:
-        return None
-    draw = np.random.default_rng(derive_seed(seed, "engine", "first rows"))
-    return tuple(np.sort(draw.choice(n, size=most, replace=False, shuffle=False)).tolist())
+    first = None  # all of them
+    if rows > first_rows:
+        draw = np.random.default_rng(derive_seed(seed, "engine", "first rows"))
+        first = tuple(np.sort(draw.choice(rows, size=first_rows, replace=False, shuffle=False)).tolist())
+    sizes = (shard_rows, shard_mib, first_rows)
+    widths = tuple(source.widths)
+    return Manifest(source.describe(), source.kind, identity, *sizes, shards, first, widths, unreadable)
 
 
 def digest_of(values: dict[str, Any] | Sequence[Any]) -> str:
@@ -206,7 +188,6 @@ def write_json(path: str | os.PathLike[str], values: dict[str, Any]) -> None:
 # -- the job ---------------------------------------------------------------------------------------------------
 
 Work = Literal["fit", "update", "features", "predict", "evaluate"]
-
 """What a job can do."""
 
 
@@ -222,7 +203,10 @@ class _JobFile:
     backbone: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True)
+_SUFFIXES = {"features": ".parquet", "predict": ".parquet", "failed": ".json"}
+
+
+@dataclass(frozen=True, eq=False)
 class Job:
     """What is to be done in a folder.
 
@@ -256,10 +240,14 @@ class Job:
         """Whether what cannot be read is left out."""
         return bool(self.settings.get("on_error") == "skip")
 
-    def result(self, stage: str, name: int | str, suffix: str = ".evg") -> Path:
+    def result(self, stage: str, name: int | str) -> Path:
         """Return where a result of a stage lies: that of a shard by its number, others by name."""
         called = f"{name:06d}" if isinstance(name, int) else name
-        return self.folder / stage / f"{self.key}-{called}{suffix}"
+        return self.folder / stage / f"{self.key}-{called}{_SUFFIXES.get(stage, '.evg')}"
+
+    def fingerprint(self, shard: int) -> str:
+        """Return a hash of the job and of one of its shards; results hold it, so that none is taken for another's."""
+        return digest_of([self.key, to_values(self.manifest.shards[shard])])
 
     @property
     def template(self) -> Path:
@@ -287,10 +275,6 @@ class Job:
             return None
         values = parse_json(self.finish.read_bytes(), os.fspath(self.finish))
         return values if isinstance(values, dict) and values.get("key") == self.key else None
-
-    def failure(self, stage: str, shard: int) -> Path:
-        """Return where the note of a failure lies, while it lasts."""
-        return self.folder / "failed" / f"{self.key}-{stage}-{shard:06d}.json"
 
     def failures(self) -> dict[int, str]:
         """Return why shards failed, by their number."""
@@ -352,30 +336,17 @@ def read_job(folder: str | os.PathLike[str]) -> Job:
     return job
 
 
-@lru_cache(maxsize=4)
-def known_job(folder: str, key: str) -> Job:
-    """Return the job of a folder, read once per process.
-
-    Raises
-    ------
-    EngineError
-        If another job has taken its place.
-    """
-    job = read_job(folder)
-    if job.key != key:
-        raise EngineError(f"folder must hold the job {key}, got {job.key}: another job was begun in {folder}")
-    return job
-
-
 def _check_same(found: Job, job: Job) -> None:
     """Raise :class:`EngineError` where a folder has a job on other data, or on the same with other settings."""
     if found.key == job.key:
         return
     theirs, mine = found.manifest, job.manifest
     if (theirs.identity, theirs.kind) != (mine.identity, mine.kind):
+        there, here = (
+            f"{data.rows:,} samples of kind {data.kind}, identity {data.identity[:12]}" for data in (theirs, mine)
+        )
         raise EngineError(
-            f"{job.folder} holds a job on other data ({_title(theirs)}), not on these ({_title(mine)}). "
-            "Choose another folder."
+            f"{job.folder} holds a job on other data ({there}), not on these ({here}). Choose another folder."
         )
     names = ("shard_rows", "shard_mib", "first_rows")
     differing = [f"{name} ({getattr(theirs, name)})" for name in names if getattr(theirs, name) != getattr(mine, name)]
@@ -384,7 +355,3 @@ def _check_same(found: Job, job: Job) -> None:
     differing += [name for name in sorted(settings) if found.settings.get(name) != job.settings.get(name)]
     listed = ", ".join(differing) or "the seed, or in files that cannot be read"
     raise EngineError(f"{job.folder} holds a job that differs in {listed}. Choose another folder, or delete this one.")
-
-
-def _title(manifest: Manifest) -> str:
-    return f"{manifest.rows:,} samples of kind {manifest.kind}, identity {manifest.identity[:12]}"

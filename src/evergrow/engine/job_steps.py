@@ -1,36 +1,25 @@
 """Steps of a job: tasks handed to a runner, failures noted, and a bar that says how far it is.
 
-A step leaves files behind; what it returns is only counted. Questions about a data set of any size (how good a model is
-on it, a model's answers, features) are one such step over all shards.
+A step leaves files behind; what it returns is only counted.
 """
 
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 from evergrow.core.archive import archive_digest, read_archive, write_archive
 from evergrow.core.errors import EngineError, ParameterError
 from evergrow.core.files import locked, remove_leftovers
 from evergrow.core.progress import meter
-from evergrow.core.record import read_record
-from evergrow.core.validation import check_number
-from evergrow.core.version import __version__
 from evergrow.engine.job import Job, Manifest, Work, begin_job, extraction_settings, write_json
-from evergrow.engine.runners import Runner, Task, TaskResult, WorkerCheck
-from evergrow.engine.shard_features import forget_opened
-from evergrow.engine.worker_tasks import Compared, differences, if_whole
+from evergrow.engine.runners import Runner, Task, TaskResult
+from evergrow.engine.worker_tasks import forget_opened, if_whole, versions
 from evergrow.features.base import BackboneSpec
-from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.evaluation import Evaluation, evaluate_predictions, open_world
 from evergrow.learner.learner import Learner
 
 NAMED = 5
@@ -151,20 +140,22 @@ class RunOptions:
     share: tuple[int, int] | None = None
     weights: str | None = None
 
+    def about(self, job: Job) -> dict[str, Any]:
+        """Return what every task of a job must know."""
+        beside = {"device": self.device, "decoders": self.decoders, "weights": self.weights}
+        known = {name: value for name, value in beside.items() if value is not None}
+        return {"folder": str(job.folder), "key": job.key, "versions": versions(), **known}
 
-def run_tasks(job: Job, options: RunOptions, tasks: Sequence[Task], seen: Callable[[TaskResult], None]) -> None:
-    """Run tasks and show every result to ``seen``; a failure that the job does not go on without ends all.
+    def shard_tasks(self, job: Job, work: str, shards: Iterable[int]) -> list[Task]:
+        """Return one task for each of these shards that is to be done here."""
+        (place, total), about = self.share or (0, 1), self.about(job)
+        return [Task(work, number, about) for number in shards if number % total == place]
 
-    Parameters
-    ----------
-    job : Job
-        The job.
-    options : RunOptions
-        How they are run.
-    tasks : sequence of Task
-        The tasks.
-    seen : callable
-        Told each result that the job goes on with.
+
+def run_tasks(job: Job, options: RunOptions, tasks: Sequence[Task]) -> Iterator[TaskResult]:
+    """Run tasks and yield every result; a failure that the job does not go on without ends all.
+
+    A shard that failed leaves a note for ``status`` and other shares, which goes once it is done after all.
 
     Raises
     ------
@@ -172,56 +163,22 @@ def run_tasks(job: Job, options: RunOptions, tasks: Sequence[Task], seen: Callab
         If a task failed, unless it was a shard that cannot be read and the job skips such, or a worker has other
         versions or weights than the job, or does not reach its folder.
     """
-    if not tasks:
-        return
-    expected = {"evergrow": __version__, "torch": torch.__version__, "folder": str(job.folder), "key": job.key}
-    expected |= {"device": options.device, **({} if options.weights is None else {"weights": options.weights})}
-    with closing(options.runner.run(tasks, WorkerCheck(differences, expected))) as results:  # type: ignore[type-var]
+    with closing(options.runner.run(tasks)) as results:  # type: ignore[type-var]
         for result in results:
-            _note(job, result)
+            work, number, error = result.task.work, result.task.number, result.error
+            note = job.result("failed", f"{work}-{number:06d}")
+            if result.state == "done":
+                note.unlink(missing_ok=True)
+            elif work != "merge":
+                with suppress(OSError):  # the disk may be what failed, and the failure matters more than its note
+                    write_json(note, {"shard": number, "work": work, "error": error})
             if result.state == "failed" or (result.state == "unreadable" and not job.skips):
-                raise EngineError(_failure(job, result))
-            seen(result)
-
-
-def _note(job: Job, result: TaskResult) -> None:
-    """Keep a note of a shard that failed, for ``status`` and other shares; one that is done after all loses it."""
-    if result.task.work == "merge":
-        return
-    note = job.failure(result.task.work, result.task.number)
-    if result.state == "done":
-        note.unlink(missing_ok=True)
-    else:
-        with suppress(OSError):  # the disk may be what failed, and the failure itself matters more than its note
-            write_json(note, {"shard": result.task.number, "work": result.task.work, "error": result.error})
-
-
-def _failure(job: Job, result: TaskResult) -> str:
-    task = result.task
-    what = "a merge" if task.work == "merge" else f"{task.work} of shard {task.number}"
-    error = result.error if result.error.startswith("shard ") else f"{what} failed: {result.error}"
-    return f"{error}; what is done is kept in {job.folder}, and the same command goes on from there"
-
-
-def shard_tasks(job: Job, work: str, shards: Iterable[int], options: RunOptions) -> list[Task]:
-    """Return one task for each shard that is to be done here.
-
-    Parameters
-    ----------
-    job : Job
-        The job.
-    work : str
-        What is done with them.
-    shards : iterable of int
-        Their numbers.
-    options : RunOptions
-        How it is done.
-    """
-    place, total = options.share or (0, 1)
-    beside = {"device": options.device, "decoders": options.decoders, "weights": options.weights}
-    about = {"folder": str(job.folder), "key": job.key}
-    about |= {name: value for name, value in beside.items() if value is not None}
-    return [Task(work, number, about) for number in shards if number % total == place]
+                what = "a merge" if work == "merge" else f"{work} of shard {number}"
+                error = error if error.startswith("shard ") else f"{what} failed: {error}"
+                raise EngineError(
+                    f"{error}; what is done is kept in {job.folder}, and the same command goes on from there"
+                )
+            yield result
 
 
 def run_shards(job: Job, work: str, shards: Iterable[int], options: RunOptions, title: str) -> JobReport:
@@ -240,14 +197,11 @@ def run_shards(job: Job, work: str, shards: Iterable[int], options: RunOptions, 
     title : str
         What the bar is called.
     """
-    report, tasks = JobReport(unreadable=dict(job.manifest.unreadable)), shard_tasks(job, work, shards, options)
+    report, tasks = JobReport(unreadable=dict(job.manifest.unreadable)), options.shard_tasks(job, work, shards)
     with meter(title, len(tasks), enabled=options.progress and bool(tasks)) as tick:
-
-        def see(result: TaskResult) -> None:
+        for result in run_tasks(job, options, tasks):
             report.see(result)
             tick(*report.progress())
-
-        run_tasks(job, options, tasks, see)
     return report
 
 
@@ -261,128 +215,6 @@ def finish(job: Job, report: JobReport, folders: Iterable[str] = ()) -> None:
     remove_leftovers(job.folder, "**/.*")
 
 
-# -- questions about a data set -------------------------------------------------------------------------------
-
-
-def evaluate(
-    learner: Learner, manifest: Manifest, folder: Path, options: RunOptions, *, false_alarm: float = FALSE_ALARM
-) -> tuple[Evaluation, JobReport] | None:
-    """Compare a model's answers with labels.
-
-    Parameters
-    ----------
-    learner : Learner
-        The model.
-    manifest : Manifest
-        Labelled data.
-    folder : Path
-        Where results are kept.
-    options : RunOptions
-        How it is run.
-    false_alarm : float
-        Share of false alarms that the threshold of novelty is for.
-
-    Returns
-    -------
-    tuple of (Evaluation, JobReport) or None
-        None where this was a share of the work.
-    """
-    started = time.perf_counter()
-    job = _model_job(learner, manifest, folder, "evaluate")
-    report = _all_shards(job, options)
-    if report is None:
-        return None
-    found = [read_record(Compared, job.result("evaluate", shard)) for shard in sorted(report.rows)]
-    labels, answers = np.concatenate([np.array(part.names, dtype=np.str_)[part.codes] for part in found], axis=1)
-    novelty = np.concatenate([np.empty(0) if part.novelty is None else part.novelty for part in found])
-    result = evaluate_predictions(labels.tolist(), answers.tolist(), learner.class_names_.tolist())
-    known, compared = np.isin(labels, learner.class_names_), None
-    if len(novelty) == len(labels) and known.any() and not known.all():
-        compared = open_world(novelty[known], novelty[~known], learner.threshold(false_alarm), false_alarm)
-    left_out = tuple(name for name, _ in report.samples_left_out())
-    seconds = time.perf_counter() - started
-    return replace(result, seconds=seconds, left_out=left_out, unknown=compared), report
-
-
-def predict(
-    learner: Learner,
-    manifest: Manifest,
-    folder: Path,
-    options: RunOptions,
-    *,
-    top: int = 1,
-    false_alarm: float | None = None,
-) -> JobReport | None:
-    """Write a model's answers about a data set into ``folder/predict``, one Parquet file per shard.
-
-    Parameters
-    ----------
-    learner : Learner
-        The model.
-    manifest : Manifest
-        The data; labels are not needed, and written beside the answers where they are there.
-    folder : Path
-        Where results are kept.
-    options : RunOptions
-        How it is run.
-    top : int
-        How many classes to give of each.
-    false_alarm : float, optional
-        Share of known things that may be called unknown; None rejects nothing.
-
-    Returns
-    -------
-    JobReport or None
-        What was written; None where this was a share of the work.
-    """
-    check_number("top", top, low=1, integer=True)
-    if false_alarm is not None:
-        learner.threshold(false_alarm)  # raises where there is none, before any work is done
-    return _all_shards(_model_job(learner, manifest, folder, "predict", top=top, false_alarm=false_alarm), options)
-
-
-def extract_features(
-    spec: BackboneSpec,
-    manifest: Manifest,
-    folder: Path,
-    options: RunOptions,
-    *,
-    on_error: str = "raise",
-    batch_size: int | None = None,
-    decode: str = "cpu",
-) -> JobReport | None:
-    """Write the features of a data set into ``folder/features``, one Parquet file per shard.
-
-    Parameters
-    ----------
-    spec : BackboneSpec
-        What computes them; every worker loads it by its name.
-    manifest : Manifest
-        Images or texts.
-    folder : Path
-        Where results are kept.
-    options : RunOptions
-        How it is run.
-    on_error : {"raise", "skip"}
-        What to do about what cannot be read.
-    batch_size : int, optional
-        Items per batch.
-    decode : {"cpu", "gpu"}
-        What decodes JPEG files.
-
-    Returns
-    -------
-    JobReport or None
-        What was written; None where this was a share of the work.
-    """
-    if manifest.kind != spec.kind:
-        raise ParameterError(f"data must be {spec.kind}s for {spec.name}, got {manifest.kind}")
-    settings = {"on_error": on_error, "batch_size": batch_size, "decode": decode, "evergrow": __version__}
-    backbone = portable(spec)
-    job = Job(folder, manifest, "features", {"backbone": spec.decisive(), **settings}, backbone)
-    return _all_shards(begin_job(job), options)
-
-
 def portable(spec: BackboneSpec) -> dict[str, Any]:
     """Return the description of a backbone that any worker can load, or raise :class:`ParameterError`."""
     if spec.weights == "module":
@@ -392,8 +224,8 @@ def portable(spec: BackboneSpec) -> dict[str, Any]:
     return spec.to_dict()
 
 
-def _model_job(learner: Learner, manifest: Manifest, folder: Path, work: Work, **settings: Any) -> Job:
-    """Begin a job that asks a model, or take it up again; ``settings`` is what else decides the answers."""
+def model_job(learner: Learner, manifest: Manifest, folder: Path, work: Work, **settings: Any) -> Job:
+    """Begin a job on a model, or take it up again; ``settings`` is what else decides the result."""
     model = learner.to_archive()
     decisive = {"model": archive_digest(model), **extraction_settings(learner), **settings}
     job = begin_job(Job(folder, manifest, work, decisive))
@@ -402,7 +234,7 @@ def _model_job(learner: Learner, manifest: Manifest, folder: Path, work: Work, *
     return job
 
 
-def _all_shards(job: Job, options: RunOptions) -> JobReport | None:
+def all_shards(job: Job, options: RunOptions) -> JobReport | None:
     """Do the task of a job with all shards; return what was done, or None where this was a share of the work."""
     numbers = range(len(job.manifest.shards))
     try:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json
-from evergrow.core.errors import FileFormatError, InputError
+from evergrow.core.errors import FileFormatError
 from evergrow.data.parquet import WIDTHS
 from evergrow.data.storage import write_file
 from evergrow.learner.answers import Answers
@@ -36,8 +36,8 @@ def write_features(
     labels: NDArray[np.str_] | None = None,
     widths: Sequence[int] = (),
     report: dict[str, Any] | None = None,
-) -> int:
-    """Write feature vectors with their names and labels, in one step, and return the bytes of the file.
+) -> None:
+    """Write feature vectors with their names and labels, in one step.
 
     Parameters
     ----------
@@ -56,11 +56,6 @@ def write_features(
     report : dict, optional
         What to say of the file, for :func:`read_report`.
 
-    Raises
-    ------
-    InputError
-        If the numbers of names, labels and rows differ.
-
     Examples
     --------
     >>> import tempfile
@@ -69,24 +64,20 @@ def write_features(
     >>> from evergrow.data import read
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     X = np.eye(3, dtype=np.float32)
-    ...     _ = write_features(folder, "0.parquet", names=["a", "b", "c"], features=X)
+    ...     write_features(folder, "0.parquet", names=["a", "b", "c"], features=X)
     ...     source = read(folder)
     ...     [(source.kind, source.read(shard).names()) for shard in source.shards(rows=2, size=1 << 20)]
     [('features', ['a', 'b']), ('features', ['c'])]
     """
     import pyarrow as arrow
 
-    if features.ndim != 2 or features.shape[1] == 0:
-        raise InputError(f"features must be of shape (n, d), got {features.shape}")
-    _check_lengths(len(features), names=names, labels=labels)
     values = np.ascontiguousarray(features, dtype=np.float32)
-    vectors = arrow.FixedSizeListArray.from_arrays(arrow.array(values.reshape(-1)), values.shape[1])
-    columns = {"name": _texts(arrow, names)} | _label_column(arrow, "label", labels) | {"feature": vectors}
-    rows = max(_GROUP // (4 * values.shape[1]), 1)
+    columns = {"name": _texts(names)} | ({} if labels is None else {"label": _texts(labels.tolist())})
+    columns["feature"] = arrow.FixedSizeListArray.from_arrays(arrow.array(values.reshape(-1)), values.shape[1])
     # Features hardly compress; stored plainly a range of them costs no more than its bytes.
     packing = {"name": "zstd", "label": "zstd", "feature.list.element": "none"}
-    stated = {WIDTHS: json.dumps(list(widths))} if len(widths) > 1 else {}
-    return _write(folder, file, arrow.table(columns), rows, packing, report, stated)
+    stated: dict[Any, str] = {WIDTHS: json.dumps(list(widths))} if len(widths) > 1 else {}
+    _write(folder, file, columns, max(_GROUP // (4 * values.shape[1]), 1), packing, report, stated)
 
 
 def write_answers(
@@ -98,8 +89,8 @@ def write_answers(
     labels: NDArray[np.str_] | None = None,
     top: int = 1,
     report: dict[str, Any] | None = None,
-) -> int:
-    """Write answers about samples, in one step, and return the bytes of the file.
+) -> None:
+    """Write answers about samples, in one step.
 
     Columns: ``name``, ``label`` (the answer; null where it is unknown), ``probability`` or ``score``, where novelty was
     asked for ``unknown``, ``novelty`` and ``threshold``, ``top`` (the likeliest classes with their numbers, where more
@@ -124,80 +115,61 @@ def write_answers(
     """
     import pyarrow as arrow
 
-    rows = answers.rows.tolist()
-    if rows and not 0 <= min(rows) <= max(rows) < len(names):
-        raise InputError(f"names must be those of all samples asked about, got {len(names)} for row {max(rows)}")
-    _check_lengths(len(names), names=names, labels=labels)
+    def classes(places: NDArray[np.int64]) -> list[str]:
+        return [str(answers.classes[place]) for place in places]
+
     ranked = answers.ranked(max(top, 1))
     values = np.take_along_axis(answers.values, ranked, axis=1)
-    unknown = np.zeros(len(rows), dtype=bool) if answers.unknown is None else answers.unknown
-    best = arrow.array([str(answers.classes[column]) for column in ranked[:, 0]], arrow.string())
+    unknown = np.zeros(len(ranked), dtype=bool) if answers.unknown is None else answers.unknown
     columns = {
-        "name": _texts(arrow, [names[row] for row in rows]),
-        "label": arrow.array(best.to_pylist(), arrow.string(), mask=unknown),
+        "name": _texts([names[row] for row in answers.rows]),
+        "label": arrow.array(classes(ranked[:, 0]), arrow.string(), mask=unknown),
         answers.measure: arrow.array(values[:, 0], arrow.float64(), mask=unknown),
     }
-    for column, numbers in (
-        ("unknown", answers.unknown),
-        ("novelty", answers.novelty),
-        ("threshold", answers.threshold),
-    ):
-        columns |= {} if numbers is None else {column: arrow.array(numbers)}
-    if top > 1:
-        columns["top"] = _ranking(arrow, answers, ranked, values)
-    columns |= _label_column(arrow, "true_label", None if labels is None else labels[answers.rows])
-    return _write(folder, file, arrow.table(columns), 1 << 16, "zstd", report)
+    for column in ("unknown", "novelty", "threshold"):
+        if getattr(answers, column) is not None:
+            columns[column] = arrow.array(getattr(answers, column))
+    if top > 1:  # the likeliest classes of every row, as a list of label and number
+        pairs = [arrow.array(classes(ranked.reshape(-1)), arrow.string()), arrow.array(values.reshape(-1))]
+        ends = np.arange(len(ranked) + 1, dtype=np.int32) * ranked.shape[1]
+        columns["top"] = arrow.ListArray.from_arrays(
+            ends, arrow.StructArray.from_arrays(pairs, ["label", answers.measure])
+        )
+    if labels is not None:
+        columns["true_label"] = _texts(labels[answers.rows].tolist())
+    _write(folder, file, columns, 1 << 16, "zstd", report, {})
 
 
-def _ranking(arrow: Any, answers: Answers, ranked: NDArray[np.int64], values: NDArray[np.float64]) -> Any:
-    """Return the likeliest classes of every row as a list of label and number."""
-    labels = arrow.array([str(answers.classes[column]) for column in ranked.reshape(-1)], arrow.string())
-    pairs = arrow.StructArray.from_arrays(
-        [labels, arrow.array(values.reshape(-1), arrow.float64())], ["label", answers.measure]
-    )
-    return arrow.ListArray.from_arrays(np.arange(len(ranked) + 1, dtype=np.int32) * ranked.shape[1], pairs)
-
-
-def _label_column(arrow: Any, name: str, labels: NDArray[np.str_] | None) -> dict[str, Any]:
-    return {} if labels is None else {name: _texts(arrow, labels.tolist())}
-
-
-def _texts(arrow: Any, texts: Sequence[str]) -> Any:
+def _texts(texts: Sequence[str]) -> Any:
     """Return a column of texts; bytes of file names that are no UTF-8 become escapes, which Parquet can hold."""
+    import pyarrow as arrow
+
     return arrow.array([text.encode("utf-8", "backslashreplace").decode() for text in texts], arrow.string())
-
-
-def _check_lengths(n: int, **columns: Any) -> None:
-    for name, column in columns.items():
-        if column is not None and len(column) != n:
-            raise InputError(f"{name} must be one per sample ({n}), got {len(column)}")
 
 
 def _write(
     folder: str | os.PathLike[str],
     file: str,
-    table: Any,
+    columns: dict[str, Any],
     rows: int,
     packing: Any,
     report: dict[str, Any] | None,
-    stated: dict[Any, str] | None = None,
-) -> int:
+    stated: dict[Any, str],
+) -> None:
     import pyarrow as arrow
     from pyarrow import parquet
 
-    metadata = {**(stated or {}), **({} if report is None else {_REPORT: json.dumps(report)})}
+    metadata = stated | ({} if report is None else {_REPORT: json.dumps(report)})
     stream = arrow.BufferOutputStream()
     parquet.write_table(
-        table.replace_schema_metadata(metadata or None),
+        arrow.table(columns, metadata=metadata or None),
         stream,
         row_group_size=rows,
         compression=packing,
-        use_dictionary=[name for name in ("label", "true_label") if name in table.column_names],
+        use_dictionary=[name for name in ("label", "true_label") if name in columns],
         write_page_checksum=True,
     )
-    body = stream.getvalue().to_pybytes()
-    write_file(folder, file, body)
-    return len(body)
+    write_file(folder, file, stream.getvalue().to_pybytes())
 
 
 def read_report(path: Path) -> dict[str, Any]:
@@ -212,9 +184,9 @@ def read_report(path: Path) -> dict[str, Any]:
 
     try:
         table = parquet.read_table(path, page_checksum_verification=True)
+    except FileNotFoundError:
+        raise
     except (ArrowException, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
         raise FileFormatError(f"{path} is damaged: {error}") from error
     report = (table.schema.metadata or {}).get(_REPORT)
     if report is None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from evergrow.core.errors import EngineError, EvergrowError, ParameterError
 from evergrow.core.optional import require
@@ -61,8 +61,8 @@ class TaskResult:
     ----------
     task : Task
         The task.
-    state : {"done", "failed", "unreadable", "unfit"}
-        Whether its file of results is there, its shard cannot be read, or the worker is not fit for the job.
+    state : {"done", "failed", "unreadable"}
+        Whether its file of results is there, it failed, or its shard cannot be read.
     report : dict
         What the task reports: rows, seconds, samples that were left out. Plain JSON values.
     error : str
@@ -70,7 +70,7 @@ class TaskResult:
     """
 
     task: Task
-    state: Literal["done", "failed", "unreadable", "unfit"]
+    state: Literal["done", "failed", "unreadable"]
     report: dict[str, Any] = field(default_factory=dict)
     error: str = ""
 
@@ -79,48 +79,12 @@ class ShardError(EngineError):
     """A shard cannot be read; the message names it. A job may go on without it."""
 
 
-@dataclass(frozen=True)
-class WorkerCheck:
-    """What a worker must have before its first task.
-
-    Parameters
-    ----------
-    differences : callable
-        Returns in what a process differs from what is expected, a line each.
-    expected : dict of str to str
-        Versions, weights, a folder in reach.
-    """
-
-    differences: Callable[[dict[str, str]], list[str]]
-    expected: dict[str, str]
+class UnfitWorkerError(EngineError):
+    """A worker has other versions or weights than the job, or does not reach its folder. It ends the job."""
 
 
-class Runner(Protocol):
-    """Runs tasks on the processes of this machine, or on a cluster."""
-
-    workers: int
-    """How many tasks run at a time, at most."""
-
-    def run(self, tasks: Sequence[Task], check: WorkerCheck | None = None) -> Iterator[TaskResult]:
-        """Run tasks and yield results as they come, in any order.
-
-        A task whose worker dies is run again, a few times, and then yielded as failed; a task that raises is yielded
-        as failed. Closing the iterator stops what still runs. :class:`EngineError` is raised where a worker is not
-        what a job needs.
-        """
-
-    def close(self) -> None:
-        """End the workers."""
-
-
-# -- in a worker ------------------------------------------------------------------------------------------------
-
-_CHECKED: set[str] = set()
-"""Jobs that this process was found fit for."""
-
-
-def task_result(task: Task, perform: Perform, check: WorkerCheck | None = None) -> TaskResult:
-    """Do a task and return how it ended; whatever it raises becomes the reason of a failure, in one line.
+def task_result(task: Task, perform: Perform) -> TaskResult:
+    """Do a task and return how it ended; what it raises becomes the reason of a failure, in one line.
 
     Parameters
     ----------
@@ -128,35 +92,21 @@ def task_result(task: Task, perform: Perform, check: WorkerCheck | None = None) 
         The task.
     perform : callable
         Does it.
-    check : WorkerCheck, optional
-        What this process must have, compared before its first task.
+
+    Raises
+    ------
+    UnfitWorkerError
+        If the task finds that this process is not fit for the job; the message names the machine.
     """
-    if check is not None and repr(check.expected) not in _CHECKED:
-        try:
-            differing = check.differences(check.expected)
-        except Exception as error:  # whatever it raises, this worker is not fit for the job
-            differing = [_reason(error)]
-        if differing:
-            return TaskResult(task, "unfit", error=f"node {socket.gethostname()}: {differing[0]}")
-        _CHECKED.add(repr(check.expected))
     try:
         return TaskResult(task, "done", perform(task))
+    except UnfitWorkerError as error:
+        raise UnfitWorkerError(f"node {socket.gethostname()}: {error}") from error
     except Exception as error:  # a worker must go on to its next task, and whoever gave this one decides
-        state: Literal["failed", "unreadable"] = "unreadable" if isinstance(error, ShardError) else "failed"
-        return TaskResult(task, state, error=_reason(error))
-
-
-def _reason(error: BaseException) -> str:
-    """Return an error in one line; where it is none of ours, with its type, which often says more than its text."""
-    text = " ".join(str(error).split())[:400]
-    return text if isinstance(error, EvergrowError) else f"{type(error).__name__}: {text}"
-
-
-def _fit(result: TaskResult) -> TaskResult:
-    """Return the result of a worker that is fit for the job, or raise."""
-    if result.state == "unfit":
-        raise EngineError(result.error)
-    return result
+        text = " ".join(str(error).split())[:400]
+        # Where an error is none of ours, its type often says more than its text.
+        reason = text if isinstance(error, EvergrowError) else f"{type(error).__name__}: {text}"
+        return TaskResult(task, "unreadable" if isinstance(error, ShardError) else "failed", error=reason)
 
 
 # -- processes of this machine ----------------------------------------------------------------------------------
@@ -191,10 +141,14 @@ class LocalRunner:
         """Process numbers of the workers."""
         return [] if self._pool is None else list(self._pool._processes)
 
-    def run(self, tasks: Sequence[Task], check: WorkerCheck | None = None) -> Iterator[TaskResult]:
-        """Run tasks and yield their results as they come; closing the iterator ends what still runs."""
+    def run(self, tasks: Sequence[Task]) -> Iterator[TaskResult]:
+        """Run tasks and yield results as they come, in any order; closing the iterator ends what still runs.
+
+        A task whose worker dies is run again, a few times, and then yielded as failed. :class:`UnfitWorkerError` is
+        raised where a worker is not what the job needs.
+        """
         if self.workers == 1:
-            yield from (_fit(task_result(task, self._perform, check)) for task in tasks)
+            yield from (task_result(task, self._perform) for task in tasks)
             return
         waiting, running = deque(tasks), dict[Future[TaskResult], Task]()
         deaths: dict[tuple[str, int], int] = {}
@@ -208,11 +162,11 @@ class LocalRunner:
                 else:
                     ready = [waiting.popleft() for _ in range(min(self.workers - len(running), len(waiting)))]
                 for task in ready:
-                    running[self._started().submit(task_result, task, self._perform, check)] = task
+                    running[self._started().submit(task_result, task, self._perform)] = task
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     task = running.pop(future)
                     try:
-                        yield _fit(future.result())
+                        yield future.result()
                     except BrokenExecutor:
                         self._end(kill=True)
                         key = (task.work, task.number)
@@ -270,7 +224,7 @@ _OBJECT_STORE = 80 * 1024 * 1024  # the least that Ray takes: results are files,
 
 
 class RayRunner:
-    """Runs tasks on a Ray cluster, or on a Ray of this machine; see :class:`Runner`.
+    """Runs tasks on a Ray cluster, or on a Ray of this machine, as :class:`LocalRunner` does.
 
     Parameters
     ----------
@@ -323,8 +277,10 @@ class RayRunner:
         self._owned = not self._ray.is_initialized()
         if self._owned:
             _connect(self._ray, address, cpus=(workers or 1) * cpus_per_worker)
-        elif address not in ("auto", "local"):
-            _check_same(self._ray, address)
+        elif address not in ("auto", "local") and not address.startswith("ray://"):
+            here = str(self._ray.get_runtime_context().gcs_address)
+            if here.rpartition(":")[2] != address.rpartition(":")[2]:  # a host has many names, so ports are compared
+                raise EngineError(f"This process is connected to the Ray at {here} already, not to {address}.")
         room = self._room()
         if room == 0:
             self.close()
@@ -332,8 +288,8 @@ class RayRunner:
             raise EngineError(f"No node of the Ray at {address!r} has {needs} for a worker.")
         self.workers = workers or room
 
-    def run(self, tasks: Sequence[Task], check: WorkerCheck | None = None) -> Iterator[TaskResult]:
-        """Run tasks and yield results as they come; each worker is checked before its first, whenever it joins."""
+    def run(self, tasks: Sequence[Task]) -> Iterator[TaskResult]:
+        """Run tasks and yield results as they come; see :meth:`LocalRunner.run`."""
         remote = self._ray.remote(
             num_cpus=self._needs["CPU"],
             num_gpus=self._needs["GPU"],
@@ -348,14 +304,21 @@ class RayRunner:
                 while waiting and len(running) < 2 * self.workers:  # the next ones wait where Ray will start them
                     task = waiting.popleft()
                     beside = replace(task, about={"decoders": int(self._needs["CPU"]) - 1, **task.about})
-                    running[remote.remote(beside, self._perform, check)] = task
+                    running[remote.remote(beside, self._perform)] = task
                 done, _ = self._ray.wait(list(running), num_returns=1, timeout=5.0)
                 if done or self._room():
                     since = time.monotonic()
                 elif time.monotonic() - since > _PATIENCE:
                     raise EngineError(f"Ray had no room for a worker for {_PATIENCE:.0f} s.")
                 for promise in done:
-                    yield self._result(promise, running.pop(promise))
+                    task = running.pop(promise)
+                    try:
+                        yield self._ray.get(promise)
+                    except UnfitWorkerError as error:
+                        raise error.cause from None  # type: ignore[attr-defined]  # Ray wraps it with a traceback
+                    except self._ray.exceptions.RayError as error:
+                        reason = f"its worker died {TRIES} times, at last: {_telling_line(error)}"
+                        yield TaskResult(task, "failed", error=reason)
         finally:
             with suppress(Exception):  # Ctrl-C, an error, or nobody wants the rest; the whole cluster may be gone
                 for promise in running:
@@ -370,12 +333,6 @@ class RayRunner:
             with _quietly():
                 self._ray.shutdown()
 
-    def _result(self, promise: Any, task: Task) -> TaskResult:
-        try:
-            return _fit(self._ray.get(promise))
-        except self._ray.exceptions.RayError as error:
-            return TaskResult(task, "failed", error=f"its worker died {TRIES} times, at last: {_telling_line(error)}")
-
     def _room(self) -> int:
         """Return how many workers the nodes have room for."""
         needs = [(name, number) for name, number in self._needs.items() if number]
@@ -386,22 +343,14 @@ class RayRunner:
 def _connect(ray: Any, address: str, *, cpus: int) -> None:
     """Join the cluster at an address, or start one here; what goes wrong is one line."""
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-    own = {**settings, "num_cpus": max(cpus, os.cpu_count() or 1), "include_dashboard": False}
-    own["object_store_memory"] = _OBJECT_STORE
+    own = {"num_cpus": max(cpus, os.cpu_count() or 1), "include_dashboard": False, "object_store_memory": _OBJECT_STORE}
     with _quietly():
         try:
-            if address == "auto":
-                try:
-                    ray.init(address="auto", **settings)
-                except ConnectionError:  # no cluster runs here
-                    if "RAY_ADDRESS" in os.environ:
-                        raise
-                    ray.init(address="local", **own)
-            elif address == "local":
-                ray.init(address="local", **own)
-            else:
+            if address not in ("auto", "local"):
                 _knock(address)
                 ray.init(address=address, **({} if address.startswith("ray://") else settings))
+            elif address == "local" or not _joined(ray, settings):
+                ray.init(address="local", **settings, **own)
         except EvergrowError:
             raise
         except (SystemExit, Exception) as error:  # Ray ends the process for some reasons that are none of ours
@@ -412,12 +361,15 @@ def _connect(ray: Any, address: str, *, cpus: int) -> None:
             internals._worker_logs_enabled = False
 
 
-def _check_same(ray: Any, address: str) -> None:
-    """Raise if this process is connected to a cluster that is not the one asked for."""
-    here = str(ray.get_runtime_context().gcs_address)
-    # The port is what can be compared: a host has many names.
-    if not address.startswith("ray://") and here.rpartition(":")[2] != address.rpartition(":")[2]:
-        raise EngineError(f"This process is connected to the Ray at {here} already, not to {address}.")
+def _joined(ray: Any, settings: dict[str, Any]) -> bool:
+    """Join the cluster that this machine belongs to, and return whether there is one."""
+    try:
+        ray.init(address="auto", **settings)
+    except ConnectionError:
+        if "RAY_ADDRESS" in os.environ:
+            raise
+        return False
+    return True
 
 
 def _knock(address: str) -> None:
@@ -457,3 +409,7 @@ def _quietly() -> Iterator[None]:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
+
+
+Runner = LocalRunner | RayRunner
+"""What runs tasks: the processes of this machine, or a cluster."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from evergrow.core.archive import read_header
 from evergrow.core.errors import FileFormatError
+from evergrow.engine.fitting import Node, merge_tree
 from evergrow.engine.job import Job, read_job
-from evergrow.engine.merge import Node, Tree
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,8 @@ def _first(job: Job) -> tuple[int, int] | None:
 
 def _written(job: Job) -> set[int]:
     """Return the shards that have a file of results."""
-    suffix = ".evg" if job.work == "evaluate" else ".parquet"
-    names = {path.name for path in (job.folder / job.work).glob(f"{job.key}-*{suffix}")}
-    return {shard.number for shard in job.manifest.shards if job.result(job.work, shard.number, suffix).name in names}
+    names = {path.name for path in (job.folder / job.work).glob(f"{job.key}-*")}
+    return {shard.number for shard in job.manifest.shards if job.result(job.work, shard.number).name in names}
 
 
 def _learned(job: Job) -> set[int]:
@@ -109,4 +108,4 @@ def _learned(job: Job) -> set[int]:
             return False
         return True
 
-    return {shard for node in Tree(len(job.manifest.shards)).topmost(is_there) for shard in node.leaves}
+    return {shard for node in merge_tree(len(job.manifest.shards))[-1][0].topmost(is_there) for shard in node.leaves}

@@ -1,14 +1,17 @@
 """What workers do: one function per kind of task, from a shard to a file of results that any retry writes the same.
 
-A task looks first whether its file is there and whole; then there is nothing to do.
+A result that is there, whole and of this very shard is not made again. A process opens source, backbone and models once
+and keeps them.
 """
 
 from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -17,16 +20,23 @@ import torch
 from numpy.typing import NDArray
 
 from evergrow.core.archive import Archive, read_archive, write_archive
-from evergrow.core.errors import EngineError, EvergrowError, FileFormatError
-from evergrow.core.files import real_path
+from evergrow.core.errors import (
+    DatasetNotFoundError,
+    DataWarning,
+    EngineError,
+    EvergrowError,
+    FileFormatError,
+    ImageError,
+    InputError,
+)
 from evergrow.core.record import Spec, read_record, record, require, write_record
 from evergrow.core.version import __version__
-from evergrow.engine.job import Job, known_job
+from evergrow.data import Samples, Source
+from evergrow.engine.job import EXTRACTION, Job, read_job
 from evergrow.engine.parquet_out import read_report, write_answers, write_features
-from evergrow.engine.runners import ShardError, Task
-from evergrow.engine.shard_features import ShardFeatures, backbone_of, loaded_model, shard_features
+from evergrow.engine.runners import ShardError, Task, UnfitWorkerError
 from evergrow.features import Features
-from evergrow.features.base import BackboneSpec
+from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import Block
@@ -36,109 +46,117 @@ Kept = TypeVar("Kept")
 
 
 def perform(task: Task) -> dict[str, Any]:
-    """Do a task and return its report: plain JSON values.
+    """Do a task, unless its result is there, and return its report: plain JSON values.
 
     Parameters
     ----------
     task : Task
-        Its ``about`` names the folder and the key of the job, and what this kind of task needs beside.
+        Its ``about`` names folder, key, device and versions of the job, and what this kind of task needs beside.
 
     Raises
     ------
     ShardError
         If the shard cannot be read.
+    UnfitWorkerError
+        If this process has other versions or weights than the job, or does not reach its folder.
     """
     if task.work not in TASKS:
         raise EngineError(f"work must be one of {', '.join(sorted(TASKS))}, got {task.work!r}")
     started = time.perf_counter()
-    job = known_job(str(task.about["folder"]), str(task.about["key"]))
-    report = TASKS[task.work](job, {**task.about, "number": task.number})
+    check_versions(task.about["versions"])
+    job = _job(task.about["folder"], task.about["key"], task.about["device"], task.about.get("weights"))
+    report = None if task.work == "merge" else finished(job, task.work, task.number)
+    if report is None:
+        (job.folder / ("merged" if task.work == "merge" else task.work)).mkdir(exist_ok=True)
+        report = TASKS[task.work](job, task)
     return {**report, "seconds": time.perf_counter() - started}
 
 
-def differences(expected: dict[str, str]) -> list[str]:
-    """Return in what this process differs from what a job expects, a line each.
+def finished(job: Job, stage: str, shard: int) -> dict[str, Any] | None:
+    """Return the report in the result of a shard; None unless the file is there, whole, and that of this shard."""
+    if stage == "first":
+        found = first_features(job, shard)
+        return None if found is None else found.report()
+    path = job.result(stage, shard)
+    report = if_whole(read_report if path.suffix == ".parquet" else _archived_report, path)
+    return None if report is None or report.get("shard") != job.fingerprint(shard) else report
 
-    Parameters
-    ----------
-    expected : dict of str to str
-        ``"evergrow"`` and ``"torch"``: versions. ``"folder"``: that of the job, which must be in reach. ``"key"``: the
-        job, whose backbone must have the same weights here.
+
+def first_features(job: Job, shard: int) -> ShardFeatures | None:
+    """Return the features of a shard's first samples; None unless their file is there, whole, and of this shard."""
+    found = if_whole(partial(read_record, ShardFeatures), job.result("first", shard))
+    return None if found is None or found.shard != job.fingerprint(shard) else found
+
+
+def if_whole(read: Callable[[Path], Kept], path: Path) -> Kept | None:
+    """Return what a file holds, checksum compared; None where it is not there or not whole."""
+    try:
+        return read(path)
+    except (FileNotFoundError, FileFormatError):
+        return None
+
+
+def _archived_report(path: Path) -> dict[str, Any]:
+    return dict(read_archive(path).meta.get("engine", {}))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that every worker of a job must have."""
+    return {"evergrow": __version__, "torch": torch.__version__}
+
+
+def check_versions(expected: dict[str, str]) -> None:
+    """Raise :class:`UnfitWorkerError` unless this process has these versions.
 
     Examples
     --------
-    >>> from evergrow.engine.worker_tasks import differences
-    >>> differences({"evergrow": "0.0.1"})
-    ['evergrow must be 0.0.1 ..., got ...']
+    >>> from evergrow.engine.worker_tasks import check_versions
+    >>> check_versions({"evergrow": "0.0.1"})
+    Traceback (most recent call last):
+        ...
+    evergrow.engine.runners.UnfitWorkerError: evergrow must be 0.0.1 as where the job was begun, got ...
     """
-    here = {"evergrow": __version__, "torch": torch.__version__}
-    found = [
-        f"{name} must be {wanted} as where the job was begun, got {here[name]}"
-        for name, wanted in expected.items()
-        if name in here and here[name] != wanted
-    ]
-    if found or "folder" not in expected:
-        return found
-    folder = expected["folder"]
-    if not os.access(folder, os.R_OK | os.W_OK):
-        return [f"folder must be one that every worker can write to, got {folder}, which this one cannot"]
-    if "key" not in expected:
-        return []
-    try:
-        job = known_job(folder, expected["key"])
-        if job.manifest.kind != "features":  # it is kept, for the tasks to come
-            backbone_of(folder, job.key, expected.get("device", "auto"), expected.get("weights"))
-    except EvergrowError as error:
-        return [str(error)]
-    return []
+    here = versions()
+    for name, wanted in expected.items():
+        if here[name] != wanted:
+            raise UnfitWorkerError(f"{name} must be {wanted} as where the job was begun, got {here[name]}")
 
 
 # -- learning -------------------------------------------------------------------------------------------------
 
 
-def first(job: Job, about: dict[str, Any]) -> dict[str, Any]:
+def first(job: Job, task: Task) -> dict[str, Any]:
     """Write the features of those samples of a shard that the layer is grown on."""
-    target = job.result("first", about["number"])
-    found = if_whole(read_features, target)
-    if found is None:
-        found = _features(job, about, job.manifest.first_of(job.manifest.shards[about["number"]]))
-        found.required_labels()
-        write_record(_prepared(target), found)
+    found = shard_features(job, task, job.manifest.first_of(job.manifest.shards[task.number]))
+    found.required_labels()
+    write_record(job.result("first", task.number), found)
     return found.report()
 
 
-def statistics(job: Job, about: dict[str, Any]) -> dict[str, Any]:
+def statistics(job: Job, task: Task) -> dict[str, Any]:
     """Write what a shard teaches: a model of its samples alone. Their features stay here."""
-    number = int(about["number"])
-    target = job.result("statistics", number)
-    there = if_whole(read_archive, target)
-    if there is not None:
-        return dict(there.meta.get("engine", {}))
-    shard = job.manifest.shards[number]
-    found = if_whole(read_features, job.result("first", number))
+    rows = np.arange(job.manifest.shards[task.number].rows)
+    found = first_features(job, task.number)
     if found is None:
-        found = _features(job, about)
+        found = shard_features(job, task, rows)
     else:  # those of the first samples are only read
-        rest = np.setdiff1d(np.arange(shard.rows), job.manifest.first_of(shard))
-        found = found.and_more(_features(job, about, rest)) if len(rest) else found
+        rest = np.setdiff1d(rows, job.manifest.first_of(job.manifest.shards[task.number]))
+        if len(rest):
+            found = found.and_more(shard_features(job, task, rest))
     if not len(found):
-        raise ShardError(f"shard {number} has no sample that can be read")
-    template = loaded_model(str(job.template), job.key, about.get("device", "auto"))
-    part = learn_shard(template, Block(found.X, found.required_labels()), number)
-    write_part(target, part, found.report())
+        raise ShardError(f"shard {task.number} has no sample that can be read")
+    template = loaded_model(str(job.template), job.key, task.about["device"])
+    part = learn_shard(template, Block(found.X, found.required_labels()), task.number)
+    write_part(job.result("statistics", task.number), part, found.report())
     return found.report()
 
 
-def merge(job: Job, about: dict[str, Any]) -> dict[str, Any]:
+def merge(job: Job, task: Task) -> dict[str, Any]:
     """Write the sum of some parts, added in their order, one at a time."""
-    target = job.folder / "merged" / Path(about["target"]).name
-    there = if_whole(read_archive, target)
-    if there is not None:
-        return {"rows": there.meta.get("engine", {}).get("rows", 0)}
     shards: dict[str, Any] = {}
 
     def parts() -> Iterator[Learner]:
-        for stage, name in about["inputs"]:
+        for stage, name in task.about["inputs"]:
             path = job.folder / stage / Path(name).name
             archive = read_archive(path)
             shards.update(reports_by_shard(archive, path))
@@ -146,6 +164,7 @@ def merge(job: Job, about: dict[str, Any]) -> dict[str, Any]:
 
     total = merge_shards(parts())
     rows = sum(entry["rows"] for entry in shards.values())
+    target = job.folder / "merged" / Path(task.about["target"]).name
     write_part(target, total, {"shards": dict(sorted(shards.items())), "rows": rows})
     return {"rows": rows}
 
@@ -165,7 +184,7 @@ def write_part(path: Path, part: Learner, report: dict[str, Any]) -> None:
     """Write the model of a part, with what there is to report of it."""
     archive = part.to_archive()
     archive.meta["engine"] = report
-    write_archive(_prepared(path), archive)
+    write_archive(path, archive)
 
 
 # -- asking a model, and features as tables -------------------------------------------------------------------
@@ -186,71 +205,39 @@ class Compared:
         require(bool(((self.codes >= 0) & (self.codes < len(self.names))).all()), "a class has no name")
 
 
-def evaluate(job: Job, about: dict[str, Any]) -> dict[str, Any]:
+def evaluate(job: Job, task: Task) -> dict[str, Any]:
     """Write labels and answers of a shard, and the novelty of its samples where the model knows that."""
-    target = job.result("evaluate", about["number"])
-    there = if_whole(read_archive, target)
-    if there is not None:
-        return dict(there.meta.get("engine", {}))
-    model, found = _model(job, about), _features(job, about)
+    model, found = loaded_model(str(job.start), job.key, task.about["device"]), shard_features(job, task)
     labels, opens = found.required_labels(), model.info()["novelty"] is not None
     answered = model.ask(Features(found.X, np.arange(len(found))), false_alarm=FALSE_ALARM if opens else None)
     answers = answered.classes[answered.ranked(1)[:, 0]]
     names, codes = np.unique(np.concatenate([labels, answers]), return_inverse=True)
     novelty = None if answered.novelty is None else np.asarray(answered.novelty, dtype=np.float64)
     held = Compared(tuple(names.tolist()), codes.astype(np.int64).reshape(2, -1), found.report(), novelty)
-    write_record(_prepared(target), held)
+    write_record(job.result("evaluate", task.number), held)
     return found.report()
 
 
-def features(job: Job, about: dict[str, Any]) -> dict[str, Any]:
+def features(job: Job, task: Task) -> dict[str, Any]:
     """Write the features of a shard as one Parquet file."""
+    found, path = shard_features(job, task), job.result("features", task.number)
     widths = BackboneSpec.from_dict(job.backbone or {}).blocks.widths
-
-    def write(target: Path, found: ShardFeatures) -> None:
-        write_features(
-            target.parent,
-            target.name,
-            names=found.names,
-            features=found.X,
-            labels=found.labels,
-            widths=widths,
-            report=found.report(),
-        )
-
-    return _table(job, about, write)
-
-
-def predict(job: Job, about: dict[str, Any]) -> dict[str, Any]:
-    """Write the answers about a shard as one Parquet file."""
-
-    def write(target: Path, found: ShardFeatures) -> None:
-        asked = Features(found.X, np.arange(len(found)))
-        write_answers(
-            target.parent,
-            target.name,
-            names=found.names,
-            answers=_model(job, about).ask(asked, false_alarm=job.settings["false_alarm"]),
-            labels=found.labels,
-            top=int(job.settings["top"]),
-            report=found.report(),
-        )
-
-    return _table(job, about, write)
-
-
-def _table(job: Job, about: dict[str, Any], write: Callable[[Path, ShardFeatures], None]) -> dict[str, Any]:
-    """Write the table of a shard unless it is there and whole."""
-    target = _prepared(job.result(job.work, about["number"], ".parquet"))
-    report = if_whole(read_report, target)
-    if report is not None:
-        return report
-    found = _features(job, about)
-    write(target, found)
+    about: dict[str, Any] = {"names": found.names, "labels": found.labels, "report": found.report()}
+    write_features(path.parent, path.name, features=found.X, widths=widths, **about)
     return found.report()
 
 
-TASKS: dict[str, Callable[[Job, dict[str, Any]], dict[str, Any]]] = {
+def predict(job: Job, task: Task) -> dict[str, Any]:
+    """Write the answers about a shard as one Parquet file."""
+    found, path = shard_features(job, task), job.result("predict", task.number)
+    model = loaded_model(str(job.start), job.key, task.about["device"])
+    answers = model.ask(Features(found.X, np.arange(len(found))), false_alarm=job.settings["false_alarm"])
+    about: dict[str, Any] = {"names": found.names, "labels": found.labels, "report": found.report()}
+    write_answers(path.parent, path.name, answers=answers, top=int(job.settings["top"]), **about)
+    return found.report()
+
+
+TASKS: dict[str, Callable[[Job, Task], dict[str, Any]]] = {
     "first": first,
     "statistics": statistics,
     "merge": merge,
@@ -261,34 +248,181 @@ TASKS: dict[str, Callable[[Job, dict[str, Any]], dict[str, Any]]] = {
 """Every kind of task by name."""
 
 
-# -- what tasks share -----------------------------------------------------------------------------------------
+# -- from a shard to features ---------------------------------------------------------------------------------
 
 
-def if_whole(read: Callable[[Path], Kept], path: Path) -> Kept | None:
-    """Return what a file holds, checksum compared; None where it is not there or not whole."""
+@record("engine-features")
+@dataclass(frozen=True, eq=False)
+class ShardFeatures:
+    """Features of the samples of a shard that could be read; what the files in ``first/`` hold.
+
+    Parameters
+    ----------
+    shard : str
+        The shard they are of, as :meth:`Job.fingerprint` names it.
+    X : ndarray of shape (n, d)
+        The features.
+    names : tuple of str
+        Names of the samples.
+    classes : tuple of str or None
+        Their classes.
+    left_out : tuple of (str, str)
+        Name of every sample that could not be read, and why.
+    lost : tuple of str
+        Classes all of whose samples in the shard could not be read.
+    """
+
+    shard: str
+    X: Annotated[NDArray[np.float32], Spec(("n", None), "float32")]
+    names: tuple[str, ...]
+    classes: tuple[str, ...] | None
+    left_out: tuple[tuple[str, str], ...] = ()
+    lost: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where a file has not one name and class for every row."""
+        labelled = self.classes is None or len(self.classes) == len(self.X)
+        require(labelled and len(self.names) == len(self.X), "its samples are not as many as their names or classes")
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    @property
+    def labels(self) -> NDArray[np.str_] | None:
+        """Their classes as an array."""
+        return None if self.classes is None else np.array(self.classes, dtype=np.str_)
+
+    def required_labels(self) -> NDArray[np.str_]:
+        """Return the classes, or raise :class:`InputError` where there are none."""
+        if self.labels is None:
+            raise InputError("data must have labels, got none")
+        return self.labels
+
+    def report(self) -> dict[str, Any]:
+        """Return what a task reports of it."""
+        left_out = [list(pair) for pair in self.left_out]
+        return {"rows": len(self), "left_out": left_out, "lost": list(self.lost), "shard": self.shard}
+
+    def and_more(self, other: ShardFeatures) -> ShardFeatures:
+        """Return these labelled samples with others of the same shard after them."""
+        classes = (*(self.classes or ()), *(other.classes or ()))
+        lost = tuple(sorted({*self.lost, *other.lost}.difference(classes)))
+        X, left_out = np.concatenate([self.X, other.X]), (*self.left_out, *other.left_out)
+        return ShardFeatures(self.shard, X, (*self.names, *other.names), classes, left_out, lost)
+
+
+def shard_features(job: Job, task: Task, rows: NDArray[np.int64] | None = None) -> ShardFeatures:
+    """Return the features of the shard of a task, or of some rows of it.
+
+    Parameters
+    ----------
+    job : Job
+        Data, backbone and settings.
+    task : Task
+        Which shard, where to compute, how many processes decode images, and where the backbone's weights are.
+    rows : ndarray of int, optional
+        Rows of it, ascending; all by default.
+
+    Raises
+    ------
+    ShardError
+        If the shard cannot be read, or, unless the job skips such, an item of it.
+    """
+    shard = job.manifest.shards[task.number]
     try:
-        return read(path)
-    except (FileNotFoundError, FileFormatError):
-        return None
+        data = _source(job).read(shard)
+        if len(data) != shard.rows:
+            raise InputError(f"it must have {shard.rows} samples as in the manifest, got {len(data)}")
+        data = replace(data, row_names=tuple(data.names()))
+        if rows is not None:
+            data = data.take(rows)
+        if data.features is None:
+            encoded = _encoded(job, data, task)
+        else:
+            encoded = Features(data.features, np.arange(len(data)))
+            finite = np.isfinite(encoded.X).all(axis=1)
+            if not finite.all():
+                bad = data.row_names[int(finite.argmin())]
+                raise InputError(f"features must be finite, got NaN or infinity, first in {bad}")
+    except (InputError, FileFormatError, DatasetNotFoundError) as error:
+        file = shard.where.get("file")
+        place = f" ({file})" if isinstance(file, str) else ""
+        raise ShardError(f"shard {shard.number}{place} cannot be read: {error}") from error
+    classes, lost = None, set[str]()
+    if data.labels is not None:
+        classes = tuple(map(str, data.labels[encoded.rows].tolist()))
+        lost = set(map(str, data.labels.tolist())).difference(classes)
+    names = tuple(data.row_names[row] for row in encoded.rows)
+    X = np.ascontiguousarray(encoded.X, dtype=np.float32)
+    return ShardFeatures(job.fingerprint(shard.number), X, names, classes, encoded.failures, tuple(sorted(lost)))
 
 
-def read_features(path: Path) -> ShardFeatures:
-    """Return the features of a file, or raise :class:`FileFormatError`."""
-    return read_record(ShardFeatures, path)
+def _encoded(job: Job, data: Samples, task: Task) -> Features:
+    from evergrow.features import encode
+
+    backbone = backbone_of(job, task.about["device"], task.about.get("weights"))
+    decoders = task.about.get("decoders", 0 if backbone.device.type == "cpu" else "auto")
+    settings = {name: job.settings[name] for name in EXTRACTION if name in job.settings}
+    failures: tuple[tuple[str, str], ...] = ()
+    if len(data):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DataWarning)  # the job names in the end what was left out
+                return encode(backbone, data.raw_items(), cache=False, workers=decoders, **settings)
+        except ImageError as error:
+            if not job.skips:
+                raise
+            failures = tuple((name, str(error)) for name in data.row_names)  # none can be read
+    return Features(np.empty((0, backbone.n_features), dtype=np.float32), np.empty(0, dtype=np.int64), failures)
 
 
-def _features(job: Job, about: dict[str, Any], rows: NDArray[np.int64] | None = None) -> ShardFeatures:
-    """Return the features of the shard that a task is about, or of some rows of it."""
-    settings = {name: about[name] for name in ("device", "decoders", "weights") if name in about}
-    return shard_features(job, job.manifest.shards[int(about["number"])], rows, **settings)
+# -- what a process opens once --------------------------------------------------------------------------------
 
 
-def _model(job: Job, about: dict[str, Any]) -> Learner:
-    """Return the model that a task asks."""
-    return loaded_model(str(job.start), job.key, about.get("device", "auto"))
+@lru_cache(maxsize=4)
+def _job(folder: str, key: str, device: str, weights: str | None) -> Job:
+    """Return the job of a folder, or raise :class:`UnfitWorkerError` where this process cannot work on it."""
+    if not os.access(folder, os.R_OK | os.W_OK):
+        raise UnfitWorkerError(f"folder must be one that every worker can write to, got {folder}, which this cannot")
+    try:
+        job = read_job(folder)
+        if job.key != key:
+            raise EngineError(f"folder must hold the job {key}, got {job.key}: another job was begun in {folder}")
+        if job.manifest.kind != "features":  # it is kept, for the tasks to come
+            backbone_of(job, device, weights)
+    except EvergrowError as error:
+        raise UnfitWorkerError(str(error)) from error
+    return job
 
 
-def _prepared(path: Path) -> Path:
-    """Return a path that can be written to: its folder is made, links are followed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return real_path(path)
+@lru_cache(maxsize=2)
+def _source(job: Job) -> Source:
+    from evergrow.data import source_from
+
+    return source_from(job.manifest.source)
+
+
+@lru_cache(maxsize=2)
+def backbone_of(job: Job, device: str, weights: str | None = None) -> Backbone:
+    """Return the start model's backbone, or else the one described in job.json."""
+    if job.start.is_file():
+        found = loaded_model(str(job.start), job.key, device, weights).backbone_()
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+    if job.backbone is None:
+        raise InputError("samples must be feature vectors, since the job has no backbone, got images or texts")
+    from evergrow.features.backbones import backbone_from_spec
+
+    return backbone_from_spec(BackboneSpec.from_dict(job.backbone), weights=weights, device=device)
+
+
+@lru_cache(maxsize=4)
+def loaded_model(path: str, key: str, device: str, weights: str | None = None) -> Learner:
+    """Return a model of a job; it is not to be changed."""
+    return Learner.load(path, weights=weights, device=None if device == "auto" else device, cache=False)
+
+
+def forget_opened() -> None:
+    """Let go of sources, backbones and models, for a process that goes on to something else."""
+    for opened in (_job, _source, backbone_of, loaded_model):
+        opened.cache_clear()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import FileFormatError, ImageError, InputError
 from evergrow.core.escaping import one_line, printable
-from evergrow.data.archives import Archive
+from evergrow.data.archives import Archive, TooManyFilesError
 from evergrow.data.folders import is_hidden
 from evergrow.data.items import IMAGE_SUFFIXES
 from evergrow.data.storage import Tree
@@ -64,13 +64,16 @@ def open_zip(path: Path, limits: Limits) -> tuple[Archive, LabelledImages]:
         413 if there is too much in it; 422 if it is no zip, is meant to do harm, or holds no image.
     """
     try:
-        archive = Archive(Tree(path.parent), path.name)
+        archive = Archive(Tree(path.parent), path.name, limits.zip_entries)
+        too_much = sum(archive.sizes.values()) > limits.zip_bytes
+    except TooManyFilesError:
+        too_much = True
     except FileFormatError as error:
         raise Problem(422, str(error).replace(str(path), "the zip"), "BadZip") from error
-    sizes = archive.sizes
-    if len(sizes) > limits.zip_entries or sum(sizes.values()) > limits.zip_bytes:
+    if too_much:
         most = f"{limits.zip_entries:,} files and {limits.zip_bytes:,} bytes"
         raise Problem(413, f"a zip may hold at most {most} once it is unpacked", "TooMany")
+    sizes = archive.sizes
     split = [name.split("/") for name in sizes if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES]
     found = [parts for parts in split if len(parts) > 1 and not any(map(is_hidden, parts))]
     if not found:

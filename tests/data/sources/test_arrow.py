@@ -1,4 +1,4 @@
-"""Hugging Face data sets, saved, as Parquet files or from the Hub: rows equal those of the library."""
+"""Hugging Face data sets that were saved: rows equal those of the library."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ from pathlib import Path
 import pytest
 from tests.data.sources.samples import NAMES, bodies, image_set, jpeg, labels_of, names_of, parts_of
 
-from evergrow.core.errors import DatasetNotFoundError, FileFormatError
+from evergrow.core.errors import FileFormatError
 from evergrow.data import load_data, read
 
 datasets = pytest.importorskip("datasets")
 pytestmark = pytest.mark.usefixtures("alone")
-
-
-def write_parquet(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    image_set(15).to_parquet(folder / "train-00000-of-00001.parquet")
-    image_set(6).to_parquet(folder / "test-00000-of-00001.parquet")
 
 
 def test_rows_are_those_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +36,6 @@ def test_saved_splits(tmp_path: Path) -> None:
     data = load_data(tmp_path / "saved")
     assert (data.layout, data.class_names, data.y_train.tolist()) == ("arrow", tuple(NAMES), [0, 1, 2] * 5)
     assert bodies(data.train) == [jpeg(row) for row in range(15)]
-    assert data.fingerprint == load_data(f"hf:{tmp_path / 'saved'}").fingerprint
     assert pickle.loads(pickle.dumps(data.test.items)).raw(0) == jpeg(0)
     assert data.test.items.stamp() != data.train.items.stamp()
 
@@ -59,44 +52,3 @@ def test_saved_texts_in_a_single_split(tmp_path: Path) -> None:
     (tmp_path / "mail" / "indices.arrow").write_bytes(b"")
     with pytest.raises(FileFormatError, match="flatten_indices"):
         load_data(tmp_path / "mail")
-
-
-def test_local_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    write_parquet(tmp_path / "set")
-    data = load_data(f"hf:{tmp_path / 'set'}")
-    assert (data.class_names, len(data.train), len(data.test)) == (tuple(NAMES), 15, 6)
-    assert data.train.items.raw(0) == jpeg(0)
-
-
-def test_hub_without_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    with pytest.raises(DatasetNotFoundError, match=r"cannot be had: .*bring FOLDER here"):
-        load_data("hf:no-such-owner/no-such-set", download=False)
-
-    def offline(*_: object, **__: object) -> None:
-        raise ConnectionError("Couldn't reach\nthe Hub")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(DatasetNotFoundError, match=r"reach the Hub.*hf download --repo-type dataset uoft-cs/cifar100"):
-        load_data("hf:uoft-cs/cifar100")
-
-
-def test_a_data_set_of_the_hub_is_downloaded_and_read_like_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import huggingface_hub
-
-    asked: list[object] = []
-
-    def fake(name: str, **settings: object) -> str:
-        asked.append((name, settings))
-        return str(tmp_path / "hub")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fake)
-    write_parquet(tmp_path / "hub" / "plain")
-    for name, download in (("hf:some/one#plain", True), ("hf:some/one", False)):
-        data = load_data(name, download=download)
-        assert (data.name, data.class_names, len(data.train), len(data.test)) == ("one", tuple(NAMES), 15, 6)
-        assert asked.pop() == ("some/one", {"repo_type": "dataset", "local_files_only": not download})

@@ -243,11 +243,11 @@ def test_files_side_by_side_must_be_alike(alone: Path) -> None:
     np.savez(alone / "a.npz", X=np.eye(3, dtype=np.float32))
     assert parts_of(read(alone / "a.npz"))[0].labels is None
     np.savez(alone / "b.npz", X=np.eye(3, dtype=np.float32), y=np.arange(3))
-    with pytest.raises(FileFormatError, match=r"a.npz must have labels like the files beside it"):
+    with pytest.raises(FileFormatError, match=r"labels False in a.npz and True in b.npz"):
         parts_of(read(alone))
     assert len(parts_of(read(alone, labelled=False))) == 2
     np.savez(alone / "b.npz", X=np.eye(5, dtype=np.float32))
-    with pytest.raises(FileFormatError, match=r"one width, got 3 in a.npz and 5 in b.npz"):
+    with pytest.raises(FileFormatError, match=r"width \(3,\) in a.npz and \(5,\) in b.npz"):
         parts_of(read(alone))
 
 

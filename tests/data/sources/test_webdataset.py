@@ -104,7 +104,7 @@ def test_where_labels_are(tmp_path: Path) -> None:
     assert chosen.identity() != read(path).identity()
     assert labels_of(parts_of(read(path, label_column=".txt"))) == ["a caption"]
     assert parts_of(read(path, labelled=False))[0].labels is None
-    with pytest.raises(InputError, match=r"1.json must have a field 'kind', got 'label', 'species'"):
+    with pytest.raises(InputError, match=r"json of 1 must have a field 'kind', got 'label', 'species'"):
         read(path, label_column="kind").read(shard)
 
 
@@ -116,14 +116,17 @@ def test_of_several_images_the_plain_one_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ([("1.jpg", b"x"), ("1.cls", b"0"), ("2.jpg", b"x")], "sample 2 must have a label in .cls, got 'jpg'"),
-        ([("1.jpg", b"x"), ("2.jpg", b"x"), ("2.cls", b"0")], "must all have labels or none"),
+        ([("1.jpg", b"x"), ("1.cls", b"0"), ("2.jpg", b"x")], "all have a label in .cls or none, but 2 has 'jpg'"),
+        (
+            [("1.jpg", b"x"), ("2.jpg", b"x"), ("2.cls", b"0")],
+            "all have a label in .cls or none, but 2 has 'jpg', 'cls'",
+        ),
         (
             [("1.jpg", b"x"), ("2.jpg", b"x"), ("1.cls", b"0")],
             "sample 1 must have an image, got 'cls'; .* side by side",
         ),
         ([("1.wav", b"x"), ("1.cls", b"0")], "sample 1 must have an image"),
-        ([("1.jpg", b"x"), ("1.JPG", b"x")], "must have one file of an ending"),
+        ([("1.jpg", b"x"), ("1.JPG", b"x")], "one file per ending"),
         ([("../1.jpg", b"x")], "which leads out"),
         ([("/1.jpg", b"x")], "which leads out"),
         ([], "at least one sample"),
@@ -149,7 +152,7 @@ def test_links_and_devices_are_refused(tmp_path: Path, kind: bytes) -> None:
 def test_a_member_of_impossible_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evergrow.data.webdataset.LARGEST_IMAGE", 100)
     path = write_tar(tmp_path / "bad.tar", [("1.jpg", b"x" * 101)])
-    with pytest.raises(FileFormatError, match="must hold files of at most"):
+    with pytest.raises(FileFormatError, match="each of at most"):
         parts_of(read(path, layout="webdataset"))
 
 

@@ -12,7 +12,7 @@ from tests.lab.bench.conftest import WriteSpec
 
 from evergrow.core.errors import EngineError
 from evergrow.engine import LocalEngine, RayEngine
-from evergrow.engine.runners import Task, TaskResult, WorkerCheck
+from evergrow.engine.runners import Task, TaskResult, UnfitWorkerError
 from evergrow.lab.bench import load_spec, run_grid
 from evergrow.lab.bench.workers import perform
 
@@ -65,7 +65,9 @@ def test_records_of_a_ray_are_the_same(spec: Path) -> None:
 def test_a_worker_with_other_data_refuses_the_run(spec: Path) -> None:
     about = {"spec": str(spec.absolute()), "folder": "out", "device": "cpu", "dataset": 0, "run": "of other data"}
     with pytest.raises(EngineError, match="must be the same on every machine"):
-        perform(Task("record", 0, about))
+        perform(Task("record", 0, {**about, "versions": {}}))
+    with pytest.raises(UnfitWorkerError, match=r"torch must be 0\.1"):
+        perform(Task("record", 0, {**about, "versions": {"torch": "0.1"}}))
 
 
 class Failing:
@@ -74,8 +76,8 @@ class Failing:
     def __init__(self, state: Any) -> None:
         self._state = state
 
-    def run(self, tasks: list[Task], check: WorkerCheck) -> Any:
-        assert set(check.expected) == {"evergrow", "torch"}
+    def run(self, tasks: list[Task]) -> Any:
+        assert all(set(task.about["versions"]) == {"evergrow", "torch"} for task in tasks)
         yield from (TaskResult(task, self._state, error="its worker died 3 times") for task in tasks)
 
     def close(self) -> None:

@@ -12,13 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from evergrow.core.errors import EngineError, FileFormatError
-from evergrow.core.version import __version__
 from evergrow.engine import Engine
-from evergrow.engine.runners import Task, TaskResult, WorkerCheck
-from evergrow.engine.worker_tasks import differences
+from evergrow.engine.runners import Task, TaskResult
+from evergrow.engine.worker_tasks import check_versions, versions
 from evergrow.lab.bench.data import DataSource
 from evergrow.lab.bench.execute import execute, failed_record
 from evergrow.lab.bench.grid import Step, compute_threads, expand, release_memory
@@ -50,13 +47,13 @@ def run_on_engine(engine: Engine, spec: Spec, folder: Path, steps: Sequence[Step
         return  # a cluster need not be there for what is done
     runner = engine.runner(perform)
     try:
-        check = WorkerCheck(differences, {"evergrow": __version__, "torch": torch.__version__})
-        about = {"spec": str(spec.path.absolute()), "folder": str(folder.absolute()), "device": spec.device}
+        about: dict[str, Any] = {"spec": str(spec.path.absolute()), "folder": str(folder.absolute())}
+        about |= {"device": spec.device, "versions": versions()}
         tasks = [
             Task("record", number, {**about, "run": step.run.run_id, "dataset": spec.datasets.index(step.run.data)})
             for number, step in enumerate(steps)
         ]
-        with closing(runner.run(tasks, check)) as results:  # type: ignore[type-var]
+        with closing(runner.run(tasks)) as results:  # type: ignore[type-var]
             for result in results:
                 step = steps[result.task.number]
                 step.record = _record(folder / step.run.file_name, step.run, result)
@@ -74,6 +71,7 @@ def perform(task: Task) -> dict[str, Any]:
     task : Task
         From :func:`run_on_engine`.
     """
+    check_versions(task.about["versions"])
     spec, datasets, runs = _grid(task.about["spec"], task.about["device"], task.about["dataset"])
     run = runs.get(task.about["run"])
     if run is None:
