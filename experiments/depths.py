@@ -33,9 +33,9 @@ from evergrow.data import Dataset, FeatureSet, load_data, save_features, search_
 from evergrow.data.items import block_slices, join_blocks
 from evergrow.features import Backbone, Preprocessing, create_backbone
 from evergrow.features.feature_sets import describe_features, featurize
-from evergrow.head.base import with_blocks
 from evergrow.lab.bench.execute import watched
 from evergrow.lab.bench.run import record_name, settings_id
+from evergrow.lab.methods.fsa_classifier import with_blocks
 from evergrow.lab.records import Record, plain, read_records, write_record
 
 KEPT = Path(__file__).parent / "records" / "depths"

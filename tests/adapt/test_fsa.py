@@ -21,7 +21,7 @@ from evergrow.data.items import Texts
 from evergrow.features import ImageBackbone, create_backbone, encode, hash_weights
 from evergrow.features.base import Backbone
 from evergrow.head import HEADS
-from evergrow.lab.methods.fsa_classifier import FsaClassifier, create_fsa, fsa_methods, fsa_options
+from evergrow.lab.methods import FsaClassifier, create_method, list_methods, method_options
 
 QUICK = FsaConfig.recipe(epochs=2, batch_size=16)
 
@@ -308,15 +308,15 @@ def test_a_failed_fit_leaves_what_was_learned() -> None:
 
 
 def test_names_and_options() -> None:
-    assert fsa_methods() == [f"{name}+fsa" for name in HEADS.names()]
-    assert fsa_options("ranpac+fsa").items() >= {"adapt": "auto", "fsa": "ranpac", "n_units": 10_000}.items()
-    model = create_fsa("ranpac+fsa", n_units=30, adapt="lora")
+    assert {f"{name}+fsa" for name in HEADS.names()} <= set(list_methods())
+    assert method_options("ranpac+fsa").items() >= {"adapt": "auto", "fsa": "ranpac", "n_units": 10_000}.items()
+    model = create_method("ranpac+fsa", n_units=30, adapt="lora")
     assert model.get_params()["n_units"] == 30
     assert model.set_params(n_units=20).head_options == {"n_units": 20}
     with pytest.raises(UnknownNameError, match="'n_units'"):
-        create_fsa("ranpac+fsa", n_unit=30)
+        create_method("ranpac+fsa", n_unit=30)
     with pytest.raises(UnknownNameError, match=r"ranpac\+fsa"):
-        create_fsa("ranpak+fsa")
+        create_method("ranpak+fsa")
     items, y = stripes(2, 2)
     with pytest.raises(UnknownNameError, match="'n_units'"):
         FsaClassifier("ranpac", tiny_vit(), n_unit=3).fit(items, y)

@@ -1,8 +1,7 @@
-"""Prior, costs and thresholds from the command line: kept in the file, followed by predict and evaluate, undoable."""
+"""Prior and thresholds from the command line: kept in the file, followed by predict and evaluate, undoable."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -38,44 +37,32 @@ def test_a_threshold_is_kept_and_followed(shell, model, asked):
 
 def test_options_add_up_and_are_taken_back(shell, model):
     Path("prior.csv").write_text("class,weight\nant,3\nbee,1\n")
-    Path("costs.csv").write_text("true,answer,cost\nant,bee,9\n")
     shell.run("answering", model, "--prior", "prior.csv", "--threshold", "cat=0.5")
-    values = shell.json("answering", model, "--costs", "costs.csv", "--threshold", "ant=0.1")["answering"]
+    values = shell.json("answering", model, "--threshold", "ant=0.1")["answering"]
     assert values["weights"] == {"ant": 3.0, "bee": 1.0}
-    assert values["costs"] == {"ant": {"bee": 9.0}}
     assert values["thresholds"] == {"cat": 0.5, "ant": 0.1}
-    values = shell.json("answering", model, "--prior", "learned", "--costs", "none", "--threshold", "cat=none")
-    assert values["answering"] == {"prior": "learned", "weights": {}, "costs": {}, "thresholds": {"ant": 0.1}}
+    values = shell.json("answering", model, "--prior", "learned", "--threshold", "cat=none")
+    assert values["answering"] == {"prior": "learned", "weights": {}, "thresholds": {"ant": 0.1}}
     assert shell.json("answering", model, "--prior", "counts", "--reset")["answering"]["thresholds"] == {}
     assert "the likeliest class" in shell.run("answering", model, "--reset").stdout
-
-
-def test_costs_as_a_matrix_and_as_json(shell, model):
-    Path("matrix.csv").write_text("true,ant,bee,cat\nant,0,9,1\nbee,2,0,1\n")
-    Path("costs.json").write_text(json.dumps({"ant": {"bee": 9}}))
-    wanted = {"ant": {"ant": 0.0, "bee": 9.0, "cat": 1.0}, "bee": {"ant": 2.0, "bee": 0.0, "cat": 1.0}}
-    assert shell.json("answering", model, "--costs", "matrix.csv")["answering"]["costs"] == wanted
-    assert shell.json("answering", model, "--costs", "costs.json")["answering"]["costs"] == {"ant": {"bee": 9.0}}
 
 
 def test_settings_that_do_not_do(shell, model):
     Path("bad.csv").write_text("ant,1,2\n")
     Path("bad.json").write_text("{")
-    Path("flat.json").write_text('{"ant": 1}')
-    Path("ragged.csv").write_text("true,ant\nant,1,2\n")
+    Path("prior.json").write_text('{"ant": "many"}')
     Path("empty.csv").write_text("")
     before = model.read_bytes()
     for arguments, said in (
         (("--threshold", "ant"), "Give --threshold as CLASS=PROBABILITY"),
         (("--threshold", "ant=high"), "--threshold: 'high' is not a number"),
-        (("--threshold", "ant=2"), "from 1e-12 to 1, got 2.0 for 'ant'"),
+        (("--threshold", "ant=2"), "'ant' should be a number from 1e-12 to 1, but is 2.0"),
         (("--threshold", "antt=0.5"), "nearest: 'ant'"),
         (("--prior", "equal"), "No file 'equal' here for --prior"),
-        (("--prior", "bad.csv"), "two columns"),
-        (("--costs", "bad.json"), "bad.json cannot be read as CSV or JSON for --costs"),
-        (("--costs", "flat.json"), "costs by class and answer"),
-        (("--costs", "ragged.csv"), "have different lengths"),
-        (("--costs", "empty.csv"), "empty.csv holds no numbers by class"),
+        (("--prior", "bad.csv"), "bad.csv cannot be read as CSV (class, weight) or JSON for --prior"),
+        (("--prior", "bad.json"), "bad.json cannot be read as CSV (class, weight) or JSON for --prior"),
+        (("--prior", "prior.json"), "--prior: 'many' is not a number"),
+        (("--prior", "empty.csv"), "empty.csv holds no numbers by class"),
     ):
         assert said in shell.error("answering", model, *arguments)
     assert model.read_bytes() == before

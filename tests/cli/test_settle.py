@@ -34,7 +34,7 @@ def never(*_):
 def test_later_commands_find_the_solution_in_the_file(shell, both, later, monkeypatch):
     plain, settled = both
     expected = shell.json("predict", plain, later)["predictions"]
-    monkeypatch.setattr("evergrow.head.readout.SolvedCache._denoised", never)
+    monkeypatch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", never)
     answers = shell.json("predict", settled, later)["predictions"]
     assert [row["class"] for row in answers] == [row["class"] for row in expected]
     probabilities = [[row["probability"] for row in rows] for rows in (answers, expected)]
@@ -58,7 +58,7 @@ def test_update_says_what_it_settled(shell, model, later, first, wide):
 
 def test_narrow_layers_are_settled_anyway(shell, model, later, monkeypatch):
     assert "settled already: " in shell.run("update", model, later, "--settle").stdout
-    monkeypatch.setattr("evergrow.head.readout.SolvedCache._denoised", never)
+    monkeypatch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", never)
     shell.run("predict", model, later)
 
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_settled_changes_nothing(shell, model, later, wide, monke
         raise NumericalError("gram must be finite")
 
     before = model.read_bytes()
-    monkeypatch.setattr("evergrow.head.readout.SolvedCache._denoised", fail)
+    monkeypatch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", fail)
     assert shell.error("update", model, later, "--settle") == "error: gram must be finite"
     assert model.read_bytes() == before
 
@@ -93,5 +93,5 @@ def test_other_changes_settle_too(shell, model, later, first, wide, monkeypatch)
     ):
         assert shell.json(*command, "--settle")["settled"]["solved"] is True
         with monkeypatch.context() as patch:
-            patch.setattr("evergrow.head.readout.SolvedCache._denoised", never)
+            patch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", never)
             shell.run("predict", target, later)

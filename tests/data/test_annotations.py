@@ -115,10 +115,13 @@ EMPTY: dict[str, Any] = {"annotations": [], "categories": []}
         ([1, 2], "got another JSON"),
         ("text", "got another JSON"),
         ({**EMPTY, "images": 3}, "images must be a list of objects"),
-        ({**EMPTY, "images": [{"id": True, "file_name": "a"}]}, "an id of its own, .* got True"),
-        ({**EMPTY, "images": [{"id": 1, "file_name": " "}]}, "a file_name that is not empty"),
-        ({**EMPTY, "images": [{"id": 1, "file_name": None}]}, "a file_name that is not empty"),
-        ({**EMPTY, "images": [{"id": 1, "file_name": name} for name in "ab"]}, "an id of its own, .* got 1 and 'b'"),
+        ({**EMPTY, "images": [{"id": True, "file_name": "a"}]}, "an id of their own .*'id': True"),
+        ({**EMPTY, "images": [{"id": 1, "file_name": " "}]}, "and a file_name, got"),
+        ({**EMPTY, "images": [{"id": 1, "file_name": None}]}, "and a file_name, got"),
+        (
+            {**EMPTY, "images": [{"id": 1, "file_name": name} for name in "ab"]},
+            "id of their own .* 'b'",
+        ),
         (coco([("a.png", [])]), r"exactly one class, got none \(without a class: 1\)"),
         (coco([("a.png", ["x", "y"])]), "of several classes: 1"),
         ([{"id": 1}], "task 1 must have an 'image' or a 'text'"),
@@ -133,7 +136,7 @@ def test_what_is_refused(content: Any, match: str, tmp_path: Path) -> None:
 def test_annotations_of_nothing_nesting_and_bad_letters(tmp_path: Path) -> None:
     wrong = coco([("a.png", ["cat"])])
     wrong["annotations"][0]["image_id"] = [1]
-    with pytest.raises(FileFormatError, match="annotations of images and categories in it"):
+    with pytest.raises(FileFormatError, match="annotate images and categories that are in it"):
         read_parts(write(tmp_path / "x.json", wrong))
     (tmp_path / "x.json").write_text("[" * 200_000)
     with pytest.raises(FileFormatError, match="must be JSON"):

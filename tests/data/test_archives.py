@@ -87,7 +87,7 @@ def test_tables_and_single_files_in_an_archive(tmp_path: Path) -> None:
     mail = write_archive(tmp_path / "mail.zip", {"mail.csv": b"text,label\n" + b"hi,ham\nbuy,spam\n" * 5})
     assert load_data(mail, test_size=0).kind == "text"
     with pytest.raises(InputError, match="must be unpacked to be read as 'parquet'"):
-        load_data(mail, layout="parquet")
+        load_data(write_archive(tmp_path / "table.zip", {"train.parquet": b"x"}))
 
 
 def test_images_of_an_archive_without_labels(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The imagefolder of Hugging Face, patterns, nested class folders, and images that need a plugin."""
+"""The imagefolder of Hugging Face, nested class folders, and images that need a plugin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.data.conftest import PNG, Tree
 from tests.data.test_archives import pack
 
-from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError
+from evergrow.core.errors import DataWarning, FileFormatError, InputError
 from evergrow.data import items as image_formats
 from evergrow.data import load_data
 from evergrow.data.intake import read_parts
@@ -52,7 +52,7 @@ def test_metadata_of_two_parts_and_another_column(tmp_path: Path) -> None:
     with pytest.warns(DataWarning, match="fewer than 5"):
         data = load_data(tmp_path, label_column="species")
     assert (len(data.train), len(data.test), data.class_names) == (6, 1, ("cat", "dog"))
-    with pytest.raises(FileFormatError, match=r"must have a column 'label'.* by text_column"):
+    with pytest.raises(FileFormatError, match=r"must have a column 'label'.* by label_column"):
         load_data(tmp_path)
 
 
@@ -62,28 +62,8 @@ def test_another_file_called_metadata_is_passed_over(tree: Tree) -> None:
     assert read_parts(root).layout == "class-folders"
 
 
-# -- patterns ---------------------------------------------------------------------------------------------
-
-
-def test_patterns(tree: Tree) -> None:
-    root = tree({"one/cat": 3, "one/dog": 2, "two/cat": 1, "two/eel": 1})
-    (root / "one/cat/notes.txt").write_text("x")
-    data = read_parts(f"{root}/one/*/*")
-    assert (data.layout, data.train.labels.tolist()) == ("patterns", ["cat"] * 3 + ["dog"] * 2)
-    assert data.train.items.raw(0).read_bytes() == PNG
-    assert any("files left out: 1" in note for note in data.notes)
-    both = read_parts(f"{root}/one/cat/*.png:{root}/two/**/*.png")
-    assert sorted(both.train.labels.tolist()) == ["cat"] * 4 + ["eel"]
-    assert read_parts(f"{root}/one/cat/*.png").train.labels.tolist() == ["cat"] * 3
-    with pytest.raises(DatasetNotFoundError, match="must match at least one image"):
-        read_parts(f"{root}/three/*.png")
-    with pytest.warns(DataWarning, match="fewer than 5"):
-        listed = load_data([f"{root}/one/cat/*.png", f"{root}/two/*/*.png"], test_size=0)
-    assert listed.train_counts.tolist() == [4, 1]
-    odd = root / "a[1]"
-    (odd / "x").mkdir(parents=True)
-    (odd / "x" / "1.png").write_bytes(PNG)
-    assert read_parts(odd).layout == "class-folders"  # what is there is no pattern
+def test_a_name_with_marks_of_patterns_is_a_name(tree: Tree) -> None:
+    assert read_parts(tree({"a[1]/x": 1}) / "a[1]").layout == "class-folders"
 
 
 # -- nested folders ---------------------------------------------------------------------------------------

@@ -127,5 +127,5 @@ def test_bad_text_lists(body: bytes, match: str, tmp_path: Path) -> None:
 
 
 def test_folder_without_lists(tree: Tree) -> None:
-    with pytest.raises(DatasetNotFoundError, match=r"train\.txt and test\.txt"):
+    with pytest.raises(InputError, match="a folder of the layout 'lists'"):
         load_data(tree(COUNTS), layout="lists")

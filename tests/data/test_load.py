@@ -59,7 +59,7 @@ def test_grey_images_and_labels_without_names(tmp_path: Path) -> None:
         ({"y_train": LABELS[:5]}, "12 integers or strings"),
         ({"y_train": LABELS + 0.5}, "integers or strings"),
         ({"y_train": LABELS * 9, "classes": np.array(["a", "b"])}, "labels must be among the 2 that it names, got 9"),
-        ({"X_test": PIXELS[:4].astype(np.float32)}, "images in bytes"),
+        ({"X_test": PIXELS[:4].astype(np.float32)}, "bytes of images"),
         ({"X_train": PIXELS[..., :2]}, "must be uint8 of shape"),
     ],
 )

@@ -124,7 +124,7 @@ def test_without_calibration_novelty_is_about_standard_and_finds_other_things(da
     X, y = data
     rng = np.random.default_rng(1)
     model = make(X, y)
-    fresh = model._solved.standard().score(model.fold_outs(X, y, np.arange(len(y)) % 7).terms)
+    fresh = model._solved.standard.score(model.fold_outs(X, y, np.arange(len(y)) % 7).terms)
     assert abs(np.median(fresh)) < 2.5
     assert 0.2 < fresh.std() < 5
     strange = model.novelty_score(4.0 * rng.normal(size=(50, 12)))
@@ -153,7 +153,7 @@ def test_calibration_stays_with_the_head_and_its_file(data: Data) -> None:
     X, y = data
     model = make(X[y < 5], y[y < 5])
     before = model.novelty_score(X)
-    standard = dataclasses.replace(model._solved.standard(), spread=2.0 * model._solved.standard().spread)
+    standard = dataclasses.replace(model._solved.standard, spread=2.0 * model._solved.standard.spread)
     assert model.calibrate(temperature=3.0, novelty=standard).temperature_ == 3.0
     assert not np.allclose(model.novelty_score(X), before)
     back = Classifier.from_archive(model.to_archive())

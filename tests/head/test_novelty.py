@@ -5,11 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evergrow.head.novelty import (
-    DEFAULT_WEIGHTS,
-    KnownTerms,
-    NoveltyPool,
-)
+from evergrow.core.errors import FileFormatError
+from evergrow.head.novelty import DEFAULT_WEIGHTS, KnownTerms, NoveltyPool, UnknownTerms
 
 
 def known(seed: int, n: int = 300, size: int = 1000) -> KnownTerms:
@@ -72,3 +69,23 @@ def test_a_term_that_never_varies_decides_nothing() -> None:
     off = rows.copy()
     off[:, 2] += 1e-8
     assert np.abs(standard.score(off) - standard.score(rows)).max() < 1e-3
+
+
+def test_moments_that_no_rows_have_are_refused_when_they_are_read() -> None:
+    apart = np.full((6, 6), -0.9) + 1.9 * np.eye(6)  # six terms cannot all fall where any other rises
+    with pytest.raises(FileFormatError, match="not those of any rows"):
+        KnownTerms(50, 100, (0.0,) * 6, tuple(apart.ravel())).check()
+    with pytest.raises(FileFormatError, match="not that of any rows"):
+        UnknownTerms(50, 100, (0.0,) * 5, tuple(apart[:5, :5].ravel())).check()
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e8])
+def test_rounding_is_not_refused(offset: float) -> None:
+    rows = np.random.default_rng(0).normal(size=(5000, 6)) * [1e-6, 1.0, 0.0, 1e6, 1.0, 0.01] + offset
+    rows[:, 4] = rows[:, 1]  # two terms that are one
+    found = KnownTerms.of(rows, 100)
+    found.check()
+    unknown = NoveltyPool((found,)).measured(rows[:3], 100)
+    assert unknown is not None
+    unknown.check()
+    assert np.isfinite(NoveltyPool((found,), (unknown,)).weights()).all()

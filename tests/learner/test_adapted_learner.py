@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -12,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from tests.adapt.tiny import stripes, tiny_vit
-from tests.learner.toys import Letters, assert_same, write_folder
+from tests.learner.toys import Letters, all_tensors, assert_same, timeless, write_folder
 
-from evergrow.adapt import FsaConfig, adapt
+from evergrow.adapt import CheckpointError, FsaConfig, adapt
+from evergrow.adapt.loop import _Run
 from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners
 from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import (
@@ -86,7 +87,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evergrow.adapt.loop.train", refuse)
 
 
-# -- learning -----------------------------------------------------------------------------------------------
+# -- learning ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tuner", adapting_tuners())
@@ -101,14 +102,6 @@ def test_it_is_the_adapted_classifier_made_by_hand(tuner: str, first: Part, late
     np.testing.assert_allclose(learner.head_.novelty_terms(X[1]), head.novelty_terms(X[1]), rtol=1e-9)
     plain = tiny_vit()
     assert not np.allclose(X[1], encode(plain, later[0], cache=False, join=False).X, atol=1e-4)
-
-
-def test_the_backbone_given_stays_as_it_was(first: Part) -> None:
-    backbone = tiny_vit()
-    before, spec = encode(backbone, first[0], cache=False, join=False).X, backbone.spec
-    learner = learner_of(backbone=backbone).fit(first)
-    assert backbone.spec == spec != learner.backbone_().spec
-    assert np.array_equal(encode(backbone, first[0], cache=False, join=False).X, before)
 
 
 def test_same_seed_same_model(first: Part) -> None:
@@ -146,26 +139,6 @@ def test_fitting_again_adapts_again(fitted: Learner, first: Part, later: Part) -
         assert np.array_equal(again.decision_function(first[0]), fresh.decision_function(first[0]))
 
 
-def test_evaluation_and_unknown_things_use_the_adapted_features(fitted: Learner) -> None:
-    known, strange = images(0, 1, seed=5), images(3, seed=5)
-    X = fitted.features(known[0]).X
-    result = fitted.evaluate(known, unknown=strange)
-    assert result.accuracy == np.mean(fitted.head_.predict(X) == known[1])
-    assert result.unknown is not None
-    assert np.array_equal(fitted.is_unknown(known[0]), fitted.head_.novelty_score(X) > fitted.threshold())
-
-
-def test_images_of_every_form(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "p", {"blue": 1, "red": 0}, n=4)
-    files = sorted(folder.glob("*/*.png"))
-    labels = [file.parent.name for file in files]
-    images = [Image.open(file) for file in files]
-    ragged = [np.asarray(image)[: 20 + number % 2] for number, image in enumerate(images)]
-    of_files, of_images = (learner_of().fit(data) for data in (folder, (images, labels)))
-    assert of_files.backbone_().spec == of_images.backbone_().spec
-    assert learner_of().fit((ragged, labels)).backbone_().spec.name == of_files.backbone_().spec.name
-
-
 def test_images_that_cannot_be_read(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "p", {"red": 0, "blue": 1}, n=4)
     good = learner_of().fit(folder)
@@ -183,7 +156,7 @@ def test_images_that_cannot_be_read(tmp_path: Path) -> None:
         learner_of(extract={"on_error": "skip"}).fit(folder)
 
 
-# -- wrong uses ---------------------------------------------------------------------------------------------
+# -- wrong uses -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -233,7 +206,7 @@ def test_adapted_backbones_and_what_is_no_network_cannot_be_adapted(
         learner_of(backbone=lazy).fit(later)
 
 
-# -- files --------------------------------------------------------------------------------------------------
+# -- files ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tuner", adapting_tuners())
@@ -310,17 +283,7 @@ def test_a_backbone_adapted_elsewhere_is_saved_with_its_tuner(first: Part, later
     assert same_answers(loaded, learner, later[0])
 
 
-def test_features_are_cached_under_the_adapted_backbone(tmp_path: Path) -> None:
-    folder, cache = write_folder(tmp_path / "p", {"red": 0, "blue": 1}, n=4), tmp_path / "cache"
-    learner = learner_of(cache=cache).fit(folder)
-    learner.save(tmp_path / "m.evg")
-    nowhere = Learner.load(tmp_path / "m.evg", weights=tmp_path / "nowhere.pth", cache=cache)
-    assert same_answers(nowhere, learner, folder)
-    plain = learner_of(None, cache=cache).fit(folder)
-    assert not np.allclose(plain.features(folder).X, learner.features(folder).X, atol=1e-4)
-
-
-# -- several sites ------------------------------------------------------------------------------------------
+# -- several sites ----------------------------------------------------------------------------------
 
 
 def test_a_spawned_learner_has_the_tuner_and_merges_back(fitted: Learner, later: Part, tmp_path: Path) -> None:
@@ -344,7 +307,7 @@ def test_other_tuners_are_not_merged(fitted: Learner, later: Part, other: dict[s
     assert fitted.to_archive().meta == before.meta
 
 
-# -- telling ------------------------------------------------------------------------------------------------
+# -- telling ----------------------------------------------------------------------------------------
 
 
 def test_info_tells_what_was_trained(fitted: Learner, first: Part) -> None:
@@ -355,3 +318,113 @@ def test_info_tells_what_was_trained(fitted: Learner, first: Part) -> None:
     assert FsaConfig.from_dict(told["config"]) == quick()
     assert (told["training"]["epochs"], told["training"]["samples"]) == (1, len(first[1]))
     assert learner_of(None).fit(first).info()["adaptation"] is None
+
+
+# -- interrupted, and going on from a checkpoint ------------------------------------------------------
+
+
+CONFIG = FsaConfig.recipe(tuner="ssf", epochs=4, lr=0.1)  # each epoch of the images below is one step
+
+
+def trained(**settings: Any) -> Learner:
+    return learner_of(**{"adapt": CONFIG, **settings})
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that makes training stop in a step, as Ctrl-C would; None lets it go on."""
+    original = _Run._step
+
+    def set_up(at: int | None) -> None:
+        number = itertools.count(1)
+
+        def step(self: _Run, *batch: Any) -> Any:
+            if next(number) == at:
+                raise KeyboardInterrupt
+            return original(self, *batch)
+
+        monkeypatch.setattr(_Run, "_step", step)
+
+    return set_up
+
+
+def content(learner: Learner) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return what a file would hold, without the times that things took and were done at."""
+    archive = learner.to_archive()
+    return timeless(archive), all_tensors(archive)
+
+
+def assert_same_learners(one: Learner, other: Learner, items: Any) -> None:
+    (meta, tensors), (others_meta, others) = content(one), content(other)
+    assert meta == others_meta
+    assert tensors.keys() == others.keys()
+    assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
+    assert np.array_equal(one.decision_function(items), other.decision_function(items))
+
+
+def test_going_on_gives_the_learner_of_one_go(first: Part, interrupt: Any, tmp_path: Path) -> None:
+    whole, path = trained().fit(first), tmp_path / "training"
+    stopped = trained()
+    for at in (3, 2):  # stopped in the third epoch, and once more in the next but one
+        interrupt(at)
+        with pytest.raises(KeyboardInterrupt):
+            stopped.fit(first, checkpoint=path)
+        assert "nothing learned yet" in repr(stopped)
+    interrupt(None)
+    again = trained().fit(first, checkpoint=str(path))
+    assert again.backbone_().log.resumed_epochs == 3
+    assert_same_learners(again, whole, first[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "data", "told"),
+    [
+        ({"adapt": CONFIG.changed(epochs=5)}, images(0, 1), "epochs is 4 there and 5 here"),
+        ({"adapt": CONFIG.changed(tuner="lora")}, images(0, 1), "adaptation"),
+        ({"random_state": 1}, images(0, 1), "seed is 0 there and 1 here"),
+        ({"backbone": tiny_vit(seed=1)}, images(0, 1), "backbone"),
+        ({}, images(0, 1, seed=1), "images"),
+        ({}, (images(0, 1)[0], np.roll(images(0, 1)[1], 1)), "labels"),
+    ],
+)
+def test_another_training_is_refused(
+    first: Part, settings: dict[str, Any], data: Part, told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "training"
+    trained().fit(first, checkpoint=path)
+    kept, learner = path.read_bytes(), trained(**settings)
+    with pytest.raises(CheckpointError, match=f"must be of the same training.*{told}"):
+        learner.fit(data, checkpoint=path)
+    assert path.read_bytes() == kept
+    assert "nothing learned yet" in repr(learner)
+
+
+def test_a_file_that_is_no_checkpoint_stays(first: Part, tmp_path: Path) -> None:
+    path = tmp_path / "m.evg"
+    trained(adapt=None).fit(first).save(path)
+    kept = path.read_bytes()
+    with pytest.raises(FileFormatError, match="holds 'learner'"):
+        trained().fit(first, checkpoint=path)
+    assert path.read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("settings", "checkpoint", "message"),
+    [
+        ({"adapt": None}, "training", "checkpoint must go with adapt, got training and nothing to train"),
+        ({}, 3, "checkpoint must be a path or None, got int"),
+        (
+            {},
+            "nowhere/training",
+            "checkpoint must be a file in a folder that exists and can be written to, got nowhere",
+        ),
+        ({}, ".", r"checkpoint must be a file in a folder that exists and can be written to, got \."),
+    ],
+)
+def test_wrong_uses_are_told_before_anything_is_read(
+    settings: dict[str, Any], checkpoint: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ParameterError, match=message):
+        trained(**settings).fit("absent", checkpoint=checkpoint)
+    assert list(tmp_path.iterdir()) == []

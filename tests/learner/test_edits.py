@@ -104,23 +104,6 @@ def test_renamed_classes_are_those_taught_with_the_new_names(options: dict[str, 
     require_same(learner, expected)
 
 
-@pytest.mark.filterwarnings("error")
-def test_many_classes_are_renamed_without_a_warning() -> None:
-    X = np.random.default_rng(0).normal(size=(50, 12))
-    learner = Learner(method="simplecil").fit((X, [f"class {row:02}" for row in range(25)] * 2))
-    learner.rename_class("class 03", "x").merge_classes(["class 05", "class 06"], "y")
-    assert len(learner.classes_) == 24
-
-
-def test_two_classes_swap_their_names() -> None:
-    X, _ = birds()
-    learner = fitted()
-    before = learner.predict(X)
-    learner.rename_classes({"crow": "raven", "raven": "crow"})
-    swapped = {"crow": "raven", "raven": "crow"}
-    assert learner.predict(X).tolist() == [swapped.get(name, name) for name in before]
-
-
 @pytest.mark.parametrize(
     ("edit", "given", "said"),
     [
@@ -231,14 +214,3 @@ def test_relabelling_follows_fingerprints() -> None:
     before = learned_data(learner.history_)
     learner.partial_fit((crows[0], np.repeat("jay", 30)))
     assert before & set(learner.history_[-1].data)
-
-
-def test_edits_survive_a_file(tmp_path: Any) -> None:
-    learner = fitted()
-    learner.rename_class("owl", "Eule\n").merge_classes(["crow", "rook"], "corvid")
-    learner.save(tmp_path / "m.evg")
-    loaded = Learner.load(tmp_path / "m.evg")
-    assert loaded.history_ == learner.history_
-    assert loaded.n_samples_ == learner.n_samples_
-    X = birds(seed=9)[0]
-    np.testing.assert_array_equal(loaded.decision_function(X), learner.decision_function(X))

@@ -15,15 +15,12 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.base import clone, is_classifier
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from tests.learner.toys import Colours, Letters, image
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from evergrow import Learner
 from evergrow.core.errors import (
     DataWarning,
-    FileFormatError,
     InputError,
     LabelError,
     MergeError,
@@ -122,37 +119,16 @@ def test_an_integer_that_gets_a_name_makes_all_of_them_names(data: Any, tmp_path
     assert "three" in Learner.load(tmp_path / "model.evg").classes_
 
 
-def test_weighted_classes_are_merged_and_renamed(data: Any) -> None:
-    X, y = data
-    weights = np.random.default_rng(2).uniform(0.5, 2.0, size=len(y))
-    names = np.array([f"c{label:02d}" for label in y])
-    apart = small(alpha=1.0).fit(X, names, sample_weight=weights).merge_classes(["c00", "c01"], "c00")
-    joined = np.where(names == "c01", "c00", names)
-    masses = apart.head_.model_.masses
-    assert masses is not None
-    np.testing.assert_allclose(
-        masses.numpy(), [weights[joined == name].sum() for name in apart.class_names_], rtol=1e-12
-    )
-
-
 # -- announced classes, one class ------------------------------------------------------------------------------
 
 
-def test_announced_classes_are_held_to(data: Any, tmp_path: Path) -> None:
+def test_announced_classes_are_held_to(data: Any) -> None:
     X, y = data
-    first = y < 4
-    learner = small().partial_fit(X[first], y[first], classes=list(range(6)))
-    learner.save(tmp_path / "model.evg")
-    learner = Learner.load(tmp_path / "model.evg")
-    learner.partial_fit(X[y == 5], y[y == 5])
-    with pytest.raises(LabelError, match=r"among the classes that were announced .*, got '7'"):
-        learner.partial_fit(X[y == 7], y[y == 7])
-    with pytest.raises(LabelError, match="those that were learned before"):
-        learner.partial_fit(X[y == 7], y[y == 7], classes=[7])
-    with pytest.raises(LabelError, match="sequence of labels"):
-        learner.partial_fit(X[y == 7], y[y == 7], classes="abc")
-    learner.partial_fit(X[y == 7], y[y == 7], classes=list(range(8)))
-    assert learner.classes_.tolist() == [0, 1, 2, 3, 5, 7]
+    learner = small().partial_fit(X[y < 4], y[y < 4], classes=list(range(6)))
+    for classes, said in ([5, 6], "among the classes that were announced, got '7'"), ("abc", "sequence of class names"):
+        with pytest.raises(LabelError, match=said):
+            learner.partial_fit(X[y == 7], y[y == 7], classes=classes)
+    assert learner.partial_fit(X[y == 7], y[y == 7], classes=[7]).classes_.tolist() == [0, 1, 2, 3, 7]
 
 
 def test_one_class_is_the_answer_and_others_are_unknown(data: Any, tmp_path: Path) -> None:
@@ -297,17 +273,6 @@ def test_texts_and_images_of_tensors() -> None:
     assert learner.predict(iter([Image.fromarray(pixels[0])])).tolist() == [0]
 
 
-def test_features_of_a_learner_teach_what_the_items_do() -> None:
-    pixels = [image(hue, seed) for hue in (0, 1) for seed in range(6)]
-    labels = np.repeat([0, 1], 6)
-    learner = Learner(Colours(), options={"n_units": 20}, cache=False).fit(pixels, labels)
-    found = learner.features(pixels)
-    assert np.asarray(found).shape == (12, 27)
-    assert np.asarray(found, dtype=np.float64).dtype == np.float64
-    twin = copy.copy(learner).partial_fit(found, labels)
-    assert (twin.decision_function(found) == learner.partial_fit(pixels, labels).decision_function(pixels)).all()
-
-
 # -- weights ----------------------------------------------------------------------------------------------------
 
 
@@ -345,20 +310,6 @@ def test_weights_of_a_stream_and_of_a_score(data: Any) -> None:
         small().fit(zip(X, y, strict=True), sample_weight=weights[:-1])
 
 
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ([1.0], "one number per row"),
-        ([-1.0] * 240, "between 0"),
-        ([np.nan] * 240, "between 0"),
-        ([0.0] * 240, "above 0"),
-    ],
-)
-def test_bad_weights(data: Any, weights: list[float], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        small().fit(*data, sample_weight=weights)
-
-
 def test_methods_that_take_no_weights_say_so(data: Any) -> None:
     X, y = data
     weights = np.full(len(y), 2.0)
@@ -374,18 +325,12 @@ def test_methods_that_take_no_weights_say_so(data: Any) -> None:
 
 def test_tools_of_scikit_learn_take_a_learner(data: Any, tmp_path: Path) -> None:
     X, y = data
-    learner = small()
+    learner = small().fit(X, y)
     assert is_classifier(learner)
-    twin = clone(learner)
-    assert twin.get_params()["options"] == {"n_units": 30}
-    assert twin is not learner
     with pytest.raises(UnknownNameError, match="method"):
-        twin.set_params(methd="klda")
-    assert twin.set_params(options={"n_units": 0}).options == {"n_units": 0}
-    pipeline = make_pipeline(StandardScaler(), small()).fit(X, y)
-    assert pipeline.score(X, y) > 0.9
-    joblib.dump(pipeline, tmp_path / "pipeline.joblib")
-    assert (joblib.load(tmp_path / "pipeline.joblib").predict(X) == pipeline.predict(X)).all()
+        clone(learner).set_params(methd="klda")
+    joblib.dump(learner, tmp_path / "learner.joblib")
+    assert (joblib.load(tmp_path / "learner.joblib").predict(X) == learner.predict(X)).all()
 
 
 # -- how it looks -------------------------------------------------------------------------------------------------
@@ -409,24 +354,3 @@ def test_representations(data: Any) -> None:
 
 
 # -- files that contradict themselves ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("meta", "mass"),
-    [
-        ({"label_kind": "colour"}, None),
-        ({"label_kind": "boolean"}, None),
-        ({"announced": ["0", "1"]}, None),
-        *(({}, mass) for mass in (-1.0, float("nan"), 1e300, 77.0)),
-    ],
-)
-def test_damaged_files_are_refused(data: Any, meta: dict[str, Any], mass: float | None) -> None:
-    X, y = data
-    learner = small().fit(X, y, sample_weight=np.linspace(0.5, 2.0, len(y)))
-    archive = learner.to_archive()
-    archive.meta.update(meta)
-    if mass is not None:
-        tensors = archive.parts["head"].parts["model"].tensors
-        tensors["masses"] = torch.cat([torch.tensor([mass], dtype=torch.float64), tensors["masses"][1:]])
-    with pytest.raises(FileFormatError):
-        Learner.load(archive)

@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 
 from evergrow.cli.registry import build_app
 from evergrow.core.archive import read_archive, write_archive
-from evergrow.core.errors import BusyError, FileFormatError, PathError
+from evergrow.core.errors import BusyError, FileFormatError, ModelNotFoundError, PathError
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import (
-    ModelNotFoundError,
     ModelWriteError,
     commit,
     history,

@@ -15,13 +15,19 @@ import pytest
 import torch
 from tests.learner.toys import Data, part, teach
 
-from evergrow.core.errors import BusyError, FileFormatError, NewerSchemaError, NotFittedError, ParameterError
+from evergrow.core.errors import (
+    BusyError,
+    FileFormatError,
+    ModelNotFoundError,
+    NewerSchemaError,
+    NotFittedError,
+    ParameterError,
+)
 from evergrow.core.seeding import generator
 from evergrow.learner import modelfile
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import (
     History,
-    ModelNotFoundError,
     ModelWriteError,
     clean_folder,
     commit,
@@ -118,16 +124,6 @@ def test_undone_revisions_go_first(path: Path, blobs: Data) -> None:
 
 
 # -- writers ------------------------------------------------------------------------------------------------
-
-
-def test_a_second_writer_is_told(path: Path) -> None:
-    code = f"from evergrow.learner.modelfile import rollback\nrollback({str(path)!r})\n"
-    with locked_model(path):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "BusyError" in done.stderr
-    assert "model.evg must not be in use" in done.stderr
-    assert len(history(path)) == 3
 
 
 def test_another_thread_is_another_writer_and_may_wait(path: Path) -> None:

@@ -13,7 +13,6 @@ from evergrow.learner.learning import Block
 from evergrow.learner.sharded_fit import (
     check_mergeable,
     complete_fit,
-    complete_update,
     encoder_for,
     learn_shard,
     merge_shards,
@@ -61,28 +60,6 @@ def test_parts_of_the_same_content_count_each_at_its_place(data) -> None:
         merge_shards(learn_shard(template, block, place) for place in (1, 1))
     with pytest.raises(MergeError, match="counted twice"):
         merge_shards(learn_shard(template, block) for _ in range(2))
-
-
-@pytest.mark.parametrize("start", [lambda learner: learner, Learner.spawn], ids=["taught", "empty"])
-def test_an_update_by_parts_is_an_update(data, start) -> None:
-    X, y = data
-    old, new = y < "d", y >= "c"
-    plain, whole = (start(made().fit(X[old], y[old])) for _ in range(2))
-    plain.partial_fit(X[new] + 1, y[new])
-    total = merge_shards(learn_shard(whole.spawn(), block) for block in blocks(X[new] + 1, y[new], 40))
-    complete_update(whole, total, Block(X[new] + 1, y[new]))
-    np.testing.assert_allclose(whole.head_.decision_function(X), plain.head_.decision_function(X), rtol=0, atol=1e-9)
-    assert whole.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
-    told = [[(change.what, change.samples, change.classes) for change in model.history_] for model in (whole, plain)]
-    assert told[0] == told[1]
-
-
-def test_parts_can_be_merged_as_any_learners_can(data) -> None:
-    X, y = data
-    plain = made().fit(X, y)
-    parts = [learn_shard(plain.spawn(), block) for block in blocks(X, y, 100)]
-    merged = parts[0].merge(parts[1]).merge(parts[2])
-    np.testing.assert_allclose(merged.head_.decision_function(X), plain.head_.decision_function(X), rtol=0, atol=1e-9)
 
 
 def test_a_part_is_the_same_file_whenever_it_is_made(data, tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_changes_at_once_are_all_there(api: Any, folder: Path) -> None:
 
 
 def test_those_who_ask_do_not_wait_for_those_who_teach(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evergrow.serve import models as module
+    from evergrow.learner import modelfile as module
 
     api.taught("ab", 4)
     begun, go_on = threading.Event(), threading.Event()

@@ -134,7 +134,7 @@ def test_features_of_several_depths_are_joined_as_the_learner_joins_them(
         assert [named[name] for name in expected.classes.tolist()] == pytest.approx(values.tolist(), abs=1e-4)
 
 
-def test_costs_of_the_model_decide_its_answers(api: Any, folder: Path) -> None:
+def test_thresholds_of_the_model_decide_its_answers(api: Any, folder: Path) -> None:
     learner = Learner(None, options={"n_units": 20}, device="cpu")
     learner.fit((np.asarray(rows(0, 5) + rows(1, 5)), list("aaaaabbbbb"))).set_answering(thresholds={"b": 1e-9})
     commit(folder / "m.evg", learner)

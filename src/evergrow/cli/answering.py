@@ -1,4 +1,4 @@
-"""``evergrow answering``: prior, costs and thresholds that answers follow, without learning anew."""
+"""``evergrow answering``: prior and thresholds that answers follow, without learning anew."""
 
 from __future__ import annotations
 
@@ -27,10 +27,6 @@ def answering_command(
         str | None,
         typer.Option(metavar="NAME|FILE", help="How common classes are: uniform, counts, learned or a file."),
     ] = None,
-    costs: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="What mistakes cost: a file true,answer,cost or a matrix, or none."),
-    ] = None,
     threshold: Annotated[
         list[str] | None,
         typer.Option(
@@ -41,24 +37,22 @@ def answering_command(
     wait: Wait = False,
     as_json: Json = False,
 ) -> Answer:
-    """Say how answers follow from probabilities, or show it: prior, costs and thresholds.
+    """Say how answers follow from probabilities, or show it: prior and thresholds.
 
     Nothing is learned or forgotten by it; predict and evaluate follow it from now on. Probabilities are first brought
     to the prior; a class with a threshold is answered wherever it reaches that, and nowhere else; else the answer is
-    the one of least expected cost, and without costs the likeliest. Files are CSV or JSON.
+    the likeliest. A file of weights is CSV or JSON.
 
     For example:
 
       evergrow answering birds.evg --prior counts --threshold "snowy owl=0.02"
-
-      evergrow answering checks.evg --costs costs.csv
 
       evergrow answering checks.evg --reset
 
     Exit codes: 0 set or shown, 2 a class is not known, a file or a number is wrong, and nothing changed, 3 another
     process is changing the model.
     """
-    if prior is None and costs is None and not threshold and not reset:
+    if prior is None and not threshold and not reset:
         learner = load_model(model)
         return Answer({"model": str(model), "answering": learner.answering_.to_dict()}, _lines(learner.answering_))
     from evergrow.learner.answers import LEARNED, PRIORS
@@ -66,14 +60,12 @@ def answering_command(
     given: dict[str, Any] = {}
     if prior is not None:
         given["prior"] = prior if prior in (LEARNED, *PRIORS) else _read_prior(Path(prior))
-    if costs is not None:
-        given["costs"] = None if costs == _NONE else _read_costs(Path(costs))
     limits = dict(_threshold(entry) for entry in threshold or ())
     with changing_model(model, wait=wait) as change:
         learner = change.learner
         if not reset:
             now = learner.answering_
-            given = {"prior": now.prior, "costs": now.costs, **given}
+            given = {"prior": now.prior, **given}
             limits = {**now.thresholds, **limits}
         kept = {name: value for name, value in limits.items() if value is not None}
         learner.set_answering(**given, thresholds=kept)
@@ -102,43 +94,19 @@ def _number(option: str, text: Any) -> float:
 
 def _read_prior(path: Path) -> dict[str, float]:
     """Return weights by class: a JSON object, or rows of class and weight below their headings."""
-    found = _read("--prior", path)
-    if isinstance(found, list):
-        if any(len(row) != 2 for row in found):
-            raise InputError(f"{path} needs two columns for --prior, class and weight.")
-        found = dict(found[1:] if found[0][0].strip().casefold() == "class" else found)
-    return {name: _number("--prior", value) for name, value in found.items()}
-
-
-def _read_costs(path: Path) -> dict[str, dict[str, float]]:
-    """Return costs by class and answer: a JSON object, rows of true, answer and cost, or a matrix with headings."""
-    found = _read("--costs", path)
-    if isinstance(found, list):
-        header, *rows = found
-        if any(len(row) != len(header) for row in rows):
-            raise InputError(f"The rows of {path} have different lengths; --costs needs one.")
-        found = {row[0]: {} for row in rows}
-        listed = [cell.strip().casefold() for cell in header] == ["true", "answer", "cost"]
-        for true, *cells in rows:
-            found[true] |= {cells[0]: cells[1]} if listed else dict(zip(header[1:], cells))
-    if not all(isinstance(row, dict) for row in found.values()):
-        raise InputError(f'{path} needs costs by class and answer for --costs, such as {{"ok": {{"broken": 5}}}}.')
-    return {true: {name: _number("--costs", cost) for name, cost in row.items()} for true, row in found.items()}
-
-
-def _read(option: str, path: Path) -> Any:
-    """Return the rows of a CSV file, or the object of a JSON file."""
     if not path.is_file():
-        raise DatasetNotFoundError(f"No file {str(path)!r} here for {option}.")
+        raise DatasetNotFoundError(f"No file {str(path)!r} here for --prior.")
     if path.stat().st_size > _MOST_BYTES:
-        raise InputError(f"{path} is larger than the {_MOST_BYTES // 2**20} MiB that {option} reads.")
-    is_json = path.suffix.lower() == ".json"
+        raise InputError(f"{path} is larger than the {_MOST_BYTES // 2**20} MiB that --prior reads.")
     try:
         text = path.read_text(encoding="utf-8-sig")
-        table = csv.reader(io.StringIO(text, newline=""), strict=True)
-        rows = json.loads(text) if is_json else [row for row in table if any(row)]
+        if path.suffix.lower() == ".json":
+            found = json.loads(text)
+        else:
+            rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if any(row)]
+            found = dict(rows[1:] if rows and rows[0][0].strip().casefold() == "class" else rows)
     except (OSError, ValueError, RecursionError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read as CSV or JSON for {option}: {error}") from error
-    if not rows or is_json != isinstance(rows, dict):
-        raise InputError(f"{path} holds no numbers by class for {option}.")
-    return rows
+        raise InputError(f"{path} cannot be read as CSV (class, weight) or JSON for --prior: {error}") from error
+    if not found or not isinstance(found, dict):
+        raise InputError(f"{path} holds no numbers by class for --prior.")
+    return {name: _number("--prior", value) for name, value in found.items()}

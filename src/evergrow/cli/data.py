@@ -26,7 +26,7 @@ _SHOWN = 5
 
 @command("data")
 def data_command(
-    source: Annotated[str, typer.Argument(help="Folder, file, pattern or address.")],
+    source: Annotated[str, typer.Argument(help="Folder, file or address.")],
     layout: Annotated[str, typer.Option(help=f"Layout of a folder: auto looks, or {LAYOUTS}.")] = "auto",
     root: Annotated[Path | None, typer.Option(help="Folder that listed images are in.")] = None,
     test_size: Annotated[

@@ -133,8 +133,7 @@ def _answering(found: dict[str, Any]) -> str:
     """Return how answers follow from probabilities, where that was set."""
     prior = "" if found["prior"] == "learned" else f"prior {found['prior']}"
     limits = ", ".join(f"{name} from {limit:g}" for name, limit in found["thresholds"].items())
-    costs = plural(sum(map(len, found["costs"].values())), "cost") if found["costs"] else ""
-    return "; ".join(part for part in (prior, limits, costs) if part)
+    return "; ".join(part for part in (prior, limits) if part)
 
 
 def _reference(found: dict[str, Any] | None) -> str:

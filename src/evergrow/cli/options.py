@@ -53,7 +53,7 @@ Data = Annotated[
     str,
     typer.Argument(
         metavar="DATA",
-        help="Folder with a subfolder per class, a .zip or .tar of one, 'photos/*/*.jpg' in quotes, a table of "
+        help="Folder with a subfolder per class, a .zip or .tar of one, a table of "
         "text,label or path,label (.csv, .jsonl, .parquet), a .json of COCO or Label Studio, .npz of features.",
     ),
 ]

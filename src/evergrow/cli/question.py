@@ -30,10 +30,8 @@ class Question:
 
 def check_items(items: list[str]) -> None:
     """Refuse items that are no files, before a model is loaded to be asked about them."""
-    from evergrow.data.folders import is_pattern
-
     for item in items:
-        if item != STDIN and not os.path.exists(item) and not is_pattern(item):
+        if item != STDIN and not os.path.exists(item):
             raise _missing(item)
 
 
@@ -118,16 +116,11 @@ def _images(items: list[str], reading: Reading) -> Question:
 
 
 def _named_images(name: str, reading: Reading) -> tuple[list[str], Items]:
-    """Return the images of a file, a folder, an archive, a table or a pattern, with a name of each."""
-    from evergrow.data import read
-    from evergrow.data.folders import is_pattern
+    """Return the images of a file, a folder, an archive or a table, with a name of each."""
     from evergrow.data.intake import read_items
     from evergrow.data.items import is_image
     from evergrow.data.readers import reader_of_file
 
-    if is_pattern(name):
-        items = read(name, labelled=False).samples().raw_items()
-        return [items.name(row) for row in range(len(items))], items
     items = read_items(Path(name), "image", reading.options()).raw_items()
     if not os.path.isdir(name) and (is_image(name) or reader_of_file(name) is None):
         return [name], items

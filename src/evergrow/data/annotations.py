@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from evergrow.core.errors import DatasetNotFoundError, FileFormatError
+from evergrow.core.errors import FileFormatError
 from evergrow.data.folders import TEST_WORDS, TRAIN_WORDS, partner_name
 from evergrow.data.items import Dataset, listed
 from evergrow.data.readers import DataOptions, register_reader
@@ -74,8 +74,6 @@ def read_annotations(tree: Tree, name: str, options: DataOptions) -> Dataset:
         If its images are not there.
     """
     names = [each for each in (name, partner_name(tree, name)) if each] if name else _files_in(tree)
-    if not names:
-        raise DatasetNotFoundError(f"{tree.place()} must hold {' or '.join(_FILES)}, got none of them")
     parts = [parse_annotations(tree.text(file), tree.place(file)) for file in names]
     notes = ["annotations are boxes or outlines: whole images are learned, not what is inside of them"]
     return listed_data(
@@ -137,10 +135,7 @@ def parse_annotations(text: str, title: str) -> Annotated:
     elif isinstance(content, list) and content and all(isinstance(task, dict) for task in content):
         found = _label_studio(content, title)
     else:
-        raise FileFormatError(
-            f"{title} must be an export of COCO (images, annotations, categories) or Label Studio (a list of tasks), "
-            "got another JSON"
-        )
+        raise FileFormatError(f"{title} must be an export of COCO or Label Studio, got another JSON")
     if not found.samples:
         reasons = found.reasons() or "it is empty"
         raise FileFormatError(f"{title} must give at least one sample exactly one class, got none ({reasons})")
@@ -157,10 +152,7 @@ def _coco(content: Mapping[str, Any], title: str) -> Annotated:
     for annotation in content["annotations"]:
         image, category = (_plain(annotation.get(key)) for key in ("image_id", "category_id"))
         if image not in classes or category not in names:
-            raise FileFormatError(
-                f"{title} must have annotations of images and categories in it, got image {image!r} and category "
-                f"{category!r}"
-            )
+            raise FileFormatError(f"{title} must annotate images and categories that are in it, got {annotation!r:.80}")
         found.boxes = found.boxes or bool(annotation.get("bbox") or annotation.get("segmentation"))
         classes[image].append(names[category])
     for number, name in files.items():
@@ -174,10 +166,7 @@ def _by_id(content: Mapping[str, Any], key: str, word: str, title: str) -> dict[
     for entry in content[key]:
         number, name = _plain(entry.get("id")), entry.get(word)
         if number is None or number in found or not isinstance(name, str) or not name.strip():
-            raise FileFormatError(
-                f"{title}: every one of {key} must have an id of its own, a number or a name, and a {word} that is not "
-                f"empty, got {entry.get('id')!r} and {name!r}"
-            )
+            raise FileFormatError(f"{title}: {key} must have an id of their own and a {word}, got {entry!r:.80}")
         found[number] = name.strip()
     return found
 

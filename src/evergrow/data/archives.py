@@ -194,15 +194,10 @@ class Archive:
             if len(self.members) > self._most:
                 raise TooManyFilesError(f"{self.title} must hold at most {self._most:,} files, got more")
             if member.size > LARGEST_FILE:
-                raise FileFormatError(
-                    f"{self.title} must hold files of at most {LARGEST_FILE // 2**20} MiB, got {shown(member.name)} of "
-                    f"{member.size // 2**20} MiB"
-                )
+                limit = f"{LARGEST_FILE // 2**20} MiB"
+                raise FileFormatError(f"{self.title} must hold files of at most {limit}, got {shown(member.name)}")
             if left < 0:
-                raise FileFormatError(
-                    f"{self.title} must unpack to at most {RATIO} times its size and {ROOM // 2**20} MiB, got more in "
-                    f"its first {len(self.members)} files"
-                )
+                raise FileFormatError(f"{self.title} must unpack to at most {RATIO} times its size, got more")
         self.sizes = {member.name: member.size for member in self.members.values()}
 
     def _unpack(self, opener: Any, left: int) -> None:

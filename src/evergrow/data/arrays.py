@@ -110,9 +110,7 @@ class FeatureSet:
                 raise LabelError(f"y_{part} must hold {len(X)} integers or strings, got {_described(y)}")
             check_finite(X, f"X_{part}")
         if self.X_train.shape[1] != self.X_test.shape[1]:
-            raise InputError(
-                f"X_test must have {self.X_train.shape[1]} columns like X_train, got {self.X_test.shape[1]}"
-            )
+            raise InputError(f"X_test must have columns like X_train, got {_described(self.X_test)}")
         check_widths("widths", self.widths, self.X_train.shape[1])
         unknown = np.setdiff1d(self.y_test, self.y_train)
         if len(unknown):
@@ -452,15 +450,6 @@ def read_npy(path: Path) -> NDArray[Any]:
 # -- the source -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _ArrayRows:
-    file: str
-    array: str
-    labels: str
-    start: int
-    stop: int
-
-
 class ArraySource(Source):
     """Rows of the arrays ``X_train`` and ``y_train`` (or ``X`` and ``y``) of one file or many.
 
@@ -487,14 +476,6 @@ class ArraySource(Source):
         array = file.arrays[self._keys(name)[0][0]]
         return () if array.is_pixels or STAMP not in file.texts else file.stated(array.shape[1])[1]
 
-    @property
-    def has_test(self) -> bool:
-        """Whether there is a test part beside the training part."""
-        if len(self._every_file) > 1:
-            return super().has_test
-        arrays = self._open(next(iter(self.files))).arrays
-        return "X_test" in arrays and bool(arrays["X_test"].shape[0])
-
     def _keys(self, name: str) -> list[tuple[str, str]]:
         """Return the arrays of samples and of labels that the part is in; a label array may be missing."""
         file = self._open(name)
@@ -504,10 +485,8 @@ class ArraySource(Source):
             there = [pair for pair in _KEYS[part] if pair[0] in file.arrays and 0 not in file.arrays[pair[0]].shape[:1]]
             chosen += [pair for pair in there[:1] if pair not in chosen]
         if not chosen:
-            raise FileFormatError(
-                f"{file.title} must hold an array X_train, X or features, got "
-                f"{listed([*file.arrays, *file.others], most=8)}"
-            )
+            held = listed([*file.arrays, *file.others], most=8)
+            raise FileFormatError(f"{file.title} must hold an array X_train, X or features, got {held}")
         for x, y in chosen:
             _check_arrays(file, x, y)
         return chosen
@@ -529,14 +508,13 @@ class ArraySource(Source):
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the rows of a shard."""
-        where = where_of(shard, _ArrayRows)
-        name, key, start, stop = where.file, where.array, where.start, where.stop
+        name, key, labels_key, start, stop = where_of(shard, file=str, array=str, labels=str, start=int, stop=int)
         file = self._open(name)
         if key not in file.arrays or stop > file.arrays[key].shape[0] or stop - start != shard.rows:
             raise FileFormatError(f"{file.title} must hold {stop} rows of {key}, as when the shards were made")
         values = file.rows(key, start, stop)
         names = tuple(f"{name}[{row}]" for row in range(start, stop))
-        labels, labels_key = None, where.labels
+        labels = None
         if self.options.labelled and labels_key in file.arrays:
             known = dict(enumerate(file.class_names()))
             labels = class_labels(file.rows(labels_key, start, stop).tolist(), known, file.title)
@@ -562,9 +540,7 @@ class ArraySource(Source):
         pairs = [train, REQUIRED[2:]] if {"X_test", "y_test"} & file.arrays.keys() else [train]
         missing = [key for pair in pairs for key in pair if key not in file.arrays]
         if missing:
-            raise FileFormatError(
-                f"{file.title} must hold {', '.join(REQUIRED)} or X, y, but it lacks {', '.join(missing)}"
-            )
+            raise FileFormatError(f"{file.title} must hold X_train, y_train or X, y, but it lacks {', '.join(missing)}")
         parts = [(file.rows(x), file.rows(y)) for x, y in pairs]
         (X, y), (X_test, y_test) = parts[0], parts[1] if len(parts) > 1 else (parts[0][0][:0], parts[0][1][:0])
         try:
@@ -595,9 +571,8 @@ def _check_arrays(file: ArrayFile, x: str, y: str) -> None:
     vectors = len(samples.shape) == 2 and samples.shape[1] > 0 and numbers
     if not vectors and not samples.is_pixels:
         raise FileFormatError(
-            f"{file.title}: {x} must be feature vectors of shape (n, d) or images in bytes, got {_described(samples)}"
+            f"{file.title}: {x} must be feature vectors or bytes of images, got {_described(samples)}"
         )
     if labels is not None and (labels.shape != samples.shape[:1] or labels.dtype.kind not in "biuU"):
-        raise FileFormatError(
-            f"{file.title}: {y} must hold {samples.shape[0]} integers or strings, got {_described(labels)}"
-        )
+        n = samples.shape[0]
+        raise FileFormatError(f"{file.title}: {y} must hold {n} integers or strings, got {_described(labels)}")

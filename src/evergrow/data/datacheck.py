@@ -221,17 +221,10 @@ def check_samples(
         known = {(pair.first, pair.second) for pair in pairs}
         pairs += [pair for pair in near if (pair.first, pair.second) not in known]
     pairs.sort(key=lambda pair: (not pair.exact, -pair.similarity, pair.first, pair.second))
-    return DataCheck(
-        tuple(pairs),
-        tuple(misplaced),
-        tuple(_overlaps(labels, pairs, votes)),
-        len(labels),
-        0 if test is None else len(test),
-        repeated,
-        backbone,
-        tuple(checked.names[row] for row in sorted(unread)),
-        tuple(notes),
-    )
+    counts = (len(labels), 0 if test is None else len(test), repeated)
+    names = tuple(checked.names[row] for row in sorted(unread))
+    overlaps = tuple(_overlaps(labels, pairs, votes))
+    return DataCheck(tuple(pairs), tuple(misplaced), overlaps, *counts, backbone, names, tuple(notes))
 
 
 # -- by content -----------------------------------------------------------------------------------------------

@@ -1,16 +1,14 @@
-"""Images in folders: ``train/<class>/*`` and ``test/<class>/*``, one folder per class, and patterns of names."""
+"""Images in folders: ``train/<class>/*`` and ``test/<class>/*``, and one folder per class."""
 
 from __future__ import annotations
 
-import glob
 import os
 import posixpath
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from evergrow.core.errors import DatasetNotFoundError, InputError
+from evergrow.core.errors import InputError
 from evergrow.data.items import (
     Dataset,
     Images,
@@ -67,21 +65,23 @@ class Walk:
     def images(self, folder: str = "") -> list[str]:
         """Return the images in a folder and the folders below it, relative to the root, sorted by name.
 
-        Links are followed; one that leads back to a folder above it is left out. Only folders are asked for their
-        status, so that a hundred thousand files cost little more than their names.
+        Links to folders are followed once; those to a folder above would bring in other classes, or the whole disk.
+        Only folders are asked for their status, so that a hundred thousand files cost little more than their names.
         """
         names: list[str] = []
-        pending = [(folder, self.tree.above | {self.tree.identity(folder)})]
+        followed, pending = {os.path.realpath(self.tree.root / folder)}, [folder]
         while pending:
-            current, above = pending.pop()
+            current = pending.pop()
             for name, kind in self._entries(current):
-                path = f"{current}/{name}" if current else name
+                path = posixpath.join(current, name)
                 if kind == "folder":
-                    identity = self.tree.identity(path)
-                    if identity in above:
+                    target = self.tree.link_target(path)
+                    above = ((self.tree.root / place).resolve() for place in (current, "") if target)
+                    if target in followed or any(place.is_relative_to(target) for place in above):
                         self.ignored["links back to a folder above"] += 1
-                    else:
-                        pending.append((path, above | {identity}))
+                        continue
+                    followed |= {target} - {""}
+                    pending.append(path)
                 elif not is_image(name):
                     self.count_other(name)
                 elif kind == "file":
@@ -140,9 +140,7 @@ def split_folders(tree: Tree) -> tuple[str, str, list[str]] | None:
     for name in walk.subfolders():
         lower = name.lower()
         if lower in (*TRAIN_WORDS, *TEST_WORDS) and spelled.setdefault(lower, name) != name:
-            raise InputError(
-                f"{tree.place()} must hold one folder called {lower!r}, got {spelled[lower]!r} and {name!r}"
-            )
+            raise InputError(f"{tree.place()} must hold one of the folders {spelled[lower]!r} and {name!r}, got both")
     train = [spelled[name] for name in TRAIN_WORDS if name in spelled]
     tests = [spelled[name] for name in TEST_WORDS if name in spelled]
     if not train or not tests:
@@ -206,32 +204,9 @@ def read_train_test(tree: Tree, name: str, options: DataOptions) -> Dataset:
     LabelError
         If a class is in the test folder only.
     """
-    names = split_folders(tree)
-    if names is None:
-        raise InputError(
-            f"{tree.place()} must hold a folder train and a folder test, val, valid or validation, got neither"
-        )
-    train_folder, test_folder, others = names
-    walk = Walk(tree)
-    cautions: list[str] = []
-    classes = {part: _class_folders(walk, part, options, cautions) for part in (train_folder, test_folder)}
-    for part, folders in classes.items():
-        if not folders:
-            raise InputError(f"{tree.place(part)} must hold one folder per class, got none")
-    check_test_classes({label for label, _ in classes[train_folder]}, {label for label, _ in classes[test_folder]})
-    parts = {part: _read_classes(walk, part, classes[part], options, cautions) for part in classes}
-    (train, train_labels), (test, test_labels) = parts[train_folder], parts[test_folder]
-    check_test_classes(train_labels, test_labels)
-    left = [f"folder {other} left out: {test_folder} is the test set" for other in others]
-    return Dataset.of(
-        tree.images(train),
-        train_labels,
-        tree.images(test),
-        test_labels,
-        layout="train-test",
-        notes=(*walk.note(), *left),
-        cautions=(*cautions, *walk.cautions()),
-    )
+    train, test, others = split_folders(tree) or ("train", "test", [])
+    notes = [f"folder {other} left out: {test} is the test set" for other in others]
+    return _read_parts(Walk(tree), [train, test], options, "train-test", notes)
 
 
 @register_reader("class-folders", fits=lambda tree: True, rank=100)
@@ -243,88 +218,70 @@ def read_class_folders(tree: Tree, name: str, options: DataOptions) -> Dataset:
     InputError
         If there are no class folders, if one is empty, or if the folders are data sets of their own.
     """
+    folders, base = Walk(tree).subfolders(), ""
     walk = Walk(tree)
-    base = ""
-    folders = walk.subfolders()
     if len(folders) == 1 and folders[0].lower() in TRAIN_WORDS:  # a training folder alone
-        base = folders[0]
-        folders = walk.subfolders(base)
-    if not folders:
+        base, folders = folders[0], Walk(tree).subfolders(folders[0])
+        walk.subfolders()  # counts what lies beside it
+    if folders and all(split_folders(tree.below(posixpath.join(base, folder))) is not None for folder in folders):
+        raise InputError(f"{tree.place()} must be one data set, got several: point to one of {listed(folders)}")
+    return _read_parts(walk, [base], options, "class-folders", [])
+
+
+def _read_parts(walk: Walk, parts: list[str], options: DataOptions, layout: str, notes: list[str]) -> Dataset:
+    """Return the images of one folder with class folders, or of one for training and one for testing."""
+    tree = walk.tree
+    cautions: list[str] = []
+    found: list[tuple[list[str], list[str]]] = []
+    for folders in [_class_folders(walk, part, options, cautions) for part in parts]:
+        files = {folder: walk.images(folder) for folder in folders}
+        empty = [folder for folder, names in files.items() if not names]
+        if len(empty) == len(files) or (empty and not options.allow_empty):
+            raise InputError(
+                f"class folders must hold at least one image, got none in {listed(empty)} of {tree.place()}; delete "
+                f"them, or go on without them by allow_empty{walk.unread_hint()}"
+            )
+        cautions += [f"class folders without images left out: {listed(empty)}"] if empty else []
+        labels = [posixpath.basename(folder) for folder, names in files.items() for _ in names]
+        found.append(([name for names in files.values() for name in names], labels))
+    if len(parts) == 2:
+        check_test_classes(found[0][1], found[1][1])
+    columns = [value for names, labels in found for value in (tree.images(names), labels)]
+    said = (*cautions, *walk.cautions())
+    return Dataset.of(*columns, layout=layout, notes=(*walk.note(), *notes), cautions=said)  # type: ignore[arg-type]
+
+
+def _class_folders(walk: Walk, part: str, options: DataOptions, cautions: list[str]) -> list[str]:
+    """Return the class folders in a part, so many levels down as the options say."""
+    places = [part]
+    for level in range(max(options.class_level, 1)):
+        places = [posixpath.join(place, name) for place in places for name in walk.subfolders(place)]
+        if not places and level:
+            raise InputError(
+                f"class_level must be a depth at which {walk.tree.place(part)} has folders, got {options.class_level}"
+            )
+    if not places:
         loose = walk.ignored["images outside class folders"] + sum(walk.unread.values())
         hint = f" but {loose} images: move them to folders named after their classes" if loose else ""
         raise InputError(
-            f"{tree.place(base)} must hold one folder per class, or train/<class>/ and test/<class>/, got no folder"
-            f"{hint}{walk.unread_hint()}"
-        )
-    if all(split_folders(tree.below(posixpath.join(base, folder))) is not None for folder in folders):
-        raise InputError(
-            f"{tree.place()} must be one data set, got a folder of several ({listed(folders)}): point to one of them"
-        )
-    walk = Walk(tree)  # counts anew: the folders are listed again
-    if base:
-        walk.subfolders()
-    cautions: list[str] = []
-    names, labels = _read_classes(walk, base, _class_folders(walk, base, options, cautions), options, cautions)
-    said = (*cautions, *walk.cautions())
-    return Dataset.of(tree.images(names), labels, layout="class-folders", notes=tuple(walk.note()), cautions=said)
-
-
-def _class_folders(walk: Walk, part: str, options: DataOptions, cautions: list[str]) -> list[tuple[str, str]]:
-    """Return the class and the path of every class folder in a part, so many levels down as the options say."""
-    places = [""]
-    for _ in range(max(options.class_level, 1)):
-        places = [
-            posixpath.join(place, name) for place in places for name in walk.subfolders(posixpath.join(part, place))
-        ]
-    if not places and options.class_level > 1:
-        raise InputError(
-            f"class_level must be a depth at which {walk.tree.place(part)} has folders, got {options.class_level}"
+            f"{walk.tree.place(part)} must hold one folder per class, or train/<class>/ and test/<class>/, got no "
+            f"folder{hint}{walk.unread_hint()}"
         )
     if not options.class_level:
-        cautions += _repeated_below(walk.tree, part, places)
-    return [(posixpath.basename(place), posixpath.join(part, place)) for place in places]
+        # Folders of the same names in the class folders may be the classes that were meant.
+        below = [name for place in places for name, kind in walk.tree.entries(place) if kind == "folder"]
+        inner = Counter(name for name in below if not is_hidden(name))
+        repeated = sorted(name for name, count in inner.items() if count > 1)
+        if repeated and 2 * len(repeated) >= len(inner):
+            outer = listed(posixpath.relpath(place, part or ".") for place in places)
+            cautions.append(
+                f"folders of the same names ({listed(repeated)}) repeat in {outer}: the outer {len(places)} were taken "
+                f"for classes; a class level of 2 takes the inner {len(inner)}, one of 1 says that the outer are meant"
+            )
+    return places
 
 
-def _repeated_below(tree: Tree, part: str, folders: list[str]) -> list[str]:
-    """Return a caution where the folders hold folders of the same names, which may be the classes that were meant."""
-    inner = Counter(
-        name
-        for folder in folders
-        for name, kind in tree.entries(posixpath.join(part, folder))
-        if kind == "folder" and not is_hidden(name)
-    )
-    repeated = sorted(name for name, count in inner.items() if count > 1)
-    if not repeated or 2 * len(repeated) < len(inner):
-        return []
-    return [
-        f"folders of the same names ({listed(repeated)}) repeat in {listed(folders)}: the outer {len(folders)} were "
-        f"taken for classes; a class level of 2 takes the inner {len(inner)}, one of 1 says that the outer are meant"
-    ]
-
-
-def _read_classes(
-    walk: Walk, part: str, folders: list[tuple[str, str]], options: DataOptions, cautions: list[str]
-) -> tuple[list[str], list[str]]:
-    found = [(label, path, walk.images(path)) for label, path in folders]
-    names = [name for _, _, files in found for name in files]
-    labels = [label for label, _, files in found for _ in files]
-    empty = [path for _, path, files in found if not files]
-    if empty and not options.allow_empty:
-        raise InputError(
-            f"class folders must hold at least one image, got none in {listed(empty)} of {walk.tree.place()}; "
-            f"delete them, or go on without them by allow_empty{walk.unread_hint()}"
-        )
-    if not names:
-        raise InputError(
-            f"{walk.tree.place(part)} must hold images, got none in its {len(folders)} class folders"
-            f"{walk.unread_hint()}"
-        )
-    if empty:
-        cautions.append(f"class folders without images left out: {listed(empty)}")
-    return names, labels
-
-
-# -- images without labels, and patterns ----------------------------------------------------------------------
+# -- images without labels ----------------------------------------------------------------------
 
 
 def images_below(tree: Tree) -> tuple[Images, list[str]]:
@@ -334,70 +291,3 @@ def images_below(tree: Tree) -> tuple[Images, list[str]]:
     if not names:
         raise InputError(f"{tree.place()} must hold images, got none{walk.unread_hint()}")
     return tree.images(names), walk.cautions()
-
-
-def is_pattern(text: str) -> bool:
-    """Return whether a name is a pattern, or several as in ``$PATH``, and no file or folder.
-
-    Examples
-    --------
-    >>> from evergrow.data.folders import is_pattern
-    >>> is_pattern("photos/*/*.jpg"), is_pattern("photos")
-    (True, False)
-    """
-    return glob.has_magic(text) and not os.path.exists(text)
-
-
-def patterns_of(text: str) -> list[str]:
-    """Return the patterns in a name: one, or several with a colon between (a semicolon on Windows).
-
-    Examples
-    --------
-    >>> from evergrow.data.folders import patterns_of
-    >>> patterns_of("a/*.jpg:b/*.jpg"), patterns_of("10:30/*.jpg")
-    (['a/*.jpg', 'b/*.jpg'], ['10:30/*.jpg'])
-    """
-    pieces = text.split(os.pathsep)
-    return pieces if all(map(glob.has_magic, pieces)) else [text]
-
-
-@register_reader("patterns")
-def read_patterns(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    """Read the images on disk that patterns name; the folder that an image is in is its class.
-
-    Raises
-    ------
-    DatasetNotFoundError
-        If a pattern matches no image.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> from evergrow.data import read
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name in ("cat/1.jpg", "dog/1.jpg", "dog/notes.txt"):
-    ...         pathlib.Path(folder, name).parent.mkdir(exist_ok=True)
-    ...         _ = pathlib.Path(folder, name).write_bytes(b"x")
-    ...     read(f"{folder}/*/*").dataset().train.labels.tolist()
-    ['cat', 'dog']
-    """
-    patterns = patterns_of(name)
-    found: set[str] = set()
-    walk = Walk(tree)
-    for pattern in patterns:
-        files = [file for file in glob.iglob(pattern, recursive=True) if os.path.isfile(file)]
-        images = {os.path.abspath(file) for file in files if is_image(file)}
-        if not images:
-            raise DatasetNotFoundError(f"pattern must match at least one image, got none for {pattern!r}")
-        for file in files:
-            if not is_image(file):
-                walk.count_other(file)
-        found |= images
-    root = Path(os.path.commonpath([os.path.dirname(file) for file in found]))
-    if all(os.path.dirname(file) == os.fspath(root) for file in found):
-        root = root.parent  # one folder: it is the class, and its name must be in the names
-    names = sorted(Path(file).relative_to(root).as_posix() for file in found)
-    notes = (f"patterns: {listed(patterns)}; the folder of an image is its class", *walk.note())
-    labels = [posixpath.basename(posixpath.dirname(file)) or root.name for file in names]
-    images_found = Images(tuple(names), root=root)
-    return Dataset.of(images_found, labels, layout="patterns", notes=notes, cautions=tuple(walk.cautions()))

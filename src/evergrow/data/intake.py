@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import DatasetNotFoundError, InputError, LabelError
 from evergrow.core.validation import as_weights
 from evergrow.data.arrays import FeatureSet, read_npy
-from evergrow.data.items import Dataset, Images, Items, Samples, Texts, is_image, listed
+from evergrow.data.items import Dataset, Images, Items, Samples, Texts, is_image
 from evergrow.data.load import name_of, read, warn_of
 from evergrow.data.readers import DEFAULTS, DataOptions, reader_of_file
 from evergrow.data.sources import ListedSource, as_features
@@ -67,26 +67,23 @@ def as_names(labels: Any, n: int) -> NDArray[np.str_]:
     values = _label_values(labels)
     if len(values) != n:
         raise LabelError(f"labels must be one per sample ({n}), got {len(values)}")
-    return np.array([_name(value) for value in values], dtype=np.str_)
+    for value in values:
+        if not isinstance(value, (str, int, float)) or value != value or not str(value).strip():
+            raise LabelError(f"labels must be names that can be seen, or numbers, got {value!r}")
+    return np.array([str(value) for value in values], dtype=np.str_)
 
 
 def _label_values(labels: Any) -> list[Any]:
-    """Return labels in a list, out of whatever holds them."""
+    """Return labels as plain values in a list, out of whatever holds them."""
     if isinstance(labels, (str, bytes)) or not hasattr(labels, "__len__"):
         raise LabelError(f"labels must be a sequence of class names, got {type(labels).__name__}")
-    labels = single_column(labels) if is_frame(labels) else labels
-    return list(labels.tolist() if hasattr(labels, "tolist") else labels)
-
-
-def _name(value: Any) -> str:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if not isinstance(value, (str, int, float)) or value != value:
-        raise LabelError(f"labels must be names or numbers, got {value!r}")
-    name = str(value)
-    if not name.strip():
-        raise LabelError(f"labels must be names that can be seen, got {name!r}")
-    return name
+    if is_frame(labels):
+        names = list(labels.columns)
+        if len(names) != 1:
+            raise LabelError(f"a frame of labels must have one column, got {len(names)}")
+        labels = labels[names[0]]
+    values = labels.tolist() if hasattr(labels, "tolist") else labels
+    return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
 def kind_of(values: Sequence[Any]) -> str:
@@ -103,14 +100,10 @@ def kind_of(values: Sequence[Any]) -> str:
     >>> kind_of(["a", "b"]), kind_of([3, 10]), kind_of([True]), kind_of([0.5])
     ('name', 'integer', 'boolean', 'name')
     """
-    types = {_plain_type(value) for value in values}
+    types = {type(value.item() if isinstance(value, np.generic) else value).__name__ for value in values}
     if len(types) > 1:
         raise LabelError(f"labels must all be of one kind, got a mix of {', '.join(sorted(types))}")
     return {"int": "integer", "bool": "boolean"}.get(next(iter(types), "str"), "name")
-
-
-def _plain_type(value: Any) -> str:
-    return type(value.item() if isinstance(value, np.generic) else value).__name__
 
 
 # -- with labels ------------------------------------------------------------------------------------------------
@@ -154,10 +147,8 @@ def read_labelled(data: Any, part: Part, kind: str | None = None, options: DataO
         samples = read_items(data[0], kind)
         labels = _label_values(data[1])
         return replace(samples, labels=as_names(labels, len(samples)), label_kind=kind_of(labels))
-    raise InputError(
-        "data must be a path, a Dataset, a FeatureSet or a pair (items, labels), "
-        f"got {type(data).__name__}" + (f" of {len(data)}" if isinstance(data, tuple) else "")
-    )
+    got = type(data).__name__ + (f" of {len(data)}" if isinstance(data, tuple) else "")
+    raise InputError(f"data must be a path, a Dataset, a FeatureSet or a pair (items, labels), got {got}")
 
 
 def read_parts(source: str | os.PathLike[str], options: DataOptions | None = None) -> Dataset | FeatureSet:
@@ -265,7 +256,9 @@ def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
     if len(items) == 0:
         raise InputError("items must hold at least one item, got none")
     if all(isinstance(item, (str, os.PathLike)) for item in items):
-        return _of_strings(items, kind)
+        texts = all(isinstance(item, str) for item in items) and kind != "image"
+        images = all(map(is_image, map(os.fspath, items))) and (kind is None or all(map(os.path.isfile, items)))
+        return Samples("text", Texts(tuple(items))) if texts and not images else _of_paths(items)
     if all(_is_pil_image(item) or _is_pixels(item) for item in items) and kind != "features":
         return Samples("image", Images(tuple(items)))
     try:
@@ -276,15 +269,6 @@ def _of_sequence(items: Sequence[Any], kind: str | None) -> Samples:
     return Samples("features", features=_features(array))
 
 
-def _of_strings(items: Sequence[Any], kind: str | None) -> Samples:
-    plain = all(isinstance(item, str) for item in items)
-    if not plain or kind == "image" or all(is_image(item) and os.path.isfile(item) for item in items):
-        return _of_paths(items)
-    if kind is None and all(is_image(item) for item in items):
-        return _of_paths(items)  # raises, and names the files that are missing
-    return Samples("text", Texts(tuple(items)))
-
-
 def _of_array(array: NDArray[Any], kind: str | None) -> Samples:
     if array.size == 0:
         raise InputError(f"items must hold at least one item, got an array of shape {array.shape}")
@@ -292,22 +276,16 @@ def _of_array(array: NDArray[Any], kind: str | None) -> Samples:
         return _of_sequence(array.tolist(), kind)
     if array.dtype != np.uint8 or kind == "features":
         return Samples("features", features=_features(array))
-    if array.ndim == 4:
-        whole = array.shape[3] == 3
-        return Samples("image", Images(array) if whole else Images(tuple(array)))
-    if array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4)):
-        return Samples("image", Images((array,)))
-    return Samples("image", Images(array))
+    one = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
+    odd = array.ndim == 4 and array.shape[3] != 3
+    return Samples("image", Images((array,) if one else tuple(array) if odd else array))
 
 
 def _features(array: NDArray[Any]) -> NDArray[Any]:
     if array.ndim == 1:
         array = array[None]
     if array.ndim != 2 or array.dtype.kind not in "fiu" or 0 in array.shape:
-        raise InputError(
-            f"features must be numbers of shape (n, d), got {array.dtype} of shape {array.shape}; "
-            "pixels must be bytes (uint8)"
-        )
+        raise InputError(f"features must be numbers of shape (n, d), got {array.dtype} of shape {array.shape}")
     return as_features(array, "features")
 
 
@@ -345,10 +323,8 @@ def channels_last(array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.kind == "f":
         low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
         if not 0.0 <= low <= high <= 1.0:
-            raise InputError(
-                f"images of floats must lie between 0 and 1, got {low:.3g} to {high:.3g}: leave out the "
-                "normalisation, which the backbone brings along"
-            )
+            got = f"{low:.3g} to {high:.3g}: leave out the normalisation, which the backbone brings along"
+            raise InputError(f"images of floats must lie between 0 and 1, got {got}")
         array = np.rint(array * 255.0).astype(np.uint8)
     if array.dtype == np.uint8 and array.shape[-3] in (1, 3) and array.shape[-1] not in (1, 3, 4):
         array = np.moveaxis(array, -3, -1)
@@ -375,14 +351,6 @@ def is_frame(value: Any) -> bool:
 def is_pandas(value: Any) -> bool:
     """Return whether something is a frame or column of pandas, whose index its answers can have."""
     return is_instance_of(value, "pandas", "DataFrame", "Series")
-
-
-def single_column(frame: Any) -> Any:
-    """Return the column of a frame that has one, such as ``frame[["label"]]``."""
-    names = list(frame.columns)
-    if len(names) != 1:
-        raise InputError(f"a frame must have one column to be labels or texts, got {len(names)}")
-    return frame[names[0]]
 
 
 def frame_values(frame: Any, kind: str | None) -> tuple[NDArray[Any] | list[Any], tuple[str, ...]]:
@@ -413,23 +381,15 @@ def frame_values(frame: Any, kind: str | None) -> tuple[NDArray[Any] | list[Any]
     """
     if frame.shape[0] == 0:
         raise InputError("items must hold at least one item, got a frame without rows")
-    array = np.asarray(frame.to_numpy())
-    if array.dtype.kind in "fiu":
-        return array, _names(frame)
-    if frame.shape[1] == 1 and kind != "features" and array.dtype.kind in "OUT":
-        return list(single_column(frame)), ()
-    return np.column_stack([_numbers(frame, name) for name in frame.columns]), _names(frame)
-
-
-def _names(frame: Any) -> tuple[str, ...]:
-    """Return the names of columns, where they are names: scikit-learn goes by the same rule."""
-    names = list(frame.columns)
-    strings = [isinstance(name, str) for name in names]
-    if all(strings):
-        return tuple(names)
-    if any(strings):
+    array, names = np.asarray(frame.to_numpy()), list(frame.columns)
+    if len(names) == 1 and kind != "features" and array.dtype.kind in "OUT":
+        return list(frame[names[0]]), ()
+    strings = [isinstance(name, str) for name in names]  # scikit-learn goes by the same rule
+    if any(strings) and not all(strings):
         raise InputError("columns of a frame must all have strings for names, or none of them, got some of each")
-    return ()
+    if array.dtype.kind not in "fiu":
+        array = np.column_stack([_numbers(frame, name) for name in names])
+    return array, tuple(names) if all(strings) else ()
 
 
 def _numbers(frame: Any, name: Any) -> NDArray[np.float64]:
@@ -457,26 +417,19 @@ def check_columns(given: Sequence[str], learned: Sequence[str]) -> None:
     >>> check_columns(["b", "a"], ["a", "b"])
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.InputError: columns must be in the order that was learned, got 'b' where 'a' was
+    evergrow.core.errors.InputError: columns must be those learned, in their order; 'b' where 'a' was
     >>> check_columns(["a", "c"], ["a", "b"])
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.InputError: columns must be those that were learned; missing: 'b'; not learned: 'c'
+    evergrow.core.errors.InputError: columns must be those learned, in their order; missing: 'b'; not learned: 'c'
     """
     if not given or not learned or list(given) == list(learned):
         return
-    missing = [name for name in learned if name not in set(given)]
-    more = [name for name in given if name not in set(learned)]
-    if missing or more:
-        named = (("missing", missing), ("not learned", more))
-        parts = [f"{what}: {listed(names)}" for what, names in named if names]
-        raise InputError(f"columns must be those that were learned; {'; '.join(parts)}")
-    if len(given) != len(learned):
-        raise InputError(f"columns must have different names, got {len(given)} of {len(learned)}")
-    place = next(number for number, pair in enumerate(zip(given, learned, strict=True)) if pair[0] != pair[1])
-    raise InputError(
-        f"columns must be in the order that was learned, got {given[place]!r} where {learned[place]!r} was"
-    )
+    missing = [f"missing: {name!r}" for name in learned if name not in set(given)]
+    more = [f"not learned: {name!r}" for name in given if name not in set(learned)]
+    moved = [f"{now!r} where {was!r} was" for now, was in zip(given, learned, strict=False) if now != was][:1]
+    said = "; ".join([*missing[:5], *more[:5]] or moved)
+    raise InputError(f"columns must be those learned, in their order; {said}")
 
 
 # -- streams -----------------------------------------------------------------------------------------------------
@@ -497,10 +450,7 @@ def is_stream(data: Any) -> bool:
 def check_whole(data: Any) -> None:
     """Raise :class:`InputError` for a stream where images are needed more than once."""
     if is_stream(data):
-        raise InputError(
-            f"data must be a folder, a table or (items, labels) for a backbone to be adapted to, since "
-            f"they are seen many times, got {type(data).__name__}"
-        )
+        raise InputError(f"data must be seen many times to adapt a backbone to them, got {type(data).__name__}")
 
 
 def labelled_chunks(data: Any, y: Any, sample_weight: Any, part: Part, kind: str | None) -> Iterable[Samples]:
@@ -593,19 +543,12 @@ def read_chunks(data: Any, kind: str | None, labels: Any = None, *, labelled: bo
     pairs = _pairs(data, labelled=labelled and labels is None)
     if labels is not None:
         pairs = _together((item for item, _ in pairs), labels)
-    held: list[tuple[Any, Any]] = []
-    for pair in pairs:
-        held.append(pair)
-        if len(held) == CHUNK:
-            yield _samples(held, kind, labelled)
-            held = []
-    if held:
-        yield _samples(held, kind, labelled)
-
-
-def _samples(pairs: Sequence[tuple[Any, Any]], kind: str | None, labelled: bool) -> Samples:
-    items = [item for item, _ in pairs]
-    return read_labelled((items, [label for _, label in pairs]), "all", kind) if labelled else read_items(items, kind)
+    while held := list(islice(pairs, CHUNK)):
+        items = [item for item, _ in held]
+        if labelled:
+            yield read_labelled((items, [label for _, label in held]), "all", kind)
+        else:
+            yield read_items(items, kind)
 
 
 def _together(items: Iterator[Any], labels: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
@@ -620,54 +563,35 @@ def _together(items: Iterator[Any], labels: Iterable[Any]) -> Iterator[tuple[Any
         yield item, label
 
 
-def _elements(data: Any) -> Iterator[Any]:
-    if is_instance_of(data, _TORCH, "Dataset") and hasattr(data, "__len__") and not hasattr(data, "__iter__"):
-        return (data[row] for row in range(len(data)))  # iter() would ask beyond the end, which few refuse
-    return iter(data)
-
-
 def _pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:
     """Yield single items with their label, or None where there is none."""
     batches = is_instance_of(data, _TORCH, "DataLoader") and data.batch_size is not None
-    for element in _elements(data):
+    rows = is_instance_of(data, _TORCH, "Dataset") and hasattr(data, "__len__") and not hasattr(data, "__iter__")
+    # iter() would ask a data set beyond its end, which few refuse.
+    for element in (data[row] for row in range(len(data))) if rows else data:
         pair = tuple(element) if isinstance(element, (tuple, list)) and len(element) <= 2 else (element,)
         if len(pair) != 2 and labelled:
-            what = (
-                f"{type(element).__name__} of {len(element)}" if hasattr(element, "__len__") else type(element).__name__
-            )
+            what = type(element).__name__ + (f" of {len(element)}" if hasattr(element, "__len__") else "")
             raise InputError(f"data must come as pairs (item, label) or (items, labels), got a {what}")
-        if len(pair) == 2 and (batches or _is_batch(pair[1])):
-            yield from _unbatched(*pair)
+        items, labels = (*pair, None)[:2]
+        many = isinstance(labels, (list, tuple)) or getattr(labels, "ndim", 0) > 0
+        if len(pair) == 2 and (batches or many):
+            if len(items) != len(labels):
+                raise LabelError(f"labels must be one per sample ({len(items)}), got {len(labels)}")
+            yield from zip(map(_item, items), map(_label, labels), strict=True)
         elif batches:
-            yield from ((_item(item), None) for item in pair[0])
+            yield from ((_item(item), None) for item in items)
         else:
-            yield _item(pair[0]), _label(pair[1]) if len(pair) == 2 else None
-
-
-def _is_batch(labels: Any) -> bool:
-    return not isinstance(labels, (str, bytes)) and (
-        isinstance(labels, (list, tuple)) or getattr(labels, "ndim", 0) > 0
-    )
-
-
-def _unbatched(items: Any, labels: Any) -> Iterator[tuple[Any, Any]]:
-    names, parts = [_label(label) for label in labels], [_item(item) for item in items]
-    if len(names) != len(parts):
-        raise LabelError(f"labels must be one per sample ({len(parts)}), got {len(names)}")
-    yield from zip(parts, names, strict=True)
+            yield _item(items), _label(labels)
 
 
 def _label(label: Any) -> Any:
-    if hasattr(label, "item") and getattr(label, "ndim", 1) == 0:
-        return label.item()
-    return label
+    return label.item() if hasattr(label, "item") and getattr(label, "ndim", 1) == 0 else label
 
 
 def _item(item: Any) -> Any:
     """Return one item as an array, an image or a text; images of tensors have their channels last from here on."""
-    if hasattr(item, "detach"):
-        array = item.detach().cpu().numpy()
-        return channels_last(array) if array.ndim == 3 else array
-    if isinstance(item, np.ndarray) and item.ndim == 3 and item.dtype.kind == "f":
-        return channels_last(item)
-    return item
+    tensor = hasattr(item, "detach")
+    array = item.detach().cpu().numpy() if tensor else item
+    image = isinstance(array, np.ndarray) and array.ndim == 3 and (tensor or array.dtype.kind == "f")
+    return channels_last(array) if image else array

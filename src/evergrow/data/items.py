@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import posixpath
+import re
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,7 @@ from evergrow.core.seeding import derive_seed
 Kind = Literal["image", "text"]
 Label = str | int
 
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _JOINED_ROWS = 4096  # rows joined at a time: features may be memory-mapped
 
 
@@ -54,13 +57,14 @@ class Items(ABC):
 
     def batch(self, rows: Iterable[int]) -> list[tuple[str, Any]]:
         """Return name and content of these rows; the error stands in the place of an item that cannot be read."""
-        return [(self.name(row), self._raw_or_error(row)) for row in rows]
-
-    def _raw_or_error(self, row: int) -> Any:
-        try:
-            return self.raw(row)
-        except (ImageError, OSError) as error:
-            return error
+        found: list[tuple[str, Any]] = []
+        for row in rows:
+            try:
+                content = self.raw(row)
+            except (ImageError, OSError) as error:
+                content = error
+            found.append((self.name(row), content))
+        return found
 
     @abstractmethod
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Self:
@@ -75,20 +79,20 @@ class Items(ABC):
         return self.stamp()
 
 
-class ImageStore(Protocol):
-    """A file, or a library, that holds many images; it can be sent to other processes."""
-
-    def read(self, key: Any) -> Any:
-        """Return one image: the bytes of a file, a path, an array or a PIL image."""
-
-    def mark(self, key: Any, *, times: bool) -> str:
-        """Return what tells an image from others without reading it; with times, also from older versions."""
-
-
 class Stored(NamedTuple):
-    """An image by reference: the store that has it, and its key there."""
+    """An image by reference.
 
-    store: ImageStore
+    Parameters
+    ----------
+    store : object
+        A file or a library that holds many images, and can be sent to other processes. ``read(key)`` returns one: the
+        bytes of a file, a path, an array or a PIL image. ``mark(key, times=...)`` returns what tells it from others
+        without reading it; with times, also from older versions.
+    key : object
+        What the store calls the image.
+    """
+
+    store: Any
     key: Any
 
 
@@ -128,10 +132,7 @@ class Images(Items):
         if isinstance(array, np.ndarray) and not (
             array.dtype == np.uint8 and (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3))
         ):
-            raise InputError(
-                "pixels must be uint8 of shape (n, height, width, 3) or (n, height, width), "
-                f"got {array.dtype} of shape {array.shape}"
-            )
+            raise InputError(f"pixels must be uint8 of shape (n, h, w[, 3]), got {array.dtype} {array.shape}")
 
     @property
     def pixels(self) -> NDArray[np.uint8] | None:
@@ -212,28 +213,25 @@ class Images(Items):
             if isinstance(value, Stored):
                 digest.update(value.store.mark(value.key, times=times).encode("utf-8", "surrogateescape") + b"\0")
             elif isinstance(value, (str, os.PathLike)):
-                digest.update(_file_mark(self.root or Path(), os.fspath(value), times))
+                path = (self.root or Path()) / value
+                try:
+                    status = os.stat(path)
+                except OSError as error:
+                    raise DatasetNotFoundError(f"image must be a readable file, got {path}: {error}") from error
+                mark = f"{os.fspath(value)}\0{status.st_size}\0{status.st_mtime_ns if times else 0}\0"
+                digest.update(mark.encode("utf-8", "surrogateescape"))
             elif isinstance(value, (bytes, ImageError)):
                 body = value if isinstance(value, bytes) else str(value).encode()
                 digest.update(len(body).to_bytes(8, "little") + body)
             else:
                 pixels = np.ascontiguousarray(value)
-                # Palette and orientation of a PIL image decide what is seen, and are no part of its pixels.
-                shown = (
-                    () if isinstance(value, np.ndarray) else (value.mode, value.getpalette(), value.getexif().get(274))
-                )
+                shown: tuple[Any, ...] = ()
+                if not isinstance(value, np.ndarray):
+                    # Palette and orientation of a PIL image decide what is seen, and are no part of its pixels.
+                    shown = (value.mode, value.getpalette(), value.getexif().get(274))
                 digest.update(f"{pixels.shape}{pixels.dtype}{shown}\0".encode())
                 digest.update(pixels.reshape(-1).data)
         return digest.hexdigest()
-
-
-def _file_mark(root: Path, name: str, times: bool) -> bytes:
-    try:
-        status = os.stat(root / name)
-    except OSError as error:
-        raise DatasetNotFoundError(f"image must be a readable file, got {root / name}: {error}") from error
-    changed = status.st_mtime_ns if times else 0
-    return f"{name}\0{status.st_size}\0{changed}\0".encode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)
@@ -300,43 +298,32 @@ def concat_items(parts: Sequence[Items]) -> Items:
     >>> concat_items([Images(("1.jpg",), root=Path("a")), Images(("2.jpg",), root=Path("a/b"))]).names
     ('1.jpg', 'b/2.jpg')
     """
-    if not parts:
-        raise InputError("parts must be at least one sequence of items, got none")
+    if not parts or len({part.kind for part in parts}) > 1:
+        raise InputError(f"items must be at least one, and of one kind to go together, got {len(parts)} parts")
     if len(parts) == 1:
         return parts[0]
     images = [part for part in parts if isinstance(part, Images)]
     if not images:
         return Texts(tuple(part.raw(row) for part in parts for row in range(len(part))))
-    if len(images) < len(parts):
-        kinds = sorted({part.kind for part in parts})
-        raise InputError(f"items must be of one kind to go together, got {', '.join(kinds)}")
-    if all(part.root is not None for part in images):
-        return _concat_files(images)
     arrays = [part.values for part in images if isinstance(part.values, np.ndarray)]
     if len(arrays) == len(images):
         shapes = sorted({array.shape[1:] for array in arrays})
         if len(shapes) > 1:
             raise InputError(f"items must be images of one size to go together, got {shapes}")
         return Images(np.concatenate(arrays))
-    values = tuple(part.root / value if part.root else value for part in images for value in part.values)
-    return Images(values, tuple(name for part in images for name in part.names))
-
-
-def _concat_files(parts: Sequence[Images]) -> Images:
-    """Return all files with names relative to their common folder."""
-    roots = [part.root for part in parts if part.root is not None]
-    root = roots[0]
-    if any(other != root for other in roots):
+    roots = [part.root for part in images if part.root is not None]
+    if len(roots) < len(images):
+        values = tuple(part.root / value if part.root else value for part in images for value in part.values)
+        return Images(values, tuple(name for part in images for name in part.names))
+    root, below = roots[0], [""] * len(roots)
+    if any(other != root for other in roots):  # names are relative to the common folder
         try:
             root = Path(os.path.commonpath([other.absolute() for other in roots]))
         except ValueError as error:
             raise InputError(f"items must lie on one drive to go together: {error}") from error
-    names = [
-        name if own == root else (own.absolute() / name).relative_to(root).as_posix()
-        for own, part in zip(roots, parts, strict=True)
-        for name in part.values
-    ]
-    return Images(tuple(names), root=root)
+        below = [other.absolute().relative_to(root).as_posix() for other in roots]
+    pairs = ((folder, name) for folder, part in zip(below, images, strict=True) for name in part.values)
+    return Images(tuple(posixpath.normpath(posixpath.join(folder, name)) for folder, name in pairs), root=root)
 
 
 # -- samples -----------------------------------------------------------------------------------------------------
@@ -597,18 +584,20 @@ class Dataset:
             The other fields.
         """
         known = names if isinstance(names, Mapping) else dict(enumerate(names))
-        parts = [_plain(train_labels, len(train)), _plain(test_labels, 0 if test is None else len(test))]
-        if any(isinstance(label, str) for part in parts for label in part):
-            parts = [[str(label) for label in part] for part in parts]
-        classes: list[Label] = sorted(set(parts[0]))  # all strings or all integers by now
+        given = [(train, train_labels)] if test is None else [(train, train_labels), (test, test_labels)]
+        plain: list[list[Any]] = [list(np.asarray(labels, dtype=object)) for _, labels in given]
+        for (items, _), labels in zip(given, plain, strict=True):
+            if len(labels) != len(items):
+                raise LabelError(f"labels must be one per sample ({len(items)}), got {len(labels)}")
+        if any(isinstance(label, str) for labels in plain for label in labels):
+            plain = [[str(label) for label in labels] for labels in plain]
+        classes = sorted(set(plain[0]))  # all strings or all integers by now
+        named = [np.array([known.get(label, str(label)) for label in labels], dtype=np.str_) for labels in plain]
         samples = [
-            Samples(items.kind, items, labels=_as_text(part, known), lasting=True)
-            for items, part in zip((train, test), parts, strict=True)
-            if items is not None
+            Samples(items.kind, items, labels=own, lasting=True) for (items, _), own in zip(given, named, strict=True)
         ]
-        ordered = tuple(_name_of(label, known) for label in classes)
-        keys = tuple(str(label) for label in classes)
-        return cls(samples[0], samples[1] if test is not None else None, ordered, keys, **about)
+        ordered = tuple(known.get(label, str(label)) for label in classes)
+        return cls(samples[0], samples[1] if len(samples) > 1 else None, ordered, tuple(map(str, classes)), **about)
 
     @property
     def kind(self) -> str:
@@ -682,34 +671,6 @@ class Dataset:
         return {"train": self.train, "test": self.test}.get(part) or concat_samples([self.train, self.test])
 
 
-def _plain(labels: Sequence[Label] | NDArray[Any], n: int) -> list[Label]:
-    values: list[Label] = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
-    if len(values) != n:
-        raise LabelError(f"labels must be one per sample ({n}), got {len(values)}")
-    return values
-
-
-def _name_of(label: Label, names: Mapping[int, str]) -> str:
-    return names.get(label, str(label)) if isinstance(label, int) else label
-
-
-def _as_text(labels: Iterable[Label], names: Mapping[int, str]) -> NDArray[np.str_]:
-    return np.array([_name_of(label, names) for label in labels], dtype=np.str_)
-
-
-def with_test_part(data: Dataset, test_size: float, seed: int) -> Dataset:
-    """Return data with a test part that is drawn from every class."""
-    keep, hold, single = stratified_split(data.y_train, data.keys, test_size, seed)
-    cautions = (*data.cautions, f"classes with one sample are in the training set only: {listed(single)}")
-    return replace(
-        data,
-        train=data.train.take(keep),
-        test=data.train.take(hold),
-        notes=(*data.notes, f"test set drawn here: {test_size:g} of each class, seed {seed}"),
-        cautions=cautions if single else data.cautions,
-    )
-
-
 def stratified_split(
     codes: NDArray[np.int64], names: Sequence[str], test_size: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
@@ -753,28 +714,20 @@ def check_test_classes(train: Iterable[str], test: Iterable[str]) -> None:
     unknown = sorted(set(test) - set(train))
     if not unknown:
         return
-    spellings = {_folded(label): label for label in train}
+    alike = {_folded(label): label for label in train}
     for label in unknown:
-        other = spellings.get(_folded(label))
-        if other is not None:
+        if _folded(label) in alike:
             raise LabelError(
-                f"classes must be spelled alike in training and test set, got {other!r} in training and "
-                f"{label!r} in test: they differ only in upper and lower case or in how accents are stored; "
-                "rename one"
+                f"classes must be spelled alike in training and test set, got {alike[_folded(label)]!r} and {label!r}, "
+                "which differ in case or in how accents are stored: rename one"
             )
-    raise LabelError(
-        f"every class of the test set must be in the training set, got {listed(unknown)} in the test set only"
-    )
+    raise LabelError(f"every class of the test set must be in training, got {listed(unknown)} in the test set only")
 
 
 def spelled_alike(names: Sequence[str]) -> list[str]:
     """Return a caution where classes differ only in case, blanks or the form of accents."""
     seen: dict[str, str] = {}
-    pairs = []
-    for name in names:
-        other = seen.setdefault(_folded(name), name)
-        if other != name:
-            pairs.append(f"{other} / {name}")
+    pairs = [f"{other} / {name}" for name in names if (other := seen.setdefault(_folded(name), name)) != name]
     return [f"classes that differ only in spelling: {listed(pairs)}"] if pairs else []
 
 
@@ -791,15 +744,8 @@ def integers(labels: Sequence[str]) -> Sequence[Label]:
     >>> integers(["10", "9"]), integers(["10", "nine"]), integers(["007"])
     ([10, 9], ['10', 'nine'], ['007'])
     """
-    plain = {}
-    for label in set(labels):
-        try:
-            plain[label] = int(label)
-        except ValueError:
-            return labels
-        if str(plain[label]) != label:
-            return labels
-    return [plain[label] for label in labels]
+    plain = all(_INTEGER.fullmatch(label) for label in set(labels))
+    return [int(label) for label in labels] if plain else labels
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:

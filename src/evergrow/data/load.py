@@ -1,4 +1,4 @@
-"""From whatever people name to data: paths, patterns, addresses, archives and names."""
+"""From whatever people name to data: paths, addresses, archives and names."""
 
 from __future__ import annotations
 
@@ -19,10 +19,18 @@ from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatEr
 from evergrow.core.validation import with_changes
 from evergrow.data.archives import ARCHIVE_SUFFIXES, Archive
 from evergrow.data.arrays import FeatureSet
-from evergrow.data.folders import Walk, images_below, is_hidden, is_pattern, partner_name, patterns_of, unwrapped
-from evergrow.data.items import Dataset, check_test_classes, listed, spelled_alike, stratified_split, with_test_part
-from evergrow.data.readers import DEFAULTS, READERS, DataOptions, file_suffixes, reader_of_file, register_reader
-from evergrow.data.sources import ListedSource, Source, make_source
+from evergrow.data.folders import Walk, images_below, is_hidden, partner_name, unwrapped
+from evergrow.data.items import Dataset, check_test_classes, listed, spelled_alike, stratified_split
+from evergrow.data.readers import (
+    DEFAULTS,
+    READERS,
+    DataOptions,
+    file_suffixes,
+    read_folder,
+    reader_of_file,
+    register_reader,
+)
+from evergrow.data.sources import Source, make_source
 from evergrow.data.storage import Tree, check_address, is_remote
 from evergrow.data.tables import TABLE_SUFFIXES
 from evergrow.data.webdataset import is_webdataset
@@ -42,8 +50,7 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
         - a file: ``.npz`` or ``.safetensors`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` table of
           ``text,label`` or ``path,label``, a ``.txt`` list of images, a ``.json`` export of COCO or Label
           Studio, a ``.zip`` or ``.tar`` of a folder, which is not unpacked;
-        - a pattern such as ``photos/*/*.jpg``, where the folder of an image is its class, or
-          ``s3://bucket/train-*.tar``;
+        - a pattern of such files, such as ``train-*.tar``;
         - an address that fsspec knows (``s3://``, ``gs://``, ``hf://datasets/OWNER/NAME``) of any of these;
         - the name of a file or folder in :func:`search_path`.
     options : DataOptions, optional
@@ -76,13 +83,9 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
     if not text.strip():
         raise ParameterError(f"an address must be a path, or have a scheme, got {text!r}")
     check_address(text)
-    if is_pattern(text) and reader_of_file(text) in (None, "lists") and not is_remote(text):
-        return ListedSource(Tree("."), text, chosen, "patterns")
     tree, pattern = _located(text, chosen)
     packed = pattern.lower().endswith(ARCHIVE_SUFFIXES) and chosen.layout != "webdataset"
     reader = _reader(tree, pattern) if packed or chosen.layout == "auto" else chosen.layout
-    if not pattern and READERS[reader].fits is None:
-        raise ParameterError(f"layout must be one that folders have, got {reader!r} for {tree.place()}")
     return make_source(reader, tree, pattern, chosen)
 
 
@@ -159,7 +162,7 @@ def check_source(source: str | os.PathLike[str]) -> None:
     evergrow.core.errors.DatasetNotFoundError: No folder or file 'nowhere/birds' here.
     """
     text = os.fspath(source)
-    if not is_remote(text) and not is_pattern(text):  # their readers say what is wrong
+    if not is_remote(text) and not glob.has_magic(text):  # their readers say what is wrong
         _existing(text.removeprefix("file://"), DEFAULTS)
 
 
@@ -170,10 +173,8 @@ def _reader(tree: Tree, pattern: str) -> str:
         return _reader_of_folder(unwrapped(tree))
     known = reader_of_file(pattern)
     if known is None:
-        raise InputError(
-            f"{tree.place(pattern)} must be a folder, or end like a data file "
-            f"({', '.join(file_suffixes())}), got another"
-        )
+        endings = ", ".join(file_suffixes())
+        raise InputError(f"{tree.place(pattern)} must be a folder, or end like a data file ({endings}), got another")
     plain_tar = pattern.lower().endswith(".tar")
     if plain_tar and (glob.has_magic(pattern) or is_webdataset(tree, pattern)):
         return "webdataset"
@@ -210,7 +211,7 @@ def read_archive(tree: Tree, name: str, options: DataOptions) -> Dataset:
         images, cautions = images_below(inside)
         return replace(Dataset.of(images, [""] * len(images)), cautions=tuple(cautions))
     layout = _reader_of_folder(inside) if options.layout in ("auto", "archive") else options.layout
-    found = READERS[layout].read(inside, "", options)
+    found = read_folder(layout, inside, options)
     if not isinstance(found, Dataset):
         raise InputError(f"{inside.place()} must be unpacked to be read as {layout!r}")
     if not archive.skipped:
@@ -233,14 +234,14 @@ def _only_folder(tree: Tree) -> str | None:
 
 
 def load_data(
-    source: str | os.PathLike[str] | list[str], options: DataOptions | None = None, **settings: Any
+    source: str | os.PathLike[str], options: DataOptions | None = None, **settings: Any
 ) -> Dataset | FeatureSet:
     r"""Load labelled images, texts or features with a training and a test part; nothing is decoded.
 
     Parameters
     ----------
-    source : str, path-like or list of str
-        What :func:`read` takes, or a list of patterns.
+    source : str or path-like
+        What :func:`read` takes.
     options : DataOptions, optional
         How to read it. Where there is no test part one is drawn, unless ``test_size`` is 0.
     **settings
@@ -277,7 +278,7 @@ def load_data(
     (20, None)
     """
     chosen = with_changes(options or DEFAULTS, settings, "data setting")
-    text = os.pathsep.join(source) if isinstance(source, list) else os.fspath(source)
+    text = os.fspath(source)
     data = _complete(read(text, chosen).dataset(), text, chosen)
     if isinstance(data, Dataset):
         warn_of(data.name, inspect_data(data).cautions)
@@ -339,13 +340,16 @@ def load_features(name: str | os.PathLike[str]) -> FeatureSet:
 
 def finish(data: Dataset, source: str, options: DataOptions) -> Dataset:
     """Return data with a name, and with a test part if one is to be drawn; classes of the test part must be known."""
+    drawn, cautions = data.test is None and options.test_size > 0, list(data.cautions)
     if data.test is not None:
         check_test_classes(data.class_names, data.test.required_labels().tolist())
-    elif options.test_size == 0:
+    elif drawn:
+        keep, hold, single = stratified_split(data.y_train, data.keys, options.test_size, options.seed)
+        note = f"test set drawn here: {options.test_size:g} of each class, seed {options.seed}"
+        data = replace(data, train=data.train.take(keep), test=data.train.take(hold), notes=(*data.notes, note))
+        cautions += [f"classes with one sample are in the training set only: {listed(single)}"] if single else []
+    else:
         data = replace(data, notes=(*data.notes, "no test set: all samples are in the training set"))
-    drawn = data.test is None and options.test_size > 0
-    data = with_test_part(data, options.test_size, options.seed) if drawn else data
-    cautions = list(data.cautions)
     untested = [name for name, count in zip(data.class_names, data.test_counts, strict=True) if not count]
     if untested and data.test is not None and not drawn:
         cautions.append(f"classes without a test sample: {listed(untested)}")
@@ -355,9 +359,6 @@ def finish(data: Dataset, source: str, options: DataOptions) -> Dataset:
 
 def name_of(source: str) -> str:
     """Return what to call data: after their folder or file, a pair of files after what they share."""
-    if is_pattern(source):  # after the last folder that a pattern names in full
-        plain = [part for part in Path(patterns_of(source)[0]).parts if not glob.has_magic(part) and part != os.sep]
-        return plain[-1] if plain else "patterns"
     path = Path(source.partition("#")[0])
     if path.is_dir():
         return path.absolute().name

@@ -98,17 +98,6 @@ def _label_names(schema: pa.Schema, label: str) -> dict[int, str]:
     return dict(enumerate(names)) if good and len(set(names)) == len(names) else {}
 
 
-@dataclass(frozen=True)
-class _Groups:
-    """Where a shard lies: its file, its groups, rows of the first to skip, and the number of its first row."""
-
-    file: str
-    first: int
-    last: int
-    skip: int
-    row: int
-
-
 class _ArrowFile:
     """An Arrow stream whose record batches are its row groups; files on disk are mapped, not read."""
 
@@ -149,10 +138,7 @@ class ParquetSource(Source):
                 raise FileFormatError(f"{title} must have every column once, got {listed(schema.names, most=8)}")
             contents = {column: _contents(schema.field(column).type) for column in schema.names}
             if contents.get(SPLIT_COLUMN) == "text" and self.options.labelled and self.options.part != "all":
-                raise FileFormatError(
-                    f"{title} has a column {SPLIT_COLUMN!r}; write the parts to files of their own, such as "
-                    "train.parquet and test.parquet"
-                )
+                raise FileFormatError(f"{title} has a column {SPLIT_COLUMN!r}; write the parts to files of their own")
             kind, sample, label = choose_columns(contents, self.options, title)
             names = (column for column in NAME_COLUMNS if contents.get(column) == "text" and column != sample)
             paths = kind == "image" and contents[sample] == "text"
@@ -263,12 +249,11 @@ class ParquetSource(Source):
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the rows of a shard: its columns of its groups."""
-        where = where_of(shard, _Groups)
-        name, title, table = where.file, self.tree.place(where.file), self._open(where.file)
+        name, first, last, skip, row = where_of(shard, file=str, first=int, last=int, skip=int, row=int)
+        title, table = self.tree.place(name), self._open(name)
         wanted = [column for column in (table.sample if bodies else "", table.label, table.name) if column]
-        part = (where.first, where.last, where.skip, shard.rows)
-        rows = self._rows(name, part, wanted) if wanted else None
-        names = tuple(f"{name}[{row}]" for row in range(where.row, where.row + shard.rows))
+        rows = self._rows(name, (first, last, skip, shard.rows), wanted) if wanted else None
+        names = tuple(f"{name}[{number}]" for number in range(row, row + shard.rows))
         labels = None
         if rows is not None and table.label:
             values = rows.column(table.label).to_pylist()
@@ -288,9 +273,9 @@ class ParquetSource(Source):
             folder = self.tree.below(posixpath.dirname(name))
             images = tuple(_image(cell, folder, own) for cell, own in zip(values, names, strict=True))
             return Samples("image", Images(images, names), labels=labels)
-        for row, text in enumerate(values):
+        for own, text in zip(names, values, strict=True):
             if not isinstance(text, str) or not text.strip():
-                raise InputError(f"{title}: {table.sample} must not be empty, got {text!r} for {names[row]}")
+                raise InputError(f"{title}: {table.sample} must not be empty, got {text!r} for {own}")
         if table.kind == "text":
             return Samples("text", Texts(tuple(values)), labels=labels, row_names=names)
         folder, found = find_images(self.tree, name, values, self.options)
@@ -353,9 +338,7 @@ class ArrowSource(ParquetSource):
         every = super()._every_file
         found = {name: size for name, size in every.items() if not posixpath.basename(name).startswith("cache-")}
         if any(name.endswith("indices.arrow") for name in found):
-            raise FileFormatError(
-                f"{self.tree.place()} must be saved without indices: run flatten_indices() before save_to_disk()"
-            )
+            raise FileFormatError(f"{self.tree.place()} must be saved without indices: run flatten_indices() before")
         return found
 
     def _file(self, name: str) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from typing_extensions import Self
 
-from evergrow.core.errors import ParameterError
+from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.validation import check_choice, check_number, from_mapping
 
 if TYPE_CHECKING:
@@ -142,14 +142,7 @@ DEFAULTS = DataOptions()
 """How data are read where nobody says otherwise."""
 
 
-def register_reader(
-    name: str,
-    *,
-    suffixes: tuple[str, ...] = (),
-    fits: Callable[[Tree], bool] | None = None,
-    marks: tuple[str, ...] = (),
-    rank: int = 0,
-) -> Callable[[ReadT], ReadT]:
+def register_reader(name: str, **about: Any) -> Callable[[ReadT], ReadT]:
     """Return a decorator that registers a reader of files or of folders.
 
     The reader takes a tree of files, the name of a file in it (empty for the folder itself) and the options, and
@@ -187,7 +180,7 @@ def register_reader(
     def decorate(read: ReadT) -> ReadT:
         if name in READERS:
             raise ValueError(f"reader of data {name!r} is registered twice")
-        READERS[name] = Reader(name, read, suffixes, fits, marks, rank)
+        READERS[name] = Reader(name, read, **about)
         return read
 
     return decorate
@@ -214,3 +207,11 @@ def reader_of_file(name: str) -> str | None:
 def file_suffixes() -> tuple[str, ...]:
     """Return the endings of all data files."""
     return tuple(suffix for reader in READERS.values() for suffix in reader.suffixes)
+
+
+def read_folder(layout: str, tree: Tree, options: DataOptions) -> Dataset | Source:
+    """Return what the reader of a layout reads from a folder; :class:`InputError` where it is no such folder."""
+    reader = READERS[layout]
+    if reader.fits is None or not reader.fits(tree):
+        raise InputError(f"{tree.place()} must be a folder of the layout {layout!r}, got another")
+    return reader.read(tree, "", options)

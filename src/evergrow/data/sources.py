@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,11 @@ from evergrow.core.record import from_values
 from evergrow.core.validation import check_choice, check_number
 from evergrow.data.folders import TEST_WORDS, images_below, is_hidden, unwrapped
 from evergrow.data.items import Dataset, Images, Samples, Stored, Texts, concat_samples, integers
-from evergrow.data.readers import READERS, DataOptions
+from evergrow.data.readers import READERS, DataOptions, read_folder
 from evergrow.data.storage import LARGEST_IMAGE, Tree, public_storage
 
 if TYPE_CHECKING:
     from evergrow.data.arrays import FeatureSet
-
-WhereT = TypeVar("WhereT")
 
 _SHARD_BYTES, _SHARDS_KEPT, _FILES_KEPT = 64 * 2**20, 4, 64
 _SPLIT = re.compile(r"(?<![a-z])(train|training|test|testing|val|valid|validation)(?![a-z])")
@@ -145,11 +143,6 @@ class Source(ABC):
             raise DatasetNotFoundError(f"{tree.place()} must hold files like {like}, got none")
         return {name: listing[name] for name in wanted}
 
-    @property
-    def has_test(self) -> bool:
-        """Whether there is a test part beside the training part."""
-        return part_of_files(self._every_file, "test") != self._every_file
-
     # -- whole ----------------------------------------------------------------------------------------------------
 
     def samples(self, part: str | None = None) -> Samples:
@@ -178,11 +171,10 @@ class Source(ABC):
 
     def dataset(self) -> Dataset | FeatureSet:
         """Return the training part, or all, and the test part where there is one."""
-        train, test = self.samples("train"), self.samples("test") if self.has_test else None
+        has_test = part_of_files(self._every_file, "test") != self._every_file
+        train, test = self.samples("train"), self.samples("test") if has_test else None
         if train.labels is None:
-            raise InputError(
-                f"{self.tree.place(self.pattern)} must have labels; say which column they are by label_column"
-            )
+            raise InputError(f"{self.tree.place(self.pattern)} must have labels; name their column by label_column")
         present = set(train.labels.tolist())
         named = [(str(code), name) for code, name in self.classes.items() if name in present]
         if not named:
@@ -294,12 +286,6 @@ class ShardStore:
 
 
 @dataclass(frozen=True)
-class _Rows:
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
 class _Files:
     files: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -322,11 +308,14 @@ class ListedSource(Source):
 
     @cached_property
     def _dataset(self) -> Dataset:
-        tree, reader = self.tree, READERS[self.format]
+        tree = self.tree
         if not self.options.labelled and not self.pattern:
             images, cautions = images_below(tree)
             return replace(Dataset.of(images, [""] * len(images)), cautions=tuple(cautions))
-        found = reader.read(tree if self.pattern else unwrapped(tree), self.pattern, self.options)
+        if self.pattern:
+            found = READERS[self.format].read(tree, self.pattern, self.options)
+        else:
+            found = read_folder(self.format, unwrapped(tree), self.options)
         if not isinstance(found, Dataset):
             raise InputError(f"{tree.place(self.pattern)} must be labelled images or texts, got another form of data")
         return found
@@ -335,20 +324,10 @@ class ListedSource(Source):
         """Return the data as the reader lists them."""
         return self._dataset
 
-    @property
-    def has_test(self) -> bool:
-        """Whether there is a test part beside the training part."""
-        return self._dataset.test is not None
-
     def samples(self, part: str | None = None) -> Samples:
         """Return all samples of a part."""
         found = self._dataset.part(part or self.options.part)
         return found if self.options.labelled else replace(found, labels=None)
-
-    def chunks(self, rows: int) -> Iterator[Samples]:
-        """Yield the samples of the part, at most so many at a time."""
-        for start in range(0, len(self._samples), rows):
-            yield self._samples.take(np.arange(start, min(start + rows, len(self._samples))))
 
     @cached_property
     def _samples(self) -> Samples:
@@ -378,10 +357,8 @@ class ListedSource(Source):
         sizes = [self.tree.size(name) for name in self._names]
         for name, size in zip(self._names, sizes, strict=True):
             if size > LARGEST_IMAGE:
-                raise FileFormatError(
-                    f"{self.tree.place(name)} must be an image of at most {LARGEST_IMAGE // 2**20} MiB, got "
-                    f"{size // 2**20} MiB"
-                )
+                most = f"{LARGEST_IMAGE // 2**20} MiB"
+                raise FileFormatError(f"{self.tree.place(name)} must be an image of at most {most}, got {size} bytes")
         return sizes
 
     def _marks(self) -> Iterable[str]:
@@ -404,16 +381,14 @@ class ListedSource(Source):
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the samples of a shard; files on disk are only named, and opened by whoever decodes them."""
         if "files" not in shard.where:
-            rows_of = where_of(shard, _Rows)
-            start, stop = rows_of.start, rows_of.stop
+            start, stop = where_of(shard, start=int, stop=int)
             if stop > len(self._samples) or stop - start != shard.rows:
-                raise FileFormatError(
-                    f"{self.tree.place(self.pattern)} must hold {stop} samples, as when shards were made"
-                )
+                title = self.tree.place(self.pattern)
+                raise FileFormatError(f"{title} must hold {stop} samples, as when shards were made")
             found = self._samples.take(np.arange(start, stop))
             rows = range(start, stop) if found.kind == "text" else ()
             return replace(found, row_names=tuple(f"{self.pattern or 'row'}[{row}]" for row in rows))
-        where = where_of(shard, _Files)
+        where = from_values(_Files, shard.where, f"shard {shard.number}")
         names, sizes, labels = where.files, where.sizes, where.labels
         if not shard.rows == len(names) == len(sizes) == len(names if labels is None else labels):
             raise FileFormatError(f"shard {shard.number} must name {shard.rows} files and labels, got other numbers")
@@ -474,9 +449,13 @@ class _Description:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def where_of(shard: Shard, form: type[WhereT]) -> WhereT:
-    """Return where a shard lies, as its manifest says it."""
-    return from_values(form, shard.where, f"shard {shard.number}")
+def where_of(shard: Shard, **kinds: type) -> list[Any]:
+    """Return where a shard lies, as its manifest says it: names, and numbers from 0."""
+    values = [shard.where.get(key) for key in kinds]
+    for (key, kind), value in zip(kinds.items(), values, strict=True):
+        if type(value) is not kind or (isinstance(value, int) and value < 0):
+            raise FileFormatError(f"shard {shard.number}: {key} must be of {kind.__name__}, got {value!r}")
+    return values
 
 
 def class_labels(labels: Sequence[Any], names: Mapping[int, str], title: str) -> NDArray[np.str_]:

@@ -11,12 +11,11 @@ import os
 import posixpath
 import re
 import uuid
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from evergrow.core.errors import (
     DatasetNotFoundError,
@@ -52,6 +51,7 @@ _TELLING = frozenset(
     {"train", "training", "test", "testing", "val", "valid", "validation", "data", "splits", "annotations"}
 )
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+_PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 _REMOTE = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 EntryKind = Literal["folder", "file", "broken"]
@@ -153,6 +153,12 @@ class Tree:
             opened = self.__dict__["_opened"] = (system, str(root).rstrip("/"), os.getpid())
         return opened[0], opened[1]
 
+    def _at(self, name: str) -> tuple[Any, str]:
+        """Return the file system of a storage, and the path of a file or folder in it."""
+        system, root = self._connection()
+        full = self._full(name)
+        return system, f"{root}/{full}" if full else root
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_opened"}
 
@@ -160,7 +166,6 @@ class Tree:
         """Return the tree whose root is a folder of this one."""
         inner = copy.copy(self)
         inner.base = self._full(folder)
-        inner.__dict__.pop("above", None)
         return inner
 
     # -- what is there ------------------------------------------------------------------------------------------
@@ -172,7 +177,7 @@ class Tree:
             return self.archive.sizes
         outer = copy.copy(self)
         outer.base = ""
-        found = outer._listed(deep=True)
+        found = outer.listing()
         if not found:
             raise DatasetNotFoundError(f"{self.place()} must hold files, got none")
         return found
@@ -182,31 +187,22 @@ class Tree:
 
         Links to folders are not followed.
         """
-        if self.archive is not None:
-            start = f"{self.base}/" if self.base else ""
-            inside = {name.removeprefix(start): size for name, size in self.sizes.items() if name.startswith(start)}
-            return {name: size for name, size in sorted(inside.items()) if deep or "/" not in name}
-        return self._listed(deep=deep)
-
-    def _listed(self, *, deep: bool) -> dict[str, int]:
         found: dict[str, int] = {}
         with self._reaching(""):
             if self.remote:
-                system, root = self._connection()
-                path = f"{root}/{self.base}" if self.base else root
+                system, path = self._at("")
                 system.invalidate_cache()
-                entries = system.find(path, detail=True).values() if deep else system.ls(path, detail=True)
-                for entry in entries:
+                for entry in system.find(path, detail=True).values() if deep else system.ls(path, detail=True):
                     name = str(entry["name"]).removeprefix(path).lstrip("/")
                     plain = name and all(part not in ("", ".", "..") for part in name.split("/"))
                     if entry.get("type") == "file" and plain:  # a key may stand for a folder
                         found[name] = int(entry.get("size") or 0)
-            pending = [""] if not self.remote else []
+            pending = [""] if self.on_disk else []
             while pending:
                 folder = pending.pop()
                 with os.scandir(self.root / folder) as inside:
                     for item in inside:
-                        name = f"{folder}/{item.name}" if folder else item.name
+                        name = posixpath.join(folder, item.name)
                         if item.is_file():
                             found[name] = item.stat().st_size
                         elif deep and item.is_dir(follow_symlinks=False):
@@ -215,7 +211,16 @@ class Tree:
 
     @cached_property
     def _children(self) -> dict[str, dict[str, EntryKind]]:
-        return folder_entries(self.sizes, self.address)
+        """What every folder of a bucket or an archive holds; the empty name is the root."""
+        folders: dict[str, dict[str, EntryKind]] = {"": {}}
+        for full in self.sizes:
+            parent, kind = full, "file"
+            while parent:
+                parent, name = posixpath.split(parent)
+                if folders.setdefault(parent, {}).setdefault(name, cast(EntryKind, kind)) != kind:
+                    raise FileFormatError(f"{self.address} must hold a file or a folder, got both: {full!r}")
+                kind = "folder"
+        return folders
 
     def entries(self, folder: str = "") -> Iterator[tuple[str, EntryKind]]:
         """Yield the names in a folder, and what each is; links on disk are followed."""
@@ -224,7 +229,11 @@ class Tree:
             return
         with self._reaching(folder), os.scandir(self.root / folder) as entries:
             for entry in entries:
-                yield entry.name, _kind(entry)
+                if entry.is_symlink():  # which may lead to itself
+                    is_folder, is_file = os.path.isdir(entry.path), os.path.isfile(entry.path)
+                else:  # without asking for the status
+                    is_folder, is_file = entry.is_dir(), entry.is_file()
+                yield entry.name, "folder" if is_folder else "file" if is_file else "broken"
 
     def files(self, folder: str = "") -> list[str]:
         """Return the names of the files in a folder, sorted; hidden ones are left out."""
@@ -255,24 +264,15 @@ class Tree:
         """Return whether there is a file of that name, without a listing of a storage."""
         if not self.remote:
             return self.is_file(name)
-        system, root = self._connection()
+        system, path = self._at(name)
         with self._reaching(name):
             system.invalidate_cache()
-            return bool(system.isfile(f"{root}/{self._full(name)}"))
+            return bool(system.isfile(path))
 
-    def identity(self, folder: str) -> Hashable:
-        """Return what tells a folder from every other one, however it was reached."""
-        if not self.on_disk:
-            return self._full(folder)
-        with self._reaching(folder):
-            status = os.stat(self.root / folder)
-            return status.st_dev, status.st_ino
-
-    @cached_property
-    def above(self) -> frozenset[Hashable]:
-        """The root and all folders above it: a link to one of them would bring in other classes, or the whole disk."""
-        real = self.root.resolve()
-        return frozenset(self.identity(os.fspath(each)) for each in (real, *real.parents) if self.on_disk)
+    def link_target(self, folder: str) -> str:
+        """Return where a link to a folder on disk leads; empty for what is no link."""
+        path = self.root / folder
+        return os.path.realpath(path) if self.on_disk and os.path.islink(path) else ""
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -283,8 +283,8 @@ class Tree:
         with self._reaching(name):
             if not self.remote:
                 return os.stat(self.root / name).st_size
-            system, root = self._connection()
-            about = system.info(f"{root}/{self._full(name)}")
+            system, path = self._at(name)
+            about = system.info(path)
             if about.get("type") != "file":
                 raise FileNotFoundError(name)
             return int(about.get("size") or 0)
@@ -301,8 +301,8 @@ class Tree:
                     file.seek(start)
                     return file.read() if stop is None else file.read(max(stop - start, 0))
             stop = self.size(name) if stop is None else stop
-            system, root = self._connection()
-            return bytes(system.cat_file(f"{root}/{self._full(name)}", start=start, end=stop)) if stop > start else b""
+            system, path = self._at(name)
+            return bytes(system.cat_file(path, start=start, end=stop)) if stop > start else b""
 
     def text(self, name: str) -> str:
         """Return the text of a file in UTF-8, with or without a byte order mark."""
@@ -313,32 +313,28 @@ class Tree:
         with self._reaching(name):
             if not self.remote:
                 return open(self.root / name, "rb")
-            system, root = self._connection()
+            system, path = self._at(name)
             how = {"cache_type": "readahead", "block_size": block} if block else {"cache_type": "none"}
-            file: IO[bytes] = system.open(f"{root}/{self._full(name)}", "rb", **how)
+            file: IO[bytes] = system.open(path, "rb", **how)
             return file
 
     def read_all(self, names: Sequence[str], sizes: Sequence[int]) -> list[bytes | ImageError]:
         """Return image files of a bucket, asked for at once, and an error in the place of one that cannot be had."""
-        system, root = self._connection()
+        system, _ = self._connection()
         with self._reaching(""):
-            paths = [f"{root}/{self._full(name)}" for name in names]
+            paths = [self._at(name)[1] for name in names]
             bodies = system.cat_ranges(paths, [0] * len(paths), list(sizes), on_error="return") if paths else []
-        return [
-            ImageError(f"image must be a readable file, got {name}: {self._said(body)}")
-            if isinstance(body, BaseException)
-            else bytes(body)
-            for name, body in zip(names, bodies, strict=True)
-        ]
+        for row, body in enumerate(bodies):
+            if isinstance(body, BaseException):
+                bodies[row] = ImageError(f"image must be a readable file, got {names[row]}: {self._said(body)}")
+        return list(bodies)
 
     def images(self, names: Sequence[str]) -> Images:
         """Return images by their names; none is read."""
         if self.on_disk:
             return Images(tuple(names), root=self.root)
-        if self.archive is None:
-            return Images(tuple(Stored(self, name) for name in names), tuple(names))
-        full = tuple(self._full(name) for name in names)
-        return Images(tuple(Stored(self.archive, name) for name in full), full)
+        shown_names = tuple(names) if self.archive is None else tuple(self._full(name) for name in names)
+        return Images(tuple(Stored(self.archive or self, name) for name in shown_names), shown_names)
 
     def mark(self, name: str, *, times: bool) -> str:
         """Return what tells a file of a bucket from others."""
@@ -354,14 +350,11 @@ class Tree:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DatasetNotFoundError(f"{self.place(name)} must exist, but there is no such file or folder") from error
         except Exception as error:  # every driver has errors of its own, and all mean that nothing could be had
+            said = f"{self.place(name)} must be within reach, but: {self._said(error)}"
             if not self.remote and isinstance(error, OSError):
-                raise DatasetNotFoundError(f"{self.place(name)} must be readable, but: {self._said(error)}") from error
-            if isinstance(error, PermissionError):
-                raise EngineError(
-                    f"{self.place(name)} must be open to this machine, but access was refused: {self._said(error)}; "
-                    "credentials are taken from the environment"
-                ) from error
-            raise EngineError(f"{self.place(name)} must be within reach, but: {self._said(error)}") from error
+                raise DatasetNotFoundError(said) from error
+            refused = isinstance(error, PermissionError)
+            raise EngineError(f"{said}; credentials are taken from the environment" if refused else said) from error
 
     def _said(self, error: BaseException) -> str:
         """Return what an error says, without any value that may be a secret."""
@@ -371,43 +364,6 @@ class Tree:
         return text
 
 
-def _kind(entry: os.DirEntry[str]) -> EntryKind:
-    try:
-        if entry.is_dir():
-            return "folder"
-        return "file" if entry.is_file() else "broken"
-    except OSError:  # a link that leads to itself
-        return "broken"
-
-
-def folder_entries(names: Iterable[str], title: str) -> dict[str, dict[str, EntryKind]]:
-    """Return what every folder holds, from the names of all files; the empty name is the root.
-
-    Raises
-    ------
-    FileFormatError
-        If a name is that of a file and of a folder.
-
-    Examples
-    --------
-    >>> from evergrow.data.storage import folder_entries
-    >>> folder_entries(["cat/1.jpg", "list.csv"], "data")
-    {'': {'cat': 'folder', 'list.csv': 'file'}, 'cat': {'1.jpg': 'file'}}
-    """
-    folders: dict[str, dict[str, EntryKind]] = {"": {}}
-    for full in names:
-        parent, name = posixpath.split(full)
-        kind: EntryKind = "file"
-        while True:
-            if folders.setdefault(parent, {}).setdefault(name, kind) != kind:
-                raise FileFormatError(f"{title} must hold a file or a folder of a name, got both of {full!r}")
-            if not parent:
-                break
-            parent, name = posixpath.split(parent)
-            kind = "folder"
-    return folders
-
-
 def decoded_text(body: bytes, title: str) -> str:
     """Return bytes in UTF-8, with or without a byte order mark, as text, or say which line is not."""
     try:
@@ -415,9 +371,7 @@ def decoded_text(body: bytes, title: str) -> str:
     except UnicodeDecodeError as error:
         line = body.count(b"\n", 0, error.start) + 1
         hint = "; it looks like UTF-16" if body[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        raise FileFormatError(
-            f"{title} must be text in UTF-8, but line {line} is not{hint}; save it as UTF-8"
-        ) from error
+        raise FileFormatError(f"{title} must be text in UTF-8, but line {line} is not{hint}") from error
 
 
 def write_file(
@@ -435,8 +389,7 @@ def write_file(
             raise EngineError(f"{target} cannot be written: {error.strerror or error}") from error
         return
     with tree._reaching(name):
-        system, root = tree._connection()
-        path = f"{root}/{name}"
+        system, path = tree._at(name)
         if tree.address.partition("://")[0].lower() in _AT_ONCE:
             system.pipe_file(path, body)
             return
@@ -476,24 +429,14 @@ def public_storage(storage: Mapping[str, Any]) -> dict[str, Any]:
         if key == "client_kwargs" and isinstance(value, Mapping):
             inner = public_storage(value)
             kept.update({"client_kwargs": inner} if inner else {})
-        elif key in PUBLIC_STORAGE and isinstance(value, (str, int, bool)) and not _has_password(str(value)):
+        elif key in PUBLIC_STORAGE and isinstance(value, (str, int, bool)) and not _PASSWORD.search(str(value)):
             kept[key] = value
     return kept
 
 
-def _has_password(address: str) -> bool:
-    try:
-        return urlsplit(address).password is not None
-    except ValueError:
-        return False
-
-
 def check_address(address: str) -> None:
     """Raise :class:`ParameterError` for an address with a secret in it; the message does not repeat it."""
-    if is_remote(address) and _has_password(address):
-        raise ParameterError(
-            "an address must hold no password, because it is written to manifests, got one that does; put it into the "
-            "environment"
-        )
+    if is_remote(address) and _PASSWORD.search(address):
+        raise ParameterError("an address must hold no password, which belongs into the environment, got one that does")
     if address.lower().startswith(("http://", "https://")) and "?" in address:
         raise ParameterError("an address must hold no query, which may be a signature, got one that does")

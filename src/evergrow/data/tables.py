@@ -6,8 +6,7 @@ import csv
 import io
 import json
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -86,10 +85,8 @@ def choose_columns(contents: Mapping[str, str], options: DataOptions, title: str
         found = usual or (right if content == "image" or (content == "features" and len(right) == 1) else [])
         if found and options.kind in ("", kind):
             return Columns(kind, found[0], label)
-    raise FileFormatError(
-        f"{title} must have a column 'text', 'image', 'path' or 'feature', got {listed(contents, most=8)}; rename one, "
-        "or say which one it is by text_column or image_column"
-    )
+    got = f"{listed(contents, most=8)}; name another by text_column or image_column"
+    raise FileFormatError(f"{title} must have a column 'text', 'image', 'path' or 'feature', got {got}")
 
 
 # -- samples that a file lists --------------------------------------------------------------------------------
@@ -258,13 +255,7 @@ def _table_of(tree: Tree) -> str | None:
 @register_reader("tables", fits=lambda tree: _table_of(tree) is not None, marks=TABLE_SUFFIXES, rank=70)
 def read_tables(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read the training and the test table of a folder, or its one table with images in the folder beside it."""
-    table = _table_of(tree)
-    if table is None:
-        raise DatasetNotFoundError(
-            f"{tree.place()} must hold a training and a test table, such as train.csv and test.csv, or one table and "
-            "at most one folder"
-        )
-    return read_table(tree, table, options)
+    return read_table(tree, _table_of(tree) or "train.csv", options)
 
 
 @register_reader(
@@ -286,11 +277,7 @@ def read_lists(tree: Tree, name: str, options: DataOptions) -> Dataset:
     DatasetNotFoundError
         If images are missing; the message says where they were looked for.
     """
-    train = name or training_file(tree, LIST_SUFFIXES)
-    if train is None:
-        raise DatasetNotFoundError(
-            f"{tree.place()} must hold a training and a test list, such as train.txt and test.txt"
-        )
+    train = name or training_file(tree, LIST_SUFFIXES) or "train.txt"
     if not options.labelled:
         texts = tuple(line.strip() for line in tree.text(train).split("\n") if line.strip())
         if not texts:
@@ -359,10 +346,6 @@ def read_imagefolder(tree: Tree, name: str, options: DataOptions) -> Dataset:
     The metadata lie beside the images, for all or in a training and a test folder.
     """
     tables = _metadata(tree)
-    if not tables:
-        raise InputError(
-            f"{tree.place()} must hold metadata.csv or metadata.jsonl with a column {FILE_COLUMN}, got none"
-        )
     settings = replace(options, image_column=options.image_column or FILE_COLUMN)
     lists = [_rows(tree, table, settings) for table in tables]
     cautions = []
@@ -391,10 +374,8 @@ def _rows(tree: Tree, name: str, options: DataOptions) -> SampleList:
         raise FileFormatError(f"{title} must hold at least one row, got none")
     columns = choose_columns(dict.fromkeys(header, "text"), options, title)
     if options.labelled and not columns.label:
-        raise FileFormatError(
-            f"{title} must have a column 'label', got {listed(header, most=8)}; rename one, or say which one it is by "
-            "text_column, image_column or label_column"
-        )
+        got = listed(header, most=8)
+        raise FileFormatError(f"{title} must have a column 'label', got {got}; name another by label_column")
     split = SPLIT_COLUMN if options.labelled and SPLIT_COLUMN in header else ""
     needed = [column for column in (columns.sample, columns.label, split) if column]
     kept: list[list[str]] = []
@@ -422,35 +403,27 @@ def _read_csv(text: str, title: str, separator: str) -> tuple[list[str], list[Ro
     header: list[str] = []
     # Not pyarrow.csv: a message needs the line, and texts go over several.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    before = csv.field_size_limit(2**31 - 1)  # texts may be long; the limit belongs to the whole process
     try:
-        with _long_fields():
-            for cells in reader:
-                if not cells or cells == [""]:
-                    continue
-                if not header:
-                    header = [cell.strip() for cell in cells]
-                    if len(set(header)) != len(header):
-                        raise FileFormatError(f"{title} must have every column once, got {listed(header, most=8)}")
-                elif len(cells) != len(header):
-                    raise FileFormatError(
-                        f"{title} line {reader.line_num} must have {len(header)} cells, got {len(cells)}; "
-                        "texts with separators in them need quotes"
-                    )
-                else:
-                    rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
+        for cells in reader:
+            if not cells or cells == [""]:
+                continue
+            if not header:
+                header = [cell.strip() for cell in cells]
+                if len(set(header)) != len(header):
+                    raise FileFormatError(f"{title} must have every column once, got {listed(header, most=8)}")
+            elif len(cells) != len(header):
+                raise FileFormatError(
+                    f"{title} line {reader.line_num} must have {len(header)} cells, got {len(cells)}; "
+                    "texts with separators in them need quotes"
+                )
+            else:
+                rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
     except csv.Error as error:
         raise FileFormatError(f"{title} line {reader.line_num} must be a row of cells: {error}") from error
-    return header, rows
-
-
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Let the csv module take texts of any length for a while; its limit belongs to the whole process."""
-    before = csv.field_size_limit(2**31 - 1)
-    try:
-        yield
     finally:
         csv.field_size_limit(before)
+    return header, rows
 
 
 def _read_json_lines(text: str, title: str) -> tuple[list[str], list[Row]]:

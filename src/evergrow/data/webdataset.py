@@ -11,7 +11,6 @@ import itertools
 import posixpath
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from evergrow.core.archive import parse_json
@@ -99,14 +98,6 @@ def is_webdataset(tree: Tree, name: str) -> bool:
     return any(set(LABEL_SUFFIXES) & sample.files.keys() for sample in images)
 
 
-@dataclass(frozen=True)
-class _Range:
-    file: str
-    start: int
-    stop: int
-    label: str
-
-
 class WebDatasetSource(Source):
     """Images and labels in plain tar files, as the WebDataset library reads them.
 
@@ -139,9 +130,7 @@ class WebDatasetSource(Source):
         with self.tree.open(name, _BLOCK) as file:
             magic = file.read(2)
             if magic in _PACKED:
-                raise FileFormatError(
-                    f"{title} must be a plain tar to be read by ranges, got one packed by {_PACKED[magic]}"
-                )
+                raise FileFormatError(f"{title} must be a plain tar to be read by ranges, got {_PACKED[magic]}")
             file.seek(0)
             for sample in grouped(tar_members(file, title, self.files[name]), title):
                 sample.image(title)
@@ -167,8 +156,7 @@ class WebDatasetSource(Source):
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the samples of a range of bytes, read at once."""
-        where = where_of(shard, _Range)
-        name, label, start, stop = where.file, where.label, where.start, where.stop
+        name, start, stop, label = where_of(shard, file=str, start=int, stop=int, label=str)
         title = self.tree.place(name)
         body = self.tree.read(name, start, stop)
         if len(body) != stop - start:

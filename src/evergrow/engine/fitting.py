@@ -42,7 +42,6 @@ from evergrow.learner.sharded_fit import (
     complete_update,
     deciding_settings,
     encoder_for,
-    expecting,
     with_layer,
 )
 
@@ -89,7 +88,8 @@ def update(learner: Learner, manifest: Manifest, folder: Path, options: RunOptio
         portable(learner.spec_)
     job = model_job(learner, manifest, folder, "update", fan_in=FAN_IN)
     if not _is_done(job) and if_whole(read_archive, job.template) is None:
-        template = expecting(learner.spawn(), sum(learner.n_samples_.values()) + manifest.rows)
+        template = learner.spawn()
+        template.head_.expecting(sum(learner.n_samples_.values()) + manifest.rows)
         write_archive(job.template, template.to_archive())
     return _learned(learner, job, options, None)
 
@@ -144,7 +144,9 @@ def _has_template(learner: Learner, job: Job, options: RunOptions, encoder: Enco
         return False
     assert encoder is not None
     sample = _sample(job, skipped=unread)
-    expecting(with_layer(learner, encoder, sample), job.manifest.rows).save(job.template)
+    template = with_layer(learner, encoder, sample)
+    template.head_.expecting(job.manifest.rows)
+    template.save(job.template)
     return True
 
 

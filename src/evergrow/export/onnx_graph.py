@@ -17,8 +17,7 @@ from torch import Tensor
 from evergrow.core.errors import EvergrowError, UnsupportedError
 from evergrow.core.optional import require
 from evergrow.head.base import IncrementalClassifier
-from evergrow.head.layers import ACTIVATIONS
-from evergrow.head.layers.feature_map import Units
+from evergrow.head.layers import ACTIVATIONS, FeatureMap
 from evergrow.head.maps import LayerMap, ShapeMap
 
 PURPOSE = "writing ONNX files"
@@ -198,7 +197,7 @@ def _add_shape(graph: GraphBuilder, shape: ShapeMap, features: str, scores: str)
     return graph.node("Add", scores, graph.node("ScatterElements", others, likeliest, own, axis=1))
 
 
-def _add_units(graph: GraphBuilder, units: Units, features: str) -> str:
+def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
     pre = graph.node("MatMul", features, graph.constant(units.weights))
     if bool(units.bias.any()):
         pre = graph.node("Add", pre, graph.constant(units.bias))

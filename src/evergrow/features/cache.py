@@ -199,7 +199,7 @@ class CacheEntry:
         try:
             yield
         finally:
-            if not self.chunks():
+            if self.folder.is_dir() and not self.chunks():
                 shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):  # who waited for this file computes, at worst, what is there already
                 Path(lock.lock_file).unlink()
@@ -221,8 +221,8 @@ class CacheEntry:
         size = sum(item.stat(follow_symlinks=False).st_size for item in os.scandir(self.folder))
         info, path = CacheInfo(key=self.folder.name, bytes=size, created=changed), self.folder / _META
         try:
-            if path.is_symlink():
-                raise FileFormatError(f"{_META} of a cache entry must be a file, got a link")
+            if path.is_symlink() or (path.exists() and not path.is_file()):  # opening a pipe would wait for its writer
+                raise FileFormatError(f"{_META} of a cache entry must be a file, got a link, folder or pipe")
             meta = from_values(CacheInfo, parse_json(path.read_bytes(), _META), _META) if path.exists() else info
             chunks = self.chunks()
             done = sum(min(meta.chunk, meta.n_items - int(path.stem)) for path in chunks)

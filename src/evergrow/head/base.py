@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -39,8 +37,8 @@ from evergrow.core.record import (
     to_values,
     written_values,
 )
-from evergrow.core.registry import Registry, nearest
-from evergrow.core.validation import as_weights, check_matrix
+from evergrow.core.registry import Registry
+from evergrow.core.validation import as_weights, check_keys, check_matrix
 from evergrow.head.estimator import Estimator, not_fitted, plain_value
 from evergrow.head.labels import ClassChange, LabelUpdate, StoredLabels, as_labels, update_labels
 from evergrow.head.ridge_model import RidgeModel
@@ -64,28 +62,26 @@ class Heads(Registry["type[IncrementalClassifier]"]):
 HEADS = Heads("method", plugins=True)
 """Every head by the name users know it under; filled by ``@HEADS.register(name)``."""
 
-OPTIONAL = {
-    "spawn": "start an empty learner with the same layer",
-    "expecting": "be learned in parts",
-    "numbered": "be learned in parts",
-    "merge": "add what another learner knows",
-    "unlearn": "take samples out again",
-    "forget_classes": "remove whole classes",
-    "predict_proba": "give class probabilities",
-    "novelty_score": "say how unlike anything learned something is",
-    "novelty_terms": "say how unlike anything learned something is",
-    "fold_outs": "score learned rows as if they had not been learned",
-    "calibrate": "be calibrated",
-    "adopt_solution": "keep solved weights in a file",
-    "linear_map": "be written as plain matrices",
-    "diagnostics": "describe its statistics",
-}
-"""Methods that not every head has, and what they do; ``hasattr`` tells whether a head has one."""
-
 EASY_ORDER = 1200
 """Systems of up to this order are solved in about a second, which an update can afford."""
 
 COMPUTE_DTYPE = torch.float64
+
+
+class Lacking:
+    """Stands for a method that a head has not: asking for it is an error, so that ``hasattr`` says no.
+
+    Parameters
+    ----------
+    ability : str
+        What the method would do.
+    """
+
+    def __init__(self, ability: str) -> None:
+        self.ability = ability
+
+    def __get__(self, head: object, kind: type[IncrementalClassifier]) -> Any:
+        raise UnsupportedError(f"method {kind.method_name()!r} cannot {self.ability}")
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,7 @@ class IncrementalClassifier(Estimator, ABC):
     A head implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`, :meth:`_scores` and the pair
     :meth:`_contents` / :meth:`_restore`, and :meth:`_regroup` where classes can get other names. ``_learn`` must either
     succeed or leave the head unchanged, and replace what was learned rather than change it in place; the base commits
-    the labels only after it returns. Further methods are optional (:data:`OPTIONAL`): a head that lacks one raises
+    the labels only after it returns. Further methods are optional: a head that lacks one raises
     :class:`~evergrow.core.errors.UnsupportedError` when it is asked for.
 
     Attributes
@@ -172,7 +168,7 @@ class IncrementalClassifier(Estimator, ABC):
 
     def _regroup(self, change: ClassChange) -> None:
         """Reorder sums by class, and add up those of classes that become one; all or nothing."""
-        raise UnsupportedError(f"method {self.method_name!r} cannot give classes other names")
+        raise UnsupportedError(f"method {self.method_name()!r} cannot give classes other names")
 
     def _solve_order(self) -> float:
         """Return the order of the largest system that answers need; infinite for what takes longer than a solve."""
@@ -181,21 +177,24 @@ class IncrementalClassifier(Estimator, ABC):
     def _settle(self) -> None:
         """Work out what answers need, as far as it is not there yet."""
 
+    # -- what not every head can do ---------------------------------------------------------------------
+
+    spawn: Any = Lacking("start an empty learner with the same layer")
+    expecting: Any = Lacking("be learned in parts")
+    numbered: Any = Lacking("be learned in parts")
+    merge: Any = Lacking("add what another learner knows")
+    unlearn: Any = Lacking("take samples out again")
+    forget_classes: Any = Lacking("remove whole classes")
+    predict_proba: Any = Lacking("give class probabilities")
+    novelty_score: Any = Lacking("say how unlike anything learned something is")
+    novelty_terms: Any = Lacking("say how unlike anything learned something is")
+    fold_outs: Any = Lacking("score learned rows as if they had not been learned")
+    calibrate: Any = Lacking("be calibrated")
+    adopt_solution: Any = Lacking("keep solved weights in a file")
+    linear_map: Any = Lacking("be written as plain matrices")
+    diagnostics: Any = Lacking("describe its statistics")
+
     if TYPE_CHECKING:
-        spawn: Callable[..., Any]
-        expecting: Callable[..., Any]
-        numbered: Callable[..., Any]
-        merge: Callable[..., Any]
-        unlearn: Callable[..., Any]
-        forget_classes: Callable[..., Any]
-        predict_proba: Callable[..., Any]
-        novelty_score: Callable[..., Any]
-        novelty_terms: Callable[..., Any]
-        fold_outs: Callable[..., Any]
-        calibrate: Callable[..., Any]
-        adopt_solution: Callable[..., Any]
-        linear_map: Callable[..., Any]
-        diagnostics: Callable[..., Any]
 
         @property
         def class_counts_(self) -> NDArray[np.int64]:
@@ -205,25 +204,15 @@ class IncrementalClassifier(Estimator, ABC):
         def assumed_prior_(self) -> str:
             """How common probabilities take classes to be."""
 
-    else:
-
-        def __getattr__(self, name: str) -> Any:
-            if hasattr(type(self), name):  # a property that raised an AttributeError: let it be seen
-                return object.__getattribute__(self, name)
-            if name in OPTIONAL:
-                raise UnsupportedError(f"method {self.method_name!r} cannot {OPTIONAL[name]}")
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     def require_weights(self) -> None:
         """Raise :class:`UnsupportedError` unless samples may count for more or less than one."""
         if not self.takes_weights:
-            raise UnsupportedError(f"method {self.method_name!r} cannot let samples count for more or less than one")
+            raise UnsupportedError(f"method {self.method_name()!r} cannot let samples count for more or less than one")
 
-    @property
-    def method_name(self) -> str:
-        """Name that the head is registered under, or that of its class."""
-        names = [name for name in HEADS.names() if HEADS[name] is type(self)]
-        return names[0] if names else type(self).__name__
+    @classmethod
+    def method_name(cls) -> str:
+        """Return the name that the head is registered under, or that of its class."""
+        return next((name for name in HEADS.names() if HEADS[name] is cls), cls.__name__)
 
     def _is_fitted(self) -> bool:
         return hasattr(self, "classes_") and len(self.classes_) > 0
@@ -237,8 +226,7 @@ class IncrementalClassifier(Estimator, ABC):
         if "classes_" not in vars(self):
             self._require_fitted()
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return self._is_fitted()
+    __sklearn_is_fitted__ = _is_fitted
 
     # -- learning ---------------------------------------------------------------------------------------
 
@@ -263,9 +251,8 @@ class IncrementalClassifier(Estimator, ABC):
         self._check_params()
         device, before = resolve_device(self.device), vars(self).copy()
         try:
-            Z = self._features(X, device, reset=True)
-            Z, labels, weights = self._weighed(Z, as_labels(y, Z.shape[0]), sample_weight)
-            update = replace(update_labels(None, labels), weights=weights)
+            Z, labels, weights = self._labelled(X, y, sample_weight, device, reset=True)
+            update = update_labels(None, labels, weights, device)
             for name in ("classes_", "_unknown_fields"):
                 self.__dict__.pop(name, None)
             self._reset()
@@ -278,16 +265,17 @@ class IncrementalClassifier(Estimator, ABC):
         self.classes_ = update.classes
         return self
 
-    def _weighed(
-        self, Z: Tensor, labels: NDArray[Any], sample_weight: Any
+    def _labelled(
+        self, X: Any, y: Any, sample_weight: Any, device: torch.device, *, reset: bool = False
     ) -> tuple[Tensor, NDArray[Any], NDArray[np.float64] | None]:
         """Return rows and labels of some weight, and the weights; None where every one is one."""
-        weights = None if sample_weight is None else as_weights(sample_weight, Z.shape[0])
+        Z = self._features(X, device, reset=reset)
+        labels, weights = as_labels(y, len(Z)), as_weights(sample_weight, len(Z))
         if weights is None:
             return Z, labels, None
         self.require_weights()
         rows = np.flatnonzero(weights)
-        return Z[torch.from_numpy(rows).to(Z.device)], labels[rows], weights[rows]
+        return Z[torch.from_numpy(rows).to(device)], labels[rows], weights[rows]
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Learn one more batch: new classes, old classes or both, of any size.
@@ -317,21 +305,16 @@ class IncrementalClassifier(Estimator, ABC):
             If the head takes no weights, and they are not all one.
         """
         if classes is not None:
-            self._check_announced(y, classes)
+            unknown = np.setdiff1d(np.asarray(y), np.asarray(classes))
+            if len(unknown):
+                raise LabelError(f"y must be among the classes {list(classes)!r}, got {unknown[:5].tolist()}")
         if "classes_" not in vars(self):
             return self._begin(X, y, sample_weight)
-        Z = self._features(X, self.device_, reset=False)
-        Z, labels, weights = self._weighed(Z, as_labels(y, Z.shape[0]), sample_weight)
-        update = replace(update_labels(self.classes_, labels), weights=weights)
+        Z, labels, weights = self._labelled(X, y, sample_weight, self.device_)
+        update = update_labels(self.classes_, labels, weights, self.device_)
         self._learn(Z, update)
         self.classes_ = update.classes
         return self
-
-    @staticmethod
-    def _check_announced(y: Any, classes: Any) -> None:
-        unknown = np.setdiff1d(np.unique(np.asarray(y)), np.unique(np.asarray(classes)))
-        if len(unknown):
-            raise LabelError(f"y must be among the classes {list(classes)!r}, got {unknown[:5].tolist()}")
 
     # -- answering --------------------------------------------------------------------------------------
 
@@ -376,7 +359,7 @@ class IncrementalClassifier(Estimator, ABC):
             Features.
         """
         self._require_fitted()
-        scores = self._scores(self._features(X, self.device_, reset=False))
+        scores = self._scores(self._features(X, self.device_))
         if not bool(torch.isfinite(scores).all()):
             row = int((~torch.isfinite(scores)).any(dim=1).nonzero()[0])
             raise NumericalError(
@@ -385,53 +368,39 @@ class IncrementalClassifier(Estimator, ABC):
             )
         return np.asarray(scores.cpu().numpy())
 
-    def _features(self, X: Any, device: torch.device, *, reset: bool) -> Tensor:
+    def _features(self, X: Any, device: torch.device, *, reset: bool = False) -> Tensor:
         """Return X as a finite float64 tensor on the device, or raise :class:`InputError`."""
         if isinstance(X, torch.Tensor):
-            return self._tensor_features(X, device, reset=reset)
-        if self._is_plain(X, reset=reset):
-            if reset:
-                self._set_width(X.shape[1])
-            return torch.from_numpy(np.array(X, dtype=np.float64, order="C")).to(device)
-        from sklearn.utils.validation import validate_data
-
-        try:
-            # Copying happens only where the type changes or the array is read-only.
-            array = validate_data(self, X, reset=reset, dtype=np.float64, order="C")
-        except ValueError as error:
-            raise InputError(f"X must be a finite 2-D array of features: {error}") from error
-        if not array.flags.writeable:
-            array = array.copy()
-        return torch.from_numpy(array).to(device)
-
-    def _is_plain(self, X: Any, *, reset: bool) -> bool:
-        """Whether X is what a stream hands over, so that scikit-learn's milliseconds of checks find nothing.
-
-        A sum that is not finite may come from finite numbers; such an array takes the long way, which tells.
-        """
-        return (
+            if X.is_complex():
+                raise InputError(f"X must be real, got {X.dtype}: Complex data not supported")
+            Z = X.detach().to(device, COMPUTE_DTYPE)
+            check_matrix("X", Z, columns=None if reset else self.n_features_in_)
+            if min(Z.shape) < 1:
+                raise InputError(f"X must have at least one row and one column, got shape {tuple(Z.shape)}")
+        elif (
+            # What a stream hands over, so that scikit-learn's milliseconds of checks would find nothing. A sum that is
+            # not finite may come from finite numbers; such an array takes the long way, which tells.
             type(X) is np.ndarray
             and X.dtype in (np.float32, np.float64)
             and X.ndim == 2
             and min(X.shape) > 0
             and (reset or (X.shape[1] == self.n_features_in_ and not hasattr(self, "feature_names_in_")))
             and bool(np.isfinite(X.sum()))
-        )
+        ):
+            Z = torch.from_numpy(np.array(X, dtype=np.float64, order="C")).to(device)
+        else:
+            from sklearn.utils.validation import validate_data
 
-    def _tensor_features(self, X: Tensor, device: torch.device, *, reset: bool) -> Tensor:
-        if X.is_complex():
-            raise InputError(f"X must be real, got {X.dtype}: Complex data not supported")
-        X = X.detach().to(device, COMPUTE_DTYPE)
-        check_matrix("X", X, columns=None if reset else self.n_features_in_)
-        if min(X.shape) < 1:
-            raise InputError(f"X must have at least one row and one column, got shape {tuple(X.shape)}")
+            try:
+                # Copying happens only where the type changes or the array is read-only.
+                array = validate_data(self, X, reset=reset, dtype=np.float64, order="C")
+            except ValueError as error:
+                raise InputError(f"X must be a finite 2-D array of features: {error}") from error
+            return torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
         if reset:
-            self._set_width(X.shape[1])
-        return X
-
-    def _set_width(self, width: int) -> None:
-        self.n_features_in_ = int(width)
-        self.__dict__.pop("feature_names_in_", None)
+            self.n_features_in_ = int(Z.shape[1])
+            self.__dict__.pop("feature_names_in_", None)
+        return Z
 
     # -- copies, solving, names -------------------------------------------------------------------------
 
@@ -483,9 +452,11 @@ class IncrementalClassifier(Estimator, ABC):
         if not names:
             raise LabelError("names must rename at least one class, got none")
         change = ClassChange.of(self.classes_, names)
-        if not change.is_permutation:
-            twice = next(label for label, group in zip(change.classes.tolist(), change.groups) if len(group) > 1)
-            raise LabelError(f"classes must keep different labels, got {twice!r} for two: merge_classes makes them one")
+        for label, group in zip(change.classes.tolist(), change.groups, strict=True):
+            if len(group) > 1:
+                raise LabelError(
+                    f"classes must keep different labels, got {label!r} for two: merge_classes makes them one"
+                )
         return self._change_classes(change)
 
     def merge_classes(self, labels: Iterable[Any], into: Any) -> Self:
@@ -519,7 +490,7 @@ class IncrementalClassifier(Estimator, ABC):
         return self._change_classes(ClassChange.of(self.classes_, names))
 
     def _change_classes(self, change: ClassChange) -> Self:
-        if change.order != list(range(len(self.classes_))) or not change.is_permutation:
+        if change.groups != [[place] for place in range(len(self.classes_))]:
             self._regroup(change)
         self.classes_ = change.classes
         return self
@@ -594,35 +565,26 @@ class IncrementalClassifier(Estimator, ABC):
         """
         check_kind(cls, archive, name)
         saved = read_fields(SavedHead, archive, name=name)
-        made, labels = cls._with_params(saved.params, name), saved.labels.table()
+        try:
+            check_keys(saved.params, cls._param_names(), "setting")
+            made = cls(**{key: tuple(item) if isinstance(item, list) else item for key, item in saved.params.items()})
+            made._check_params()
+        except (EvergrowError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+            raise FileFormatError(f"{name} must have settings that the method takes: {error}") from error
         made.device_ = _usable_device(name, made.device) if device is None else resolve_device(device)
         if device is not None:
             made.device = device
-        made.classes_, made.n_features_in_ = labels, saved.n_features
+        made.classes_, made.n_features_in_ = saved.labels.table(), saved.n_features
         if saved.feature_names is not None:
             made.feature_names_in_ = np.asarray(saved.feature_names, dtype=object)
         learned: Any = read_fields(made.learned_as, archive, device=made.device_, name=name)
-        with _consistent(name):
-            require(bool((labels[:-1] < labels[1:]).all()), "labels are not sorted")
+        try:
+            require(bool((made.classes_[:-1] < made.classes_[1:]).all()), "labels are not sorted")
             made._restore(learned)
+        except (FileFormatError, InputError, ParameterError) as error:
+            raise FileFormatError(f"{name} is damaged or contradicts itself: {error}") from error
         known = {field.name for part in (SavedHead, made.learned_as) for field in fields(part)}
         made._unknown_fields = {key: value for key, value in archive.meta.items() if key not in known}
-        return made
-
-    @classmethod
-    def _with_params(cls, params: dict[str, Any], name: str) -> Self:
-        known = cls._param_names()
-        strange = next((key for key in params if key not in known), None)
-        if strange is not None:
-            close = nearest(strange, known)
-            raise FileFormatError(f"{name}: setting {strange!r} is none of this method; nearest: {close}")
-        try:
-            made = cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in params.items()})
-            made._check_params()
-        except FileFormatError:
-            raise
-        except (EvergrowError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
-            raise FileFormatError(f"{name} must have settings that the method takes: {error}") from error
         return made
 
     def _check_model(self, model: RidgeModel) -> RidgeModel:
@@ -630,15 +592,6 @@ class IncrementalClassifier(Estimator, ABC):
         require(model.layer.n_features_in == self.n_features_in_, "its layer is for features of another width")
         require(len(model.counts) == len(self.classes_), "its statistics are of another number of classes")
         return model
-
-
-@contextmanager
-def _consistent(name: str) -> Iterator[None]:
-    """Say which file it is that contradicts itself."""
-    try:
-        yield
-    except (FileFormatError, InputError, ParameterError) as error:
-        raise FileFormatError(f"{name} is damaged or contradicts itself: {error}") from error
 
 
 def _usable_device(name: str, device: Any) -> torch.device:
@@ -651,21 +604,3 @@ def _usable_device(name: str, device: Any) -> torch.device:
         raise FileFormatError(f"{name} must name a device, got {device!r}") from error
     usable = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     return wanted if (wanted.index or 0) < usable.get(wanted.type, 0) else torch.device("cpu")
-
-
-def with_blocks(head: type[IncrementalClassifier], widths: Sequence[int], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of a head, with the widths of several blocks of features where it has a parameter for them.
-
-    Examples
-    --------
-    >>> from evergrow import Classifier
-    >>> from evergrow.head.base import with_blocks
-    >>> with_blocks(Classifier, (384, 384), {"n_units": 100})
-    {'n_units': 100, 'blocks': (384, 384)}
-    >>> with_blocks(Classifier, (384,), {"n_units": 100})
-    {'n_units': 100}
-    """
-    takes_blocks = "blocks" in inspect.signature(head.__init__).parameters
-    if len(widths) < 2 or not takes_blocks or options.get("blocks") is not None:
-        return dict(options)
-    return {**options, "blocks": tuple(widths)}

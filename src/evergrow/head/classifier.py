@@ -19,7 +19,7 @@ from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
-from evergrow.head.fold_outs import FoldOuts, Rows, fold_outs
+from evergrow.head.fold_outs import FoldOuts, as_seen, fold_outs
 from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind, column_map, known_codes
 from evergrow.head.layers.base import LAYERS, FourierLayer, Layer, layer_from_plain
 from evergrow.head.layers.feature_map import (
@@ -30,10 +30,9 @@ from evergrow.head.layers.feature_map import (
     normalize,
     resolve_normalization,
 )
-from evergrow.head.layers.guided import GuidedLayer
 from evergrow.head.linalg.class_shapes import ClassShapes
+from evergrow.head.linalg.recursive import create_state
 from evergrow.head.linalg.ridge_choice import Spectrum
-from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
 from evergrow.head.maps import LayerMap, ShapeMap, layer_map
 from evergrow.head.novelty import NoveltyStandard, bounded
 from evergrow.head.readout import READOUTS, Choice, Readout, SolvedCache, column_scale
@@ -128,6 +127,7 @@ class Classifier(IncrementalClassifier):
 
     learned_as: ClassVar[type] = Learned
     takes_weights: ClassVar[bool] = True
+    ridge_rules: ClassVar[tuple[str, ...]] = ("gcv",)
     solver: str = "auto"
     """Form of the statistics: the one that costs least."""
     readout: str
@@ -167,7 +167,10 @@ class Classifier(IncrementalClassifier):
 
     def _check_params(self) -> None:
         self._chosen_layer()
-        self._check_ridge()
+        if isinstance(self.alpha, str):
+            check_choice("alpha", self.alpha, self.ridge_rules)
+        else:
+            check_number("alpha", self.alpha, low=0, low_open=True)
         check_choice("readout", self.readout, READOUTS)
         check_choice("normalize", self.normalize, ("auto", "none", "l2", "sqrt-l2"))
         check_number("shape_directions", self.shape_directions, low=0, high=4096, integer=True)
@@ -178,12 +181,6 @@ class Classifier(IncrementalClassifier):
             check_number("blocks", size, low=1, high=2**31, integer=True)
         if len(sizes) > 1 and self.normalize not in ("auto", "none"):
             raise ParameterError(f"normalize must be 'auto' or 'none' with several blocks, got {self.normalize!r}")
-
-    def _check_ridge(self) -> None:
-        if isinstance(self.alpha, str):
-            check_choice("alpha", self.alpha, ("gcv",))
-        else:
-            check_number("alpha", self.alpha, low=0, low_open=True)
 
     def _chosen_layer(self) -> Layer:
         """Return the settings of the layer to build."""
@@ -211,13 +208,11 @@ class Classifier(IncrementalClassifier):
             self.__dict__.pop(name, None)
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        codes = torch.from_numpy(labels.codes).to(Z.device)
-        weights = None if labels.weights is None else torch.from_numpy(labels.weights).to(Z.device)
         if "_model" not in vars(self):
             self._seed = resolve_seed(self.random_state)
-            self._commit(self._first_model(Z, codes))
-        learned = self._model.learn(Z, codes, labels.columns, weights)
-        self._commit(learned, self._solved.followed(learned, Z, codes, list(labels.columns), weights))
+            self._commit(self._first_model(Z, labels.codes))
+        learned = self._model.learn(Z, labels.codes, labels.columns, labels.weights)
+        self._commit(learned, self._solved.followed(learned, Z, labels.codes, labels.columns, labels.weights))
 
     def _first_model(self, Z: Tensor, codes: Tensor) -> RidgeModel:
         """Build the layer on the first batch; nothing is learned through it yet."""
@@ -232,17 +227,12 @@ class Classifier(IncrementalClassifier):
         check_contrast(layer, Z)
         floor = alpha or GCV_FLOOR * max(layer.centred_energy(Z) / Z.shape[0], 1e-12)
         shapes = ClassShapes.first(Z, self.shape_directions) if self.shape_directions else None
-        return RidgeModel.start(layer, rule, self._empty_state(layer, floor), shapes, blocks)
-
-    def _empty_state(self, layer: FeatureMap, floor: float) -> RidgeState:
-        """Return statistics of no rows of a layer; ``floor`` is the smallest ridge that will be asked for."""
-        return RidgeStatistics.create(layer.n_outputs, 0, self.solver, floor=floor, device=layer.device)
+        state = create_state(self.solver, layer.n_outputs, 0, alpha=alpha, floor=floor, device=layer.device)
+        return RidgeModel.start(layer, rule, state, shapes, blocks)
 
     def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
         """Build the layer on features and one-hot targets of the first batch."""
         layer = self._chosen_layer()
-        if isinstance(layer, GuidedLayer) and Y.shape[1] < 2:
-            raise LabelError("A guided layer needs at least 2 classes in the first batch, got 1 class.")
         return layer.build(Z, Y, seed=self._seed, alpha=self._fixed_alpha(), verbose=self.verbose > 0)
 
     def _commit(self, model: RidgeModel, solved: SolvedCache | None = None) -> None:
@@ -260,7 +250,7 @@ class Classifier(IncrementalClassifier):
         out = Z.new_empty(Z.shape[0], readout.weights.shape[1])
         for rows, H in model.activations(Z):
             out[rows] = torch.addmm(readout.offset, H, readout.weights)
-        shapes = self._solved.shapes()
+        shapes = self._solved.shapes
         return out if shapes is None or model.shapes is None else shapes.add(model.shapes.rows(model.inputs(Z)), out)
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -324,7 +314,7 @@ class Classifier(IncrementalClassifier):
         True
         """
         terms = self.novelty_terms(X)
-        return (self._solved.standard() if self._standard is None else self._standard).score(terms)
+        return (self._solved.standard if self._standard is None else self._standard).score(terms)
 
     def novelty_terms(self, X: Any) -> NDArray[np.float64]:
         """Return what novelty is weighed from: five terms, and 1 / count of the nearest class.
@@ -340,10 +330,10 @@ class Classifier(IncrementalClassifier):
             Columns as in :data:`~evergrow.head.novelty.TERMS`, each larger for what is less known, and the last.
         """
         self._require_fitted()
-        terms, weights, found = self._solved.terms(), self._solved.scatter()[0].weights, []
-        for block in torch.split(self._features(X, self.device_, reset=False), _TERM_ROWS):
-            rows = Rows.of(self._model, block, weights)
-            found.append(bounded(terms.of_rows(rows.reduced, rows.outside), block))
+        terms, weights, found = self._solved.terms, self._solved.scatter()[0].weights, []
+        for block in torch.split(self._features(X, self.device_), _TERM_ROWS):
+            reduced, outside, _ = as_seen(self._model, block, weights)
+            found.append(bounded(terms.of_rows(reduced, outside), block))
         return np.asarray(torch.cat(found).cpu().numpy())
 
     # -- calibration --------------------------------------------------------------------------------------
@@ -363,13 +353,12 @@ class Classifier(IncrementalClassifier):
             The weights that they were learned with.
         """
         self._require_fitted()
-        Z = self._features(X, self.device_, reset=False)
-        codes = torch.from_numpy(known_codes(self.classes_, as_labels(y, Z.shape[0]))).to(Z.device)
-        found = None if sample_weight is None else as_weights(sample_weight, len(Z))
+        Z = self._features(X, self.device_)
+        codes, found = known_codes(self.classes_, as_labels(y, len(Z))), as_weights(sample_weight, len(Z))
         weights = None if found is None else torch.from_numpy(found).to(Z.device)
         parts = np.zeros(len(Z), dtype=np.int64) if folds is None else np.asarray(folds, dtype=np.int64)
         self._solved.readout()  # most of its cost is shared with what comes now, and a file keeps it
-        return fold_outs(self._solved, Z, codes, torch.from_numpy(parts).to(Z.device), weights)
+        return fold_outs(self._solved, Z, codes.to(Z.device), torch.from_numpy(parts).to(Z.device), weights)
 
     def calibrate(self, *, temperature: float | None = None, novelty: NoveltyStandard | None = None) -> Self:
         """Set what was found out from rows as if they had not been learned; it stays when more is learned.
@@ -508,23 +497,19 @@ class Classifier(IncrementalClassifier):
             If more samples of a class are given than were learned, or some lie where nothing was learned.
         """
         self._require_fitted()
-        Z = self._features(X, self.device_, reset=False)
-        Z, labels, found = self._weighed(Z, as_labels(y, Z.shape[0]), sample_weight)
-        codes = torch.from_numpy(known_codes(self.classes_, labels)).to(Z.device)
+        Z, labels, found = self._labelled(X, y, sample_weight, self.device_)
+        codes = known_codes(self.classes_, labels).to(Z.device)
         weights = None if found is None else torch.from_numpy(found).to(Z.device)
         alpha = self._fixed_alpha()
         model = self._model.unlearn(Z, codes, alpha or 1e-3 * max(self._model.row_energy, 1e-12), weights)
         kept = torch.nonzero(model.counts).ravel().tolist()
         if not kept:
             raise NothingLeftError("at least one sample must remain; call fit to start anew")
-        solved = None
         if len(kept) < len(self.classes_):
-            model = model.keep(kept)
-        model.require_sound(self._model, alpha)
-        if len(kept) == len(self.classes_):
-            solved = self._solved.followed(model, Z, codes, None, weights)
-        self._commit(model, solved)
-        self.classes_ = self.classes_[kept]
+            self._keep(model, kept)
+        else:
+            model.require_sound(self._model, alpha)
+            self._commit(model, self._solved.followed(model, Z, codes, None, weights))
         return self
 
     def forget_classes(self, labels: Iterable[Any]) -> Self:
@@ -543,22 +528,24 @@ class Classifier(IncrementalClassifier):
         names = [labels] if isinstance(labels, str) else list(labels)
         if not names:
             raise LabelError("labels must name at least one class, got none")
-        codes = set(known_codes(self.classes_, as_labels(names, len(names))).tolist())
+        codes = known_codes(self.classes_, as_labels(names, len(names))).tolist()
         kept = [column for column in range(len(self.classes_)) if column not in codes]
         if not kept:
             raise UnlearnError("at least one class must remain; call fit to start anew")
-        model = self._model.keep(kept)
+        self._keep(self._model, kept)
+        return self
+
+    def _keep(self, model: RidgeModel, kept: list[int]) -> None:
+        """Go on with some classes of a model."""
+        model = model.keep(kept)
         model.require_sound(self._model, self._fixed_alpha())
         self._commit(model)
         self.classes_ = self.classes_[kept]
-        return self
 
     def _regroup(self, change: ClassChange) -> None:
-        model = self._model.group(change.groups)
-        if change.is_permutation:
-            self._commit(model, self._solved.reordered(model, change.order))
-        else:
-            self._commit(model)
+        model, order = self._model.group(change.groups), change.order
+        self._commit(model, None if order is None else self._solved.reordered(model, order))
+        if order is None:
             self._solved.choice = None
 
     # -- solving, files, export ---------------------------------------------------------------------------
@@ -626,7 +613,7 @@ class Classifier(IncrementalClassifier):
         """Return what the head computes as plain matrices, on the CPU."""
         self._require_fitted()
         model, solved = self._model, self._solved.readout()
-        found, shapes, scores = layer_map(model, solved.weights, solved.offset), model.shapes, self._solved.shapes()
+        found, shapes, scores = layer_map(model, solved.weights, solved.offset), model.shapes, self._solved.shapes
         if shapes is None or scores is None or not scores.has_terms:
             return found
         return dataclasses.replace(found, shape=ShapeMap.of(shapes, scores, model.blocks))
@@ -668,8 +655,7 @@ class Classifier(IncrementalClassifier):
         """
         self._require_fitted()
         self._solved.readout()
-        blocks = self.blocks_
-        return None if blocks is None else np.array([block["weight"] for block in blocks])
+        return None if self.blocks_ is None else np.array([block["weight"] for block in self.blocks_])
 
     @property
     def blocks_(self) -> list[dict[str, Any]] | None:

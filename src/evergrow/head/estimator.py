@@ -31,12 +31,7 @@ class Estimator:
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the constructor's arguments by name."""
-        values: dict[str, Any] = {}
-        for name in self._param_names():
-            value = values[name] = getattr(self, name)
-            if deep and hasattr(value, "get_params") and not isinstance(value, type):
-                values.update((f"{name}__{key}", item) for key, item in value.get_params().items())
-        return values
+        return {name: getattr(self, name) for name in self._param_names()}
 
     def set_params(self, **params: Any) -> Self:
         """Set constructor arguments by name; unknown ones are refused."""
@@ -95,9 +90,7 @@ def plain_value(name: str, value: Any) -> Any:
         return None  # the seed that was drawn from it is part of what was learned
     if isinstance(value, (torch.device, os.PathLike)):
         return str(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

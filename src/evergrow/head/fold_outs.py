@@ -55,41 +55,25 @@ class FoldOuts:
     guess: float = 1.0
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows in every form that answers need.
+def as_seen(model: RidgeModel, Z: Tensor, weights: tuple[float, ...]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return features Z (n, d) as a model sees them, with the weights of blocks.
 
-    Parameters
-    ----------
-    reduced : Tensor of shape (n, k)
+    Returns
+    -------
+    Tensor of shape (n, k)
         Activations in the coordinates of the statistics.
-    outside : Tensor of shape (n,) or None
+    Tensor of shape (n,) or None
         Energy outside of these coordinates.
-    shape : Tensor of shape (n, j) or None
+    Tensor of shape (n, j) or None
         Features in the directions in which the shapes of classes are known.
     """
-
-    reduced: Tensor
-    outside: Tensor | None
-    shape: Tensor | None
-
-    @classmethod
-    def of(cls, model: RidgeModel, Z: Tensor, weights: tuple[float, ...] = ()) -> Rows:
-        """Return features Z (n, d) as a model sees them, with the weights of blocks."""
-        H, stats, scale = weighted_rows(model, weights, Z), model.state.reduced(), column_scale(model, weights)
-        if scale is not None and stats.basis is not None:
-            stats = stats.scaled(scale)
-        reduced, outside, shape = stats.project(H), None, None
-        if stats.basis is not None:
-            outside = (H.square().sum(dim=1) - reduced.square().sum(dim=1)).clamp_min(0.0)
-        if model.shapes is not None:
-            shape = model.shapes.rows(model.inputs(Z))
-        return cls(reduced, outside, shape)
-
-    def take(self, rows: Tensor) -> Rows:
-        """Return some of the rows."""
-        outside = None if self.outside is None else self.outside[rows]
-        return Rows(self.reduced[rows], outside, None if self.shape is None else self.shape[rows])
+    H, stats, scale = weighted_rows(model, weights, Z), model.state.reduced(), column_scale(model, weights)
+    if scale is not None and stats.basis is not None:
+        stats = stats.scaled(scale)
+    reduced, outside = stats.project(H), None
+    if stats.basis is not None:
+        outside = (H.square().sum(dim=1) - reduced.square().sum(dim=1)).clamp_min(0.0)
+    return reduced, outside, None if model.shapes is None else model.shapes.rows(model.inputs(Z))
 
 
 def fold_outs(solved: SolvedCache, Z: Tensor, codes: Tensor, folds: Tensor, weights: Tensor | None = None) -> FoldOuts:
@@ -107,18 +91,20 @@ def fold_outs(solved: SolvedCache, Z: Tensor, codes: Tensor, folds: Tensor, weig
         What they were learned with, where that is not one. Each is scored once all the same.
     """
     choice, scatter, _ = solved.scatter()
-    model, rows, spread = solved.model, Rows.of(solved.model, Z, choice.weights), 0.0
-    scores, terms = rows.reduced.new_empty(len(codes), len(scatter.counts)), rows.reduced.new_empty(len(codes), 6)
+    model, spread = solved.model, 0.0
+    rows = as_seen(model, Z, choice.weights)
+    scores, terms = Z.new_empty(len(codes), len(scatter.counts)), Z.new_empty(len(codes), 6)
     for fold in torch.unique(folds).tolist():
         mine = torch.nonzero(folds == fold).ravel()
-        part, own, taken = rows.take(mine), codes[mine], None if weights is None else weights[mine]
-        rest = scatter.unlearned(part.reduced, own, taken)
-        terms[mine] = NoveltyTerms.of(rest).of_rows(part.reduced, part.outside)
+        own, taken, reduced = codes[mine], None if weights is None else weights[mine], rows[0][mine]
+        outside, shape = (None if part is None else part[mine] for part in rows[1:])
+        rest = scatter.follow(reduced, own, taken, sign=-1)
+        terms[mine] = NoveltyTerms.of(rest).of_rows(reduced, outside)
         estimates = rest.estimate_means()
-        linear = torch.addmm(estimates.offset, part.reduced, estimates.weights)
-        if model.shapes is not None and part.shape is not None:
-            moments = model.shapes.remove(part.shape, own, model.masses, taken)
-            linear = ShapeScores.of(moments, rest.counts, choice.strength).add(part.shape, linear)
+        linear = torch.addmm(estimates.offset, reduced, estimates.weights)
+        if model.shapes is not None and shape is not None:
+            moments = model.shapes.remove(shape, own, model.masses, taken)
+            linear = ShapeScores(moments, rest.counts, choice.strength).add(shape, linear)
         scores[mine] = linear
         spread += estimates.spread * len(mine) / len(codes)
     found = np.asarray(terms.cpu().numpy())

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from evergrow.core.errors import InputError, LabelError
 from evergrow.core.record import require
@@ -37,16 +38,16 @@ class LabelUpdate:
         All classes after the batch, sorted.
     columns : list of int
         For each of them its column before the batch, -1 where it is new.
-    codes : ndarray of shape (n,)
-        Position of every label in ``classes``.
-    weights : ndarray of shape (n,) or None
+    codes : Tensor of shape (n,)
+        Position of every label in ``classes``, on the head's device.
+    weights : Tensor of shape (n,) or None
         What each sample counts for; None where each counts as one.
     """
 
     classes: NDArray[Any]
     columns: list[int]
-    codes: NDArray[np.int64]
-    weights: NDArray[np.float64] | None = None
+    codes: Tensor
+    weights: Tensor | None = None
 
 
 def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
@@ -68,24 +69,22 @@ def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
     if labels.shape[0] != n_rows:
         raise LabelError(f"y must have one label per row of X ({n_rows}), got {labels.shape[0]}")
     if labels.dtype.kind == "O":
-        labels = _from_objects(labels)
+        words = all(isinstance(label, str) for label in labels)
+        objects, labels = labels, np.array(labels.tolist())
+        if labels.dtype.kind in "USO" and not words:  # numpy would silently turn numbers into strings
+            kinds = sorted({type(label).__name__ for label in objects})
+            raise LabelError(f"labels must all be of one kind, got a mix of {', '.join(kinds)}")
     if labels.dtype.kind not in _KINDS:
         raise LabelError(f"labels must be integers, strings or booleans, got {labels.dtype}")
     return np.asarray(labels)
 
 
-def _from_objects(labels: NDArray[Any]) -> NDArray[Any]:
-    """Turn an object array into a typed one if all its entries are of one kind."""
-    if all(isinstance(label, str) for label in labels):
-        return labels.astype(str)
-    typed = np.array(labels.tolist())
-    if typed.dtype.kind in "USO":  # numpy would silently turn numbers into strings
-        kinds = sorted({type(label).__name__ for label in labels})
-        raise LabelError(f"labels must all be of one kind, got a mix of {', '.join(kinds)}")
-    return typed
-
-
-def update_labels(known: NDArray[Any] | None, labels: NDArray[Any]) -> LabelUpdate:
+def update_labels(
+    known: NDArray[Any] | None,
+    labels: NDArray[Any],
+    weights: NDArray[np.float64] | None = None,
+    device: torch.device | str = "cpu",
+) -> LabelUpdate:
     """Fit new labels into the table of known classes.
 
     Examples
@@ -97,11 +96,13 @@ def update_labels(known: NDArray[Any] | None, labels: NDArray[Any]) -> LabelUpda
     ([1, 3, 5], [0, -1, 1], [1, 2])
     """
     if known is None or len(known) == 0:
-        classes, codes = np.unique(labels, return_inverse=True)
-        return LabelUpdate(classes, [-1] * len(classes), codes.astype(np.int64))
-    check_kind(known, labels)
-    classes = np.union1d(known, labels)
-    return LabelUpdate(classes, column_map(known, classes), np.searchsorted(classes, labels).astype(np.int64))
+        known, classes = labels[:0], np.unique(labels)
+    else:
+        check_kind(known, labels)
+        classes = np.union1d(known, labels)
+    codes = torch.from_numpy(np.searchsorted(classes, labels).astype(np.int64)).to(device)
+    heavy = None if weights is None else torch.from_numpy(weights).to(device)
+    return LabelUpdate(classes, column_map(known, classes), codes, heavy)
 
 
 def check_kind(known: NDArray[Any], labels: NDArray[Any]) -> None:
@@ -117,13 +118,13 @@ def column_map(known: NDArray[Any], classes: NDArray[Any]) -> list[int]:
     return [place.get(label, -1) for label in classes.tolist()]
 
 
-def known_codes(known: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int64]:
+def known_codes(known: NDArray[Any], labels: NDArray[Any]) -> Tensor:
     """Return positions of labels that must all be known, or raise :class:`LabelError`."""
     check_kind(known, labels)
     missing = np.setdiff1d(labels, known)
     if len(missing):
         raise LabelError(f"labels must be known classes, got {missing[:5].tolist()} that were never learned")
-    return np.searchsorted(known, labels).astype(np.int64)
+    return torch.from_numpy(np.searchsorted(known, labels).astype(np.int64))
 
 
 # -- other names ----------------------------------------------------------------------------------------------
@@ -172,14 +173,9 @@ class ClassChange:
         return cls(table, [np.flatnonzero(codes == code).tolist() for code in range(len(table))])
 
     @property
-    def is_permutation(self) -> bool:
-        """Whether every new class is one old one."""
-        return all(len(group) == 1 for group in self.groups)
-
-    @property
-    def order(self) -> list[int]:
-        """For every new class the position of the (first) old one in it."""
-        return [group[0] for group in self.groups]
+    def order(self) -> list[int] | None:
+        """For every new class the position of the old one; None where several become one."""
+        return None if any(len(group) > 1 for group in self.groups) else [group[0] for group in self.groups]
 
 
 def _label_array(values: list[Any]) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from evergrow.head.layers.feature_map import FeatureBlocks, Units, normalize
+from evergrow.head.layers.feature_map import FeatureBlocks, FeatureMap, normalize
 from evergrow.head.linalg.class_shapes import LIKELIEST, ClassShapes, ShapeScores
 from evergrow.head.ridge_model import RidgeModel
 
@@ -53,9 +53,8 @@ class ShapeMap:
     def of(cls, shapes: ClassShapes, scores: ShapeScores, blocks: FeatureBlocks | None = None) -> ShapeMap:
         """Return the map of class shapes, on the CPU; ``blocks`` is what is done to features before."""
         classes = len(scores.counts)
-        pairs = [scores.quadratic(code) for code in range(classes)]
+        pairs, means = scores.quadratics(range(classes)), scores.means
         matrices = torch.stack([matrix for matrix, _ in pairs])
-        means = scores.means()
         inner = torch.einsum("cij,cj->ci", matrices, means)
         constant = torch.einsum("ci,ci->c", inner, means) + means.new_tensor([value for _, value in pairs])
         basis = shapes.basis if blocks is None else shapes.basis * blocks.column_weights().to(shapes.basis)[:, None]
@@ -65,7 +64,7 @@ class ShapeMap:
             matrices.reshape(classes, -1).T.contiguous().cpu(),
             (-2.0 * inner).T.contiguous().cpu(),
             constant.cpu(),
-            scores.floors().cpu(),
+            scores.floors.cpu(),
             min(LIKELIEST, classes),
         )
 
@@ -91,7 +90,7 @@ class LayerMap:
     ----------
     normalization : str
         What is done to features first.
-    units : Units or None
+    units : FeatureMap or None
         The hidden layer.
     readout : Tensor of shape (L, C) or None
         A, class weights of the units.
@@ -116,7 +115,7 @@ class LayerMap:
     """
 
     normalization: str
-    units: Units | None
+    units: FeatureMap | None
     readout: Tensor | None
     linear: Tensor | None
     constant: Tensor
@@ -129,7 +128,7 @@ class LayerMap:
         Z = normalize(Z, self.normalization).to(self.dtype)
         total = self.constant.expand(Z.shape[0], -1)
         if self.units is not None and self.readout is not None:
-            total = total + self.units.apply(Z) @ self.readout
+            total = total + self.units.transform(Z) @ self.readout
         if self.linear is not None:
             total = total + Z @ self.linear
         return total if self.shape is None else self.shape.add(Z, total)

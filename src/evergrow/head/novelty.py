@@ -162,32 +162,28 @@ class NoveltyTerms:
         Rows of a class lie about its mean with the common scatter; drawn are their products with the class means and
         their energy outside the span of these, which is all that the terms need.
         """
-        counts, free = self.scatter.counts, self.scatter.freedom
+        scatter, counts, free = self.scatter, self.scatter.counts, self.scatter.freedom
         source = generator(0, "novelty", "expected")
         spots = (torch.arange(_DRAWN, dtype=torch.float64) + 0.5) / _DRAWN
         chances = torch.cumsum(counts / counts.sum(), dim=0).cpu()
         codes = torch.searchsorted(chances, spots).clamp_max(len(counts) - 1).to(counts.device)
-        noise, rest = self._drawn_noise(source, free)
-        noise = noise * (1.0 + 1.0 / counts[codes]).sqrt()[:, None]
+        if scatter.noise_energy() > 0.0:
+            ridge = scatter.alpha + scatter.factor.jitter
+            covariance = self.gram - (ridge / free) * (self.directions.T @ self.directions)
+            covariance = covariance * max(self.expected / max(scatter.noise_energy(inside=True), 1e-300), 1.0)
+        else:  # nothing is known of the spread but that of the means
+            covariance = self.gram @ self.gram / len(counts)
+        lower = safe_cholesky(covariance, shift=1e-8 * float(_energies(self.gram).mean())).lower
+        draws = torch.randn(_DRAWN, len(counts), generator=source, dtype=torch.float64).to(self.gram)
+        within = float(self.span.half_solve(lower).square().sum())
+        rest = max(self.expected - within, 0.05 * self.expected)
+        noise = (draws @ lower.T) * (1.0 + 1.0 / counts[codes]).sqrt()[:, None]
         products = self.gram[codes] + noise
         inside = self.span.half_solve(noise.T).square().sum(dim=0)
         own = noise.gather(1, codes[:, None])[:, 0]
         spread = torch.randn(_DRAWN, generator=source, dtype=torch.float64).to(counts)
         outside = rest * (1.0 + _REST_SPREAD * spread).clamp_min(0.1)
         return self._terms(products, self.gram.diagonal()[codes] + 2.0 * own + inside + outside)
-
-    def _drawn_noise(self, source: torch.Generator, free: float) -> tuple[Tensor, float]:
-        """Return products (256, C) of drawn noise with the class means, and the energy expected outside their span."""
-        classes = self.gram.shape[0]
-        ridge = self.scatter.alpha + self.scatter.factor.jitter
-        covariance = self.gram - (ridge / free) * (self.directions.T @ self.directions)
-        covariance = covariance * max(self.expected / max(self.scatter.noise_energy(inside=True), 1e-300), 1.0)
-        if self.scatter.noise_energy() <= 0.0:  # nothing is known of the spread but that of the means
-            covariance = self.gram @ self.gram / classes
-        factor = safe_cholesky(covariance, shift=1e-8 * float(_energies(self.gram).mean()))
-        draws = torch.randn(_DRAWN, classes, generator=source, dtype=torch.float64).to(self.gram)
-        within = float(self.span.half_solve(factor.lower).square().sum())
-        return draws @ factor.lower.T, max(self.expected - within, 0.05 * self.expected)
 
     def _terms(self, products: Tensor, energy: Tensor) -> Tensor:
         counts = self.scatter.counts
@@ -212,20 +208,17 @@ def _energies(gram: Tensor) -> Tensor:
 
 
 def bounded(found: Tensor, H: Tensor) -> Tensor:
-    """Return scores (n,) or terms (n, k) with the largest number there is for rows too large to be squared.
+    """Return terms (n, k) with the largest number there is for rows too large to be squared.
 
     Raises
     ------
     NumericalError
         If those of a row of ordinary size are not finite: the statistics are not those of samples.
     """
-    finite = torch.isfinite(found) if found.dim() == 1 else torch.isfinite(found).all(dim=1)
-    if bool(finite.all()):
-        return found
+    finite = torch.isfinite(found).all(dim=1)
     if not bool((finite | (H.abs().amax(dim=1) > TOO_LARGE)).all()):
         raise NumericalError("novelty must be finite, but the statistics are not those of samples")
-    kept = finite if found.dim() == 1 else finite[:, None]
-    return torch.where(kept, found, torch.finfo(found.dtype).max)
+    return torch.where(finite[:, None], found, torch.finfo(found.dtype).max)
 
 
 # -- weights ----------------------------------------------------------------------------------------------------
@@ -261,8 +254,14 @@ class KnownTerms:
     def check(self) -> None:
         """Raise :class:`FileFormatError` where no rows can have such moments."""
         require(self.n > 0 and self.size > 0, "it is of no rows, or of a model without samples")
-        require(len(self.mean) == _COLUMNS, f"it has {len(self.mean)} means of {_COLUMNS} terms")
-        require(_is_product(self.second, self.mean, _COLUMNS), "its products of terms are not those of any rows")
+        lengths = len(self.mean), len(self.second)
+        require(lengths == (_COLUMNS, _COLUMNS**2), f"it has {lengths} numbers of {_COLUMNS} terms")
+        second = np.reshape(self.second, (_COLUMNS, _COLUMNS))
+        roots = np.sqrt(np.where(second.diagonal() > 0.0, second.diagonal(), 1.0))
+        with np.errstate(over="ignore", invalid="ignore"):
+            covariance = (second - np.outer(self.mean, self.mean)) / np.outer(roots, roots)
+        # Rounding of sums over n rows moves an eigenvalue by a few n times 1e-16 in these units.
+        require(_least_eigenvalue(covariance) >= -1e-7, "its products of terms are not those of any rows")
 
 
 @dataclass(frozen=True)
@@ -289,9 +288,12 @@ class UnknownTerms:
     def check(self) -> None:
         """Raise :class:`FileFormatError` where no rows can have such moments."""
         require(self.n > 0 and self.size > 0, "it is of no rows, or of a model without samples")
-        require(len(self.mean) == _TERMS, f"it has {len(self.mean)} means of {_TERMS} terms")
+        lengths = len(self.mean), len(self.spread)
+        require(lengths == (_TERMS, _TERMS**2), f"it has {lengths} numbers of {_TERMS} terms")
         require(max(map(abs, self.mean)) <= CLIP, f"a mean lies beyond {CLIP:g} spreads")
-        require(_is_product(self.spread, [0.0] * _TERMS, _TERMS), "its spread is not that of any rows")
+        # What known rows add may be rounded by much more than this one's own, but by far less than the prior.
+        least = _least_eigenvalue(np.reshape(self.spread, (_TERMS, _TERMS)))
+        require(least > -0.5 * PRIOR_STRENGTH, "its spread is not that of any rows")
 
 
 @record("novelty-standard")
@@ -333,8 +335,7 @@ class NoveltyStandard:
         """Raise :class:`FileFormatError` unless a file holds numbers of all terms."""
         lengths = (len(self.weights), len(self.mean), len(self.scale))
         require(lengths == (_TERMS, _COLUMNS, _TERMS), f"it has {lengths} numbers of {_TERMS} terms")
-        positive = min(self.weights) >= 0.0 and min(self.scale) > 0.0
-        require(positive, "a weight is negative or a spread is not positive")
+        require(min(self.weights) >= 0.0 and min(self.scale) > 0.0, "a weight is negative or a spread not positive")
 
 
 @dataclass(frozen=True)
@@ -395,10 +396,7 @@ class NoveltyPool:
         mean = shares @ np.array([part.mean for part in self.unknown])
         spread = (shares @ np.array([part.spread for part in self.unknown])).reshape(_TERMS, _TERMS)
         strength = max(float(default @ mean) / max(float(default @ spread @ default), 1e-12), 1e-3)
-        try:
-            lower = np.linalg.cholesky(spread + PRIOR_STRENGTH * np.eye(_TERMS))
-        except np.linalg.LinAlgError as error:  # no rows have such sums: a file was changed by hand
-            raise NumericalError("The sums that tell unknown things apart are damaged; fit the model again.") from error
+        lower = np.linalg.cholesky(spread + PRIOR_STRENGTH * np.eye(_TERMS))
         wanted = mean + PRIOR_STRENGTH * strength * default
         found = nnls(lower.T, np.linalg.solve(lower, wanted))[0]  # |L^T w - L^-1 v|^2 is the quadratic above
         return np.asarray(found / found.sum() if found.sum() > 0.0 else default / default.sum())
@@ -455,17 +453,8 @@ def ageing_weights(numbers: Sequence[int], sizes: Sequence[int]) -> NDArray[np.f
     return np.asarray(shares ** next(powers, 0))
 
 
-def _is_product(flat: Sequence[float], mean: Sequence[float], order: int) -> bool:
-    """Return whether numbers can be mean products of rows with this mean: symmetric, and not less than the mean's."""
-    if len(flat) != order * order:
-        return False
-    products = np.asarray(flat, dtype=np.float64).reshape(order, order)
-    with np.errstate(over="ignore", invalid="ignore"):
-        size = float(np.abs(products).max())
-        left = products - np.outer(mean, mean)
-        if not np.isfinite(left).all() or not np.allclose(products, products.T, rtol=1e-9, atol=1e-9 * size):
-            return False
-        if not (left.diagonal() >= -1e-9 * size - 1e-12).all():
-            return False
-        roots = np.sqrt(np.maximum(products.diagonal(), 0.0))
-        return bool((np.abs(products) <= np.outer(roots, roots) * (1.0 + 1e-6) + 1e-9).all())
+def _least_eigenvalue(matrix: NDArray[np.float64]) -> float:
+    """Return the smallest eigenvalue; minus infinity where numbers are not finite or the matrix is not symmetric."""
+    if not np.isfinite(matrix).all() or not np.allclose(matrix, matrix.T, rtol=1e-9, atol=1e-9 * np.abs(matrix).max()):
+        return -np.inf
+    return float(np.linalg.eigvalsh(matrix)[0])

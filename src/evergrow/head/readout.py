@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated
 
 import numpy as np
@@ -84,20 +85,16 @@ def solve_ridge(
     last : float, optional
         The previous choice, where to begin looking for the next.
     """
-    if alpha is not None:
-        solution = state.solve(alpha)
-        return _without_offset(solution.weights, alpha, alpha, solution.jitter)
-    stats = state.reduced()
-    if rows is not None:
-        stats = replace(stats, count=round(rows))
-    choice = choose_by_gcv(stats, row_energy(stats, masses, float(max(stats.count, 1))), last)
-    factor = safe_cholesky(stats.gram, shift=choice.alpha)
-    return _without_offset(stats.lift(factor.solve(stats.cross)), choice.alpha, choice.minimiser, factor.jitter)
-
-
-def _without_offset(weights: Tensor, alpha: float, minimiser: float, jitter: float) -> Readout:
+    minimiser = alpha
+    if alpha is None:
+        stats = state.reduced()
+        state = stats = stats if rows is None else replace(stats, count=round(rows))
+        choice = choose_by_gcv(stats, row_energy(stats, masses, float(max(stats.count, 1))), last)
+        alpha, minimiser = choice.alpha, choice.minimiser
+    solution = state.solve(alpha)
     # Row by row, as a file holds them: a product with the columns of a solver rounds otherwise, in the last place.
-    return Readout(weights.contiguous(), weights.new_zeros(weights.shape[1]), alpha, minimiser, jitter)
+    weights = solution.weights.contiguous()
+    return Readout(weights, weights.new_zeros(weights.shape[1]), alpha, minimiser or alpha, solution.jitter)
 
 
 def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
@@ -177,7 +174,7 @@ def choose(
         whole = float(geometry.stats.gram.diagonal().sum()) / rows
         # Where all rows are the same up to rounding, the scale is that of a whole row, not of a centred one.
         alpha, step = choose_ridge(geometry, energy if energy > 1e-10 * whole else whole, start)
-    strength = 1.0 if model.shapes is None else ShapeScores.of(model.shapes, model.masses).strength
+    strength = 1.0 if model.shapes is None else ShapeScores(model.shapes, model.masses).strength
     return Choice(alpha, step, strength, model.rows, weights)
 
 
@@ -262,9 +259,6 @@ class SolvedCache:
         """Whether ridge and strength were chosen for just these statistics."""
         # A solution that was followed is in the coordinates of the features.
         self._scatter = None if scatter is None else (scatter, model.state.reduced())
-        self._shapes: ShapeScores | None = None
-        self._terms: NoveltyTerms | None = None
-        self._standard: NoveltyStandard | None = None
 
     # -- the next one -----------------------------------------------------------------------------------------
 
@@ -295,15 +289,16 @@ class SolvedCache:
             before, stats = self._scatter
             if stats.basis is None and before.can_follow(len(codes)):
                 H = weighted_rows(model, self.choice.weights, Z)
-                learned = columns is not None
-                scatter = before.learned(H, codes, columns or [], weights) if learned else None
-                scatter = scatter if learned else before.unlearned(H, codes, weights)
+                old = before if columns is None else before.select(columns)
+                scatter = old.follow(H, codes, weights, -1 if columns is None else 1)
         return self.after(model, self.fixed, scatter)
 
     def reordered(self, model: RidgeModel, order: list[int]) -> SolvedCache:
         """Return the cache of the same statistics with classes in another order; nothing large is solved again."""
         made = SolvedCache(model, self.kind, self.fixed, self.last_alpha, self.choice)
-        made.warmth, made.is_fresh, made._standard = self.warmth, self.is_fresh, self._standard
+        made.warmth, made.is_fresh = self.warmth, self.is_fresh
+        if "standard" in vars(self):
+            made.standard = self.standard
         if self.solution is not None:
             weights, offset = self.solution.weights[:, order], self.solution.offset[order]
             made.solution = replace(self.solution, weights=weights, offset=offset)
@@ -326,24 +321,17 @@ class SolvedCache:
 
     def readout(self) -> Readout:
         """Return the linear class scores."""
-        if self.solution is None:
-            model = self.model
-            if self.kind == "ridge":
-                self.solution = solve_ridge(
-                    model.state, model.masses, self.fixed, model.pooled_rows, last=self.last_alpha
-                )
-            else:
-                self.solution = self._denoised()
+        model = self.model
+        if self.solution is None and self.kind == "ridge":
+            self.solution = solve_ridge(model.state, model.masses, self.fixed, model.pooled_rows, last=self.last_alpha)
+        elif self.solution is None:
+            choice, scatter, stats = self.scatter()
+            estimates, scale = scatter.estimate_means(), column_scale(model, choice.weights)
+            self.warmth = guessed_temperature(estimates.spread)
+            lifted = stats.lift(estimates.weights)
+            lifted = lifted if scale is None else scale[:, None] * lifted
+            self.solution = Readout(lifted, estimates.offset, choice.alpha, choice.alpha, scatter.factor.jitter)
         return self.solution
-
-    def _denoised(self) -> Readout:
-        choice, scatter, stats = self.scatter()
-        estimates = scatter.estimate_means()
-        self.warmth = guessed_temperature(estimates.spread)
-        lifted, scale = stats.lift(estimates.weights), column_scale(self.model, choice.weights)
-        if scale is not None:
-            lifted = scale[:, None] * lifted
-        return Readout(lifted, estimates.offset, choice.alpha, choice.alpha, scatter.factor.jitter)
 
     def scatter(self) -> tuple[Choice, SolvedScatter, RidgeStatistics]:
         """Return what was chosen, the class means solved at it, and the statistics with their coordinates."""
@@ -362,16 +350,14 @@ class SolvedCache:
             self._scatter = SolvedScatter.of(geometry, self.choice.alpha), geometry.stats
         return self.choice, *self._scatter
 
+    @cached_property
     def shapes(self) -> ShapeScores | None:
-        """Return what the shapes of classes add to the scores; None where no shapes are kept."""
-        shapes = self.model.shapes
-        if shapes is None or self.kind == "ridge":
+        """What the shapes of classes add to the scores; None where no shapes are kept."""
+        if self.model.shapes is None or self.kind == "ridge":
             return None
-        if self._shapes is None:
-            self.readout()
-            strength = 1.0 if self.choice is None else self.choice.strength
-            self._shapes = ShapeScores.of(shapes, self.model.masses, strength)
-        return self._shapes
+        self.readout()
+        strength = 1.0 if self.choice is None else self.choice.strength
+        return ShapeScores(self.model.shapes, self.model.masses, strength)
 
     def temperature(self) -> float:
         """Return a temperature for probabilities, guessed from the statistics."""
@@ -382,15 +368,13 @@ class SolvedCache:
             self.warmth = guessed_temperature(self.scatter()[1].estimate_means().spread)
         return self.warmth
 
+    @cached_property
     def terms(self) -> NoveltyTerms:
-        """Return what novelty is weighed from."""
-        if self._terms is None:
-            self._terms = NoveltyTerms.of(self.scatter()[1])
-        return self._terms
+        """What novelty is weighed from."""
+        return NoveltyTerms.of(self.scatter()[1])
 
+    @cached_property
     def standard(self) -> NoveltyStandard:
-        """Return how terms become a score where nothing was calibrated: by what the statistics say of known rows."""
-        if self._standard is None:
-            rows = np.asarray(self.terms().expected_rows().cpu().numpy())
-            self._standard = NoveltyPool((KnownTerms.of(rows, int(self.model.counts.sum())),)).standard()
-        return self._standard
+        """How terms become a score where nothing was calibrated: by what the statistics say of known rows."""
+        rows = np.asarray(self.terms.expected_rows().cpu().numpy())
+        return NoveltyPool((KnownTerms.of(rows, int(self.model.counts.sum())),)).standard()

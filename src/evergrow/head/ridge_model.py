@@ -22,7 +22,7 @@ from evergrow.head.linalg.class_shapes import ClassShapes, counts_or_one
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.ridge_choice import alpha_grid
 from evergrow.head.linalg.scatter import ClassGeometry
-from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics, sum_columns, take_columns
+from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics, sum_columns
 
 LARGEST_MASS = 1e15
 """Sums of weights beyond this are no longer exact to one sample."""
@@ -108,10 +108,13 @@ class RidgeModel:
     def _batches(
         self, Z: Tensor, codes: Tensor, n_classes: int, weights: Tensor | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield activations and targets; sums of w h h^T and w h y^T are those of both times the root of w."""
         for rows, H in self.activations(Z):
             targets = torch.nn.functional.one_hot(codes[rows], n_classes).to(H.dtype)
-            # Sums of w h h^T and w h y^T are those of rows and targets times the root of w.
-            yield _scaled(H, weights, rows), _scaled(targets, weights, rows)
+            if weights is not None:
+                root = weights[rows].sqrt()[:, None]
+                H, targets = H * root, targets * root
+            yield H, targets
 
     def learn(self, Z: Tensor, codes: Tensor, columns: Sequence[int], weights: Tensor | None = None) -> RidgeModel:
         """Return the model with rows Z of classes ``codes`` learned; ``columns`` places the old classes."""
@@ -123,54 +126,48 @@ class RidgeModel:
             old,
             state=old.state.accumulate(self._batches(Z, codes, n_classes, weights)),
             counts=old.counts + torch.bincount(codes, minlength=n_classes),
-            masses=old.masses + torch.bincount(codes, _ones(weights, Z), minlength=n_classes),
+            masses=old.masses + torch.bincount(codes, weights, minlength=n_classes),
             lineage=self.lineage or frozenset([_fingerprint(Z, codes)]),
             shapes=shapes,
         )
 
     def unlearn(self, Z: Tensor, codes: Tensor, alpha: float, weights: Tensor | None = None) -> RidgeModel:
         """Return the model with rows taken out again; raise :class:`UnlearnError` if they were never in."""
-        removed = torch.bincount(codes, minlength=len(self.counts))
+        n_classes = len(self.counts)
+        removed = torch.bincount(codes, minlength=n_classes)
         if bool((removed > self.counts).any()):
             worst = int((removed - self.counts).argmax())
             raise UnlearnError(
                 f"no more samples of a class can be unlearned than were learned, got {int(removed[worst])} "
                 f"where {int(self.counts[worst])} were learned (class at position {worst})"
             )
-        masses = self._masses_without(codes, removed, _ones(weights, Z))
-        self._check_inside(Z, alpha, weights)
-        try:
-            state = self.state.accumulate(self._batches(Z, codes, len(self.counts), weights), sign=-1)
-        except NumericalError as error:
-            raise UnlearnError(f"samples to unlearn must have been learned before: {error}") from error
-        shapes = self.shapes
-        if shapes is not None:
-            shapes = shapes.remove(shapes.rows(self.inputs(Z)), codes, self.masses, weights)
-        return dataclasses.replace(self, state=state, counts=self.counts - removed, shapes=shapes, masses=masses)
-
-    def _masses_without(self, codes: Tensor, removed: Tensor, weights: Tensor) -> Tensor:
-        """Return the masses without rows; a class of which samples are left must keep some, one without must not."""
-        left, kept = self.masses - torch.bincount(codes, weights, minlength=len(self.counts)), self.counts > removed
+        # A class of which samples are left must keep some weight, one without must not.
+        masses, kept = self.masses - torch.bincount(codes, weights, minlength=n_classes), self.counts > removed
         slack = 1e-9 * self.masses
-        if bool(((left <= slack) & kept).any()) or bool(((left.abs() > slack) & ~kept).any()):
+        if bool(((masses <= slack) & kept).any()) or bool(((masses.abs() > slack) & ~kept).any()):
             raise UnlearnError("samples to unlearn must have the weights that they were learned with, got others")
-        return torch.where(kept, left, torch.zeros_like(left))
-
-    def _check_inside(self, Z: Tensor, alpha: float, weights: Tensor | None = None) -> None:
-        """Rows that were learned satisfy ``H (G + alpha I)^-1 H^T < I``; others usually do not."""
+        # Rows that were learned satisfy H (G + alpha I)^-1 H^T < I; others usually do not.
         stats = self.state.reduced()
         factor = safe_cholesky(stats.gram, shift=alpha)
-        for rows, H in self.activations(Z):
-            for part in torch.split(_scaled(H, weights, rows), 1024):
+        for H, _ in self._batches(Z, codes, n_classes, weights):
+            for part in torch.split(H, 1024):
                 half = factor.half_solve(stats.project(part).T)
-                gap = -(half.T @ half)
                 try:
-                    safe_cholesky(gap, shift=1.0 + 1e-7, allow_jitter=False)
+                    safe_cholesky(-(half.T @ half), shift=1.0 + 1e-7, allow_jitter=False)
                 except NumericalError:
                     raise UnlearnError(
                         "samples to unlearn must have been learned before, but at least one of the "
                         f"{part.shape[0]} given lies where nothing was learned"
                     ) from None
+        try:
+            state = self.state.accumulate(self._batches(Z, codes, n_classes, weights), sign=-1)
+        except NumericalError as error:
+            raise UnlearnError(f"samples to unlearn must have been learned before: {error}") from error
+        shapes = self.shapes
+        if shapes is not None:
+            shapes = shapes.remove(shapes.rows(self.inputs(Z)), codes, self.masses, weights)
+        masses = torch.where(kept, masses, torch.zeros_like(masses))
+        return dataclasses.replace(self, state=state, counts=self.counts - removed, shapes=shapes, masses=masses)
 
     def require_sound(self, before: RidgeModel, alpha: float | None) -> None:
         """Raise :class:`UnlearnError` if rounding of what was taken out of a model drowns what is left.
@@ -205,16 +202,10 @@ class RidgeModel:
         sums = stats.lift(stats.cross[:, dropped])
         rows = (sums / counts_or_one(self.masses[dropped].to(sums)).sqrt()).T.contiguous()
         state = self.state.accumulate([(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1)
-        masses = self.masses[list(columns)]
-        return dataclasses.replace(
-            self,
-            state=dataclasses.replace(
-                state.select_targets(columns), count=self.state.count, sq_targets=float(masses.sum())
-            ),
-            counts=self.counts[list(columns)],
-            masses=masses,
-            shapes=None if self.shapes is None else self.shapes.select(columns),
-        )
+        left = dataclasses.replace(self, state=state).select(columns)
+        # Rows of the classes that are gone still count where the spread of all is looked at.
+        state = dataclasses.replace(left.state, count=self.state.count, sq_targets=float(left.masses.sum()))
+        return dataclasses.replace(left, state=state)
 
     def group(self, groups: Sequence[Sequence[int]]) -> RidgeModel:
         """Return the model whose classes are each several old ones, as if their samples had been learned as one.
@@ -222,26 +213,19 @@ class RidgeModel:
         Parameters
         ----------
         groups : sequence of sequences of int
-            The old classes of each new one; each old one must be in exactly one. With one in each, classes are
-            reordered.
+            The old classes of each new one, none for one without samples.
         """
         return dataclasses.replace(
             self,
             state=self.state.group_targets(groups),
-            counts=sum_columns(self.counts[None, :], groups)[0],
-            masses=sum_columns(self.masses[None, :], groups)[0],
+            counts=sum_columns(self.counts, groups, dim=0),
+            masses=sum_columns(self.masses, groups, dim=0),
             shapes=None if self.shapes is None else self.shapes.group(groups),
         )
 
     def select(self, columns: Sequence[int]) -> RidgeModel:
         """Return the model with classes reordered, and new ones without samples where ``columns`` has -1."""
-        return dataclasses.replace(
-            self,
-            state=self.state.select_targets(columns),
-            counts=select_counts(self.counts, columns),
-            masses=select_counts(self.masses, columns),
-            shapes=None if self.shapes is None else self.shapes.select(columns),
-        )
+        return self.group([[column] if column >= 0 else [] for column in columns])
 
     def merge(self, other: RidgeModel, base: RidgeModel | None = None) -> RidgeModel:
         """Return what both models know; of two that went on from ``base``, its samples count once.
@@ -257,30 +241,24 @@ class RidgeModel:
             If the layers differ, or samples would be counted twice.
         """
         parts = [other] if base is None else [other, base]
-        for part in parts:
-            self._check_same(part)
-        self._check_lineage(other, base)
         state, counts, masses, shapes = self.state, self.counts, self.masses, self.shapes
+        for part in parts:
+            if not self.same_map(part):
+                raise MergeError(
+                    "learners to merge must share one frozen layer, got two different ones: make the second "
+                    "with spawn(), or load both from files of the same origin"
+                )
+            known = part.shapes
+            if (shapes is None) != (known is None) or (shapes and known and not shapes.same_directions(known)):
+                raise MergeError("learners to merge must know the shapes of classes in the same directions, got others")
+        self._check_lineage(other, base)
         for part, sign in zip(parts, (1, -1)):
             state = state.merge(part.state, sign)
             counts = counts + sign * part.counts.to(counts.device)
             masses = masses + sign * part.masses.to(masses.device)
-            if shapes is not None and part.shapes is not None:
-                shapes = shapes.merge(part.shapes, sign)
+            shapes = shapes and part.shapes and shapes.merge(part.shapes, sign)
         lineage = self.lineage | other.lineage
         return dataclasses.replace(self, state=state, counts=counts, masses=masses, lineage=lineage, shapes=shapes)
-
-    def _check_same(self, other: RidgeModel) -> None:
-        if not self.same_map(other):
-            raise MergeError(
-                "learners to merge must share one frozen layer, got two different ones: make the second "
-                "with spawn(), or load both from files of the same origin"
-            )
-        mine, theirs = self.shapes, other.shapes
-        if (mine is None) != (theirs is None) or (
-            mine is not None and theirs is not None and not mine.same_directions(theirs)
-        ):
-            raise MergeError("learners to merge must know the shapes of classes in the same directions, got others")
 
     def _check_lineage(self, other: RidgeModel, base: RidgeModel | None) -> None:
         common = self.lineage & other.lineage
@@ -303,8 +281,8 @@ class RidgeModel:
 
     def empty(self) -> RidgeModel:
         """Return a model with the same layer that has learned nothing."""
-        shapes = None if self.shapes is None else self.shapes.select([])
-        state = self.state.empty_like().select_targets([])
+        shapes = None if self.shapes is None else self.shapes.group([])
+        state = self.state.empty_like().group_targets([])
         return RidgeModel.start(self.layer, self.normalization, state, shapes, self.blocks)
 
     def check(self) -> None:
@@ -328,20 +306,6 @@ def row_energy(stats: RidgeStatistics, masses: Tensor, rows: float) -> float:
     """Return the mean energy of a row around the mean of all rows."""
     mean_part = float(stats.cross.sum(dim=1).square().sum()) / max(float(masses.sum()), 1e-12)
     return max(float(stats.gram.diagonal().sum()) - mean_part, 0.0) / rows
-
-
-def select_counts(counts: Tensor, columns: Sequence[int]) -> Tensor:
-    """Return counts at ``columns``, zero where the column is -1."""
-    return take_columns(counts[None, :], columns)[0]
-
-
-def _ones(weights: Tensor | None, Z: Tensor) -> Tensor:
-    return torch.ones(Z.shape[0], dtype=torch.float64, device=Z.device) if weights is None else weights
-
-
-def _scaled(H: Tensor, weights: Tensor | None, rows: slice) -> Tensor:
-    """Return rows times the root of their weights."""
-    return H if weights is None else H * weights[rows].sqrt()[:, None]
 
 
 def _fingerprint(Z: Tensor, codes: Tensor) -> str:

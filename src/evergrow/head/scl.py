@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from evergrow.core.seeding import generator
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_number, field_names
 from evergrow.head.base import HEADS, Positive
 from evergrow.head.classifier import Classifier, Learned
 from evergrow.head.layers.base import Layer, Scales
 from evergrow.head.layers.feature_map import FeatureMap
 from evergrow.head.layers.guided import GuidedLayer
-from evergrow.head.linalg.recursive import SOLVERS, create_state
+from evergrow.head.linalg.recursive import SOLVERS
 from evergrow.head.linalg.ridge_choice import PAPER_ALPHAS, choose_by_holdout
-from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
+from evergrow.head.linalg.statistics import RidgeStatistics
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +92,7 @@ class SCLClassifier(Classifier):
     normalize = "none"
     shape_directions = 0
     learned_as: ClassVar[type] = _Learned
+    ridge_rules: ClassVar[tuple[str, ...]] = ("gcv", "holdout")
     blocks = None
     _held_out_alpha: float | None = None
 
@@ -132,22 +133,9 @@ class SCLClassifier(Classifier):
         check_choice("solver", self.solver, SOLVERS)
         check_number("verbose", int(self.verbose) if isinstance(self.verbose, bool) else self.verbose, integer=True)
 
-    def _check_ridge(self) -> None:
-        if self.alpha != "holdout":
-            super()._check_ridge()
-
     def _chosen_layer(self) -> Layer:
-        return GuidedLayer(
-            n_units=self.n_units,
-            max_units=self.max_units,
-            block_size=self.block_size,
-            n_candidates=self.n_candidates,
-            contraction=self.contraction,
-            tol=self.tol,
-            scales=self.scales,
-            activation=self.activation,
-            criterion=self.criterion,
-        )
+        values = self.get_params(deep=False)
+        return GuidedLayer(**{name: values[name] for name in field_names(GuidedLayer) if name in values})
 
     # -- the paper's choice of the ridge --------------------------------------------------------------------
 
@@ -162,11 +150,6 @@ class SCLClassifier(Classifier):
         if self.alpha == "holdout":
             self._held_out_alpha = self._choose_by_holdout(Z, Y)
         return super()._build(Z, Y)
-
-    def _empty_state(self, layer: FeatureMap, floor: float) -> RidgeState:
-        return create_state(
-            self.solver, layer.n_outputs, 0, alpha=self._fixed_alpha(), floor=floor, device=layer.device
-        )
 
     def _choose_by_holdout(self, Z: Tensor, Y: Tensor) -> float:
         """Choose from the paper's grid: a layer grown on nine tenths of the first task, one decomposition."""

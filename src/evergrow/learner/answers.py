@@ -4,25 +4,25 @@ With calibrated probabilities p, the prior q that they assume and another prior 
 
     p'_c = p_c (r_c / q_c) / sum_k p_k (r_k / q_k)
 
-and the answer is the class a of least expected cost ``sum_c p'_c cost[c, a]``; with cost 0 for right answers and 1 for
-others that is the likeliest. A class with a threshold is answered where p' reaches it, whatever else is likely, and
-nowhere else. None of it touches what was learned.
+and the answer is the likeliest class. A class with a threshold is answered where p' reaches it, whatever else is
+likely, and nowhere else. None of it touches what was learned.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import ParameterError
+from evergrow.core.errors import FileFormatError, InputError, ParameterError
 from evergrow.core.optional import require as import_extra
-from evergrow.core.record import UNKNOWN, Between, require
+from evergrow.core.record import UNKNOWN, Between, from_values, require
 from evergrow.core.validation import check_choice, check_number
+from evergrow.head.estimator import plain_value
 from evergrow.learner.labels import as_labels, require_known
 
 PRIORS = ("uniform", "counts")
@@ -32,7 +32,7 @@ LEARNED = "learned"
 """The prior that probabilities assume as they are."""
 
 LARGEST = 1e12
-"""No cost and no weight is larger, and no weight or threshold smaller than its inverse: products stay numbers."""
+"""No weight is larger, and no weight or threshold smaller than its inverse: products stay numbers."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,6 @@ class Answering:
     prior : {"uniform", "counts"}, dict of str to float or None
         How common classes are among what is asked about: a name, or weights of classes; those that it does not name
         have the mean of the others. None leaves what the probabilities assume.
-    costs : dict of str to dict of str to float
-        Cost of an answer (inner key) to something of a class (outer key), where it is neither 0 for the right one nor 1
-        for another.
     thresholds : dict of str to float
         Probability from which a class is the answer, whatever is likelier, and below which it is not. Of several that
         are reached the one that is exceeded most, as a ratio, is the answer; where all classes have one and none is
@@ -61,14 +58,11 @@ class Answering:
     >>> classes, likely = ["fire", "fog"], np.array([[0.05, 0.95], [0.01, 0.99]])
     >>> Answering(thresholds={"fire": 0.02}).choose(likely, classes).tolist()
     [0, 1]
-    >>> Answering(costs={"fire": {"fog": 50.0}}).choose(likely, classes).tolist()
-    [0, 1]
     >>> Answering(prior={"fire": 3.0, "fog": 1.0}).probabilities(likely, classes, [1, 1], "uniform").round(3).tolist()
     [[0.136, 0.864], [0.029, 0.971]]
     """
 
     prior: Literal["uniform", "counts"] | dict[str, Annotated[float, Between(1 / LARGEST, LARGEST)]] | None = None
-    costs: dict[str, dict[str, Annotated[float, Between(0, LARGEST)]]] = field(default_factory=dict)
     thresholds: dict[str, Annotated[float, Between(1 / LARGEST, 1)]] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict, metadata=UNKNOWN)
 
@@ -78,17 +72,12 @@ class Answering:
 
     def named(self) -> set[str]:
         """Return the classes that it names."""
-        answers = {name for row in self.costs.values() for name in row}
-        return (
-            set(self.prior if isinstance(self.prior, dict) else {}) | set(self.costs) | answers | set(self.thresholds)
-        )
+        return {*(self.prior if isinstance(self.prior, dict) else ()), *self.thresholds}
 
     # -- checking ---------------------------------------------------------------------------------------------
 
     @classmethod
-    def checked(
-        cls, classes: Collection[str], prior: Any = None, costs: Any = None, thresholds: Any = None
-    ) -> Answering:
+    def checked(cls, classes: Collection[str], prior: Any = None, thresholds: Any = None) -> Answering:
         """Return settings that fit a model of some classes, or raise a typed error that says what is wrong.
 
         Raises
@@ -96,13 +85,17 @@ class Answering:
         LabelError
             If a class is named that the model does not know.
         ParameterError
-            If a prior, a cost or a threshold is out of range.
+            If a prior or a threshold is out of range.
         """
-        made = cls(
-            _checked_prior(prior),
-            {str(true): _numbers("costs", row) for true, row in _mapping("costs", costs or {}).items()},
-            _numbers("thresholds", thresholds or {}, highest=1.0, positive=True),
-        )
+        if isinstance(prior, str):
+            check_choice("prior", prior, (LEARNED, *PRIORS))
+        elif prior == {}:
+            raise ParameterError("prior must give a weight to at least one class, got none")
+        given = {"prior": None if prior == LEARNED else prior, "thresholds": thresholds or {}}
+        try:
+            made = from_values(cls, plain_value("answering", given), "answering")
+        except (FileFormatError, InputError) as error:
+            raise ParameterError(str(error)) from error
         require_known(sorted(made.named()), classes)
         return made
 
@@ -125,69 +118,45 @@ class Answering:
         if self.prior is None:
             return likely
         learned = np.asarray(list(counts), dtype=np.float64)
-        wanted = self._weights(list(classes), learned) / (learned if assumed == "counts" else 1.0)
+        if isinstance(self.prior, dict):
+            usual = float(np.mean(list(self.prior.values())))
+            wanted = np.array([self.prior.get(name, usual) for name in classes])
+        else:
+            wanted = learned if self.prior == "counts" else np.ones(len(learned))
+        wanted = wanted / (learned if assumed == "counts" else 1.0)
         weighed = likely * (wanted / wanted.max())
         return np.asarray(weighed / weighed.sum(axis=1, keepdims=True))
 
-    def _weights(self, classes: list[str], counts: NDArray[np.float64]) -> NDArray[np.float64]:
-        if self.prior == "counts":
-            return counts
-        if self.prior is None or isinstance(self.prior, str):
-            return np.ones(len(classes))
-        usual = float(np.mean(list(self.prior.values())))
-        return np.array([self.prior.get(name, usual) for name in classes])
-
     def choose(self, likely: NDArray[np.float64], classes: Iterable[str]) -> NDArray[np.int64]:
         """Return the column of the answer to every row of probabilities, which are under the prior already."""
-        names = list(classes)
-        limits = np.array([self.thresholds.get(name, math.nan) for name in names])
+        limits = np.array([self.thresholds.get(name, math.nan) for name in classes])
         limited = ~np.isnan(limits)
-        loss = likely @ self._cost_matrix(names) if self.costs else -likely
         if not limited.any():
-            return np.asarray(loss.argmin(axis=1))
+            return np.asarray(likely.argmax(axis=1))
         ratios = likely[:, limited] / limits[limited]
         best = np.flatnonzero(limited)[ratios.argmax(axis=1)]
         if limited.all():
             return np.asarray(best)
         others = np.flatnonzero(~limited)
-        return np.asarray(np.where(ratios.max(axis=1) >= 1.0, best, others[loss[:, others].argmin(axis=1)]))
-
-    def _cost_matrix(self, names: list[str]) -> NDArray[np.float64]:
-        """Return what each answer (column) to something of each class (row) costs."""
-        costs = 1.0 - np.eye(len(names))
-        place = {name: index for index, name in enumerate(names)}
-        for true, row in self.costs.items():
-            for answer, cost in row.items():
-                costs[place[true], place[answer]] = cost
-        return costs
+        return np.asarray(np.where(ratios.max(axis=1) >= 1.0, best, others[likely[:, others].argmax(axis=1)]))
 
     # -- classes change ---------------------------------------------------------------------------------------
 
-    def renamed(self, names: Mapping[str, str]) -> Answering:
-        """Return the settings with other names of classes."""
-        return self._mapped(lambda name: names.get(name, name))
-
-    def limited(self, classes: Collection[str]) -> Answering:
-        """Return the settings without classes that are not known any more."""
-        return self._mapped(lambda name: name if name in classes else None)
-
-    def _mapped(self, new_name: Callable[[str], str | None]) -> Answering:
-        """Return the settings with new names of classes; those that have none are left out."""
-
-        def mapped(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {new: value for name, value in values.items() if (new := new_name(name)) is not None}
-
-        costs = {true: row for true, given in mapped(self.costs).items() if (row := mapped(given))}
-        prior = mapped(self.prior) or None if isinstance(self.prior, dict) else self.prior
-        return replace(self, prior=prior, costs=costs, thresholds=mapped(self.thresholds))
+    def mapped(self, names: Mapping[str, str]) -> Answering:
+        """Return the settings with new names of classes, by their old ones; other classes are left out."""
+        prior = self.prior
+        if isinstance(prior, dict):
+            prior = {names[name]: weight for name, weight in prior.items() if name in names} or None
+        limits = {names[name]: limit for name, limit in self.thresholds.items() if name in names}
+        return replace(self, prior=prior, thresholds=limits)
 
     def merged(self, gone: Collection[str], into: str) -> Answering:
         """Return the settings after classes became one: its weight is the sum of theirs.
 
-        Costs and thresholds of the others cannot be added up; those that bear the name of the new class stay.
+        Thresholds of the others cannot be added up; that of the name of the new class stays.
         """
         lost = set(gone) - {into}
-        kept = self.limited(self.named() - lost)
+        kept = self.mapped({name: name for name in self.named() - lost})
         if not isinstance(self.prior, dict) or not lost & set(self.prior):
             return kept
         usual = float(np.mean(list(self.prior.values())))
@@ -203,7 +172,6 @@ class Answering:
             **self.extra,
             "prior": "weights" if weights else self.prior or LEARNED,
             "weights": weights,
-            "costs": {true: dict(row) for true, row in self.costs.items()},
             "thresholds": dict(self.thresholds),
         }
 
@@ -212,8 +180,6 @@ class Answering:
         parts = []
         if self.prior is not None:
             parts.append(f"prior {self.prior if isinstance(self.prior, str) else _listed(self.prior)}")
-        if self.costs:
-            parts.append(f"{sum(map(len, self.costs.values()))} costs")
         if self.thresholds:
             parts.append(f"thresholds {_listed(self.thresholds)}")
         return ", ".join(parts) or "the likeliest class"
@@ -221,38 +187,6 @@ class Answering:
 
 LIKELIEST = Answering()
 """The likeliest class is the answer, and probabilities are as they were learned."""
-
-
-def _checked_prior(prior: Any) -> Any:
-    if prior is None or prior == LEARNED:
-        return None
-    if isinstance(prior, str):
-        if prior not in PRIORS:
-            raise ParameterError(f"prior must be 'learned', 'uniform', 'counts' or weights of classes, got {prior!r}")
-        return prior
-    weights = _numbers("prior", prior, positive=True)
-    if not weights:
-        raise ParameterError("prior must give a weight to at least one class, got none")
-    return weights
-
-
-def _mapping(name: str, values: Any) -> Mapping[Any, Any]:
-    if not isinstance(values, Mapping):
-        raise ParameterError(f"{name} must be numbers by class, got {type(values).__name__}")
-    return values
-
-
-def _numbers(name: str, values: Any, highest: float = LARGEST, *, positive: bool = False) -> dict[str, float]:
-    """Return numbers by class, each in range."""
-    found = {}
-    for key, value in _mapping(name, values).items():
-        numeric = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-        number = float(value) if numeric else math.nan
-        low = 1.0 / LARGEST if positive else 0.0
-        if not low <= number <= highest:
-            raise ParameterError(f"{name} must be numbers from {low:g} to {highest:g}, got {value!r} for {str(key)!r}")
-        found[str(key)] = number
-    return found
 
 
 def _listed(values: Mapping[str, float], most: int = 5) -> str:
@@ -280,7 +214,7 @@ class Answers:
     failures : tuple of (str, str)
         Name of every item left out, and why.
     chosen : ndarray of int of shape (n,) or None
-        The column of the answer to each, where prior, costs or thresholds decide; None where the largest value does.
+        The column of the answer to each, where prior or thresholds decide; None where the largest value does.
     novelty : ndarray of shape (n,) or None
         How unlike anything learned each is, where that was asked for.
     unknown : ndarray of bool of shape (n,) or None
@@ -330,22 +264,9 @@ class Answers:
 
     def part(self, rows: slice) -> Answers:
         """Return the answers of some rows, numbered anew; of failures nothing is said."""
-
-        def cut(values: Any) -> Any:
-            return None if values is None else values[rows]
-
-        values = self.values[rows]
-        return replace(
-            self,
-            values=values,
-            rows=np.arange(len(values)),
-            failures=(),
-            novelty=cut(self.novelty),
-            unknown=cut(self.unknown),
-            threshold=cut(self.threshold),
-            chosen=cut(self.chosen),
-            index=cut(self.index),
-        )
+        names = ("values", "novelty", "unknown", "threshold", "chosen", "index")
+        cut = {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
+        return replace(self, rows=np.arange(len(cut["values"])), failures=(), **cut)
 
     def to_frame(self, library: str = "pandas", *, top: int = 1) -> Any:
         """Return the answers as a data frame, one row for each item that could be read.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from evergrow.core.validation import check_number
 from evergrow.head.base import IncrementalClassifier
 from evergrow.head.fold_outs import TEMPERATURES, FoldOuts, best_temperature, guess_losses
 from evergrow.head.novelty import KnownTerms, NoveltyPool, UnknownTerms, ageing_weights
+
+if TYPE_CHECKING:
+    from evergrow.learner.learning import Block
 
 FALSE_ALARM = 0.05
 """Share of known things that may be called unknown, unless another is asked for."""
@@ -220,60 +223,61 @@ def assign_folds(codes: NDArray[np.int64], counts: NDArray[np.int64], seed: int)
     return folds
 
 
-def calibrated(
-    before: Calibration,
-    head: IncrementalClassifier,
-    X: NDArray[Any],
-    labels: NDArray[np.str_],
-    counts: Mapping[str, int],
-    seed: int,
-    weights: NDArray[np.float64] | None = None,
+def before_new_classes(
+    before: Calibration, head: IncrementalClassifier, block: Block, counts: Mapping[str, int]
 ) -> Calibration:
-    """Return the calibration with a batch that a head has just learned.
-
-    Parameters
-    ----------
-    before : Calibration
-        The calibration without it.
-    head : IncrementalClassifier
-        A head that can tell novelty, and has learned the batch; not changed.
-    X, labels : ndarray of shapes (n, d) and (n,)
-        The batch.
-    counts : mapping of str to int
-        Samples learned of each class, with the batch.
-    seed : int
-        Seed of the folds.
-    weights : ndarray of shape (n,), optional
-        What the samples were learned with, where that is not one.
-    """
-    names = sorted(counts)
-    folds = assign_folds(np.searchsorted(names, labels), np.array([counts[name] for name in names]), seed)
-    sizes = np.bincount(folds[folds >= 0], minlength=1)
-    earlier = np.cumsum(sizes) - sizes  # rows in earlier folds; a fold is scored until there are enough
-    rows = np.flatnonzero((folds >= 0) & (earlier[folds] < ENOUGH))
-    if not len(rows):
-        return before
-    found = head.fold_outs(X[rows], labels[rows], folds[rows], None if weights is None else weights[rows])
-    return before.with_fold_outs(found, sum(counts.values()))
-
-
-def with_new_classes(before: Calibration, head: IncrementalClassifier, X: NDArray[Any], size: int) -> Calibration:
-    """Return the calibration with rows of new classes.
+    """Return the calibration with what a block's new classes look like to a head that has not learned it yet.
 
     Parameters
     ----------
     before : Calibration
         The calibration without them.
     head : IncrementalClassifier
-        The head that has not learned them; not changed.
-    X : ndarray of shape (n, d)
-        The rows.
-    size : int
-        Samples that the head has learned.
+        Not changed.
+    block : Block
+        What is to be learned.
+    counts : mapping of str to int
+        Samples learned of each class so far.
     """
+    new = np.flatnonzero(~np.isin(block.labels, list(counts)))
+    if len(counts) == 1 and len(new):
+        return Calibration()  # with one class novelty is a distance, which says nothing of it with several
     pool = before.pool()
-    if not pool.known:
+    if not counts or not len(new) or not pool.known or not hasattr(head, "novelty_terms"):
         return before
-    rows = np.linspace(0, len(X) - 1, min(len(X), ENOUGH)).astype(np.int64)
-    found = pool.measured(head.novelty_terms(X[rows]), size)
+    rows = new[np.linspace(0, len(new) - 1, min(len(new), ENOUGH)).astype(np.int64)]
+    found = pool.measured(head.novelty_terms(block.X[rows]), sum(counts.values()))
     return before if found is None else replace(before, unknown=(*before.unknown, found))
+
+
+def calibrated(
+    before: Calibration, head: IncrementalClassifier, block: Block, counts: Mapping[str, int], seed: int
+) -> Calibration:
+    """Return the calibration with a block that a head has just learned, and let the head answer by it.
+
+    Parameters
+    ----------
+    before : Calibration
+        The calibration without it.
+    head : IncrementalClassifier
+        One that cannot tell novelty is not calibrated.
+    block : Block
+        What was learned.
+    counts : mapping of str to int
+        Samples learned of each class, with the block.
+    seed : int
+        Seed of the folds.
+    """
+    if not hasattr(head, "novelty_score"):
+        return before
+    names, labels = sorted(counts), block.labels
+    folds = assign_folds(np.searchsorted(names, labels), np.array([counts[name] for name in names]), seed)
+    sizes = np.bincount(folds[folds >= 0], minlength=1)
+    earlier = np.cumsum(sizes) - sizes  # rows in earlier folds; a fold is scored until there are enough
+    rows = np.flatnonzero((folds >= 0) & (earlier[folds] < ENOUGH))
+    if len(rows):
+        weights = None if block.weights is None else block.weights[rows]
+        found = head.fold_outs(block.X[rows], labels[rows], folds[rows], weights)
+        before = before.with_fold_outs(found, sum(counts.values()))
+    before.apply(head)
+    return before

@@ -49,7 +49,8 @@ def renamed(now: Snapshot, names: Mapping[Any, Any]) -> Snapshot:
     change = Change.now("rename", sum(now.counts[old] for old in mapping), sorted(mapping.values()), names=mapping)
     counts = dict(sorted((mapping.get(name, name), n) for name, n in now.counts.items()))
     reference = None if now.reference is None else now.reference.renamed(mapping)
-    return now.after(change, head=head, counts=counts, answering=now.answering.renamed(mapping), reference=reference)
+    answering = now.answering.mapped({name: mapping.get(name, name) for name in now.counts})
+    return now.after(change, head=head, counts=counts, answering=answering, reference=reference)
 
 
 def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snapshot:

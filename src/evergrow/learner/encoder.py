@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("evergrow")
 
 
+@dataclass(eq=False)
 class Encoder:
     """A backbone that is looked for, loaded and checked only once something has to go through it.
 
     Parameters
     ----------
-    backbone : "auto", str, Backbone, torch.nn.Module or None
+    wanted : "auto", str, Backbone, torch.nn.Module or None
         What was asked for; None means that samples are features.
     weights, preset, device
         For :func:`evergrow.features.create_backbone`.
@@ -39,62 +41,80 @@ class Encoder:
         What feature vectors are made of; ``"auto"`` keeps the recipe of a backbone that has one.
     automatic : str
         What ``"auto"`` stands for elsewhere.
-    config : EncodeConfig, optional
+    config : EncodeConfig
         How samples are encoded.
+    chosen : bool
+        Whether the backbone is chosen, or it is clear that there is none.
+    spec : BackboneSpec or None
+        What computes the features, once that is chosen; it need not be loaded.
+    adaptation : Adaptation or None
+        What the backbone was adapted with.
+    reason : str
+        Why the backbone was chosen, where that was automatic.
+    own_widths : tuple of int
+        Columns of each block of features that come without a backbone.
     """
 
-    def __init__(
-        self,
-        backbone: Any,
-        *,
-        weights: str | os.PathLike[str] | None,
-        preset: Any,
-        device: str | torch.device,
-        recipe: Any = FINAL,
-        automatic: str = FINAL,
-        config: EncodeConfig | None = None,
-    ) -> None:
-        check_recipe(recipe, "features")
-        self._recipe, self._automatic = recipe, automatic
-        self._wanted, self._weights, self._preset, self._device = backbone, weights, preset, device
-        self._chosen = False  # whether the backbone is chosen, or it is clear that there is none
-        self._widths: tuple[int, ...] = ()  # blocks of features that come without a backbone
-        self._backbone: Backbone | None = None
-        self.config = config or EncodeConfig()
-        self.spec: BackboneSpec | None = None
-        self.adaptation: Adaptation | None = None
-        self.reason = ""
+    wanted: Any
+    weights: Any
+    preset: Any
+    device: str | torch.device
+    recipe: Any
+    automatic: Any
+    config: EncodeConfig
+    chosen: bool = False
+    spec: BackboneSpec | None = None
+    adaptation: Adaptation | None = None
+    reason: str = ""
+    own_widths: tuple[int, ...] = ()
+    _backbone: Backbone | None = None
 
-    def restored(
-        self, spec: BackboneSpec | None, adaptation: Adaptation | None = None, widths: tuple[int, ...] = ()
-    ) -> Encoder:
-        """Return an encoder for a saved model, whose backbone is described but not loaded."""
-        encoder = copy.copy(self)
-        encoder.spec, encoder.adaptation, encoder._chosen, encoder._widths = spec, adaptation, True, widths
-        return encoder
+    def __post_init__(self) -> None:
+        check_recipe(self.recipe, "features")
 
     def begun(self, samples: Samples) -> Encoder:
         """Return an encoder for a model that begins with these samples: its backbone is chosen."""
-        encoder = copy.copy(self)
-        encoder._chosen = True
+        encoder = replace(self, chosen=True)
+        named = self.wanted is not None and (not isinstance(self.wanted, str) or self.wanted != "auto")
         if samples.kind == "features":
-            encoder._widths = samples.widths
-            if self._wanted is not None and self._wanted != "auto":
-                encoder._automatic = samples.origin.get("recipe", {}).get("blocks", FINAL)
-                encoder._create(self._wanted)  # its description belongs to the model
-        elif self._wanted is None:
+            encoder.own_widths = samples.widths
+            if named:
+                encoder.automatic = samples.origin.get("recipe", {}).get("blocks", FINAL)
+                encoder._create(self.wanted, self.weights)  # its description belongs to the model
+        elif self.wanted is None:
             raise InputError(
                 f"data must be feature vectors, since no backbone is given, got "
                 f"{samples.kind}s: give one, or backbone='auto'"
             )
-        elif self._wanted == "auto":
-            encoder._choose(samples.kind)
+        elif named:
+            encoder._create(self.wanted, self.weights)
         else:
-            encoder._create(self._wanted)
+            from evergrow.features.sources import best_backbone
+
+            choice = best_backbone(samples.kind)  # type: ignore[arg-type]
+            encoder.reason = choice.reason
+            _LOG.info("backbone: %s", choice.reason)
+            encoder._create(choice.name, choice.weights if self.weights is None else self.weights)
         return encoder
 
-    def adapted(self, samples: Samples, config: FsaConfig, *, seed: int, checkpoint: Path | None = None) -> Encoder:
-        """Return an encoder whose backbone has a tuner that was trained on labelled images; this one stays.
+    def _create(self, wanted: Any, weights: Any) -> None:
+        from evergrow.features.backbones import create_backbone
+
+        made = wanted
+        if not isinstance(wanted, Backbone):
+            made = create_backbone(wanted, weights, self.preset, device=self.device)
+        if self.recipe != "auto" or made.spec.recipe is None:
+            made = made.with_recipe(self.automatic if self.recipe == "auto" else self.recipe)
+        self._backbone, self.spec = made, made.spec
+        if "tuner" in made.spec.options:  # it was adapted before it came here
+            from evergrow.adapt.fsa import adaptation_of
+
+            self.adaptation = adaptation_of(made)
+
+    def adapted(
+        self, samples: Samples, config: FsaConfig, *, seed: int, checkpoint: Path | None = None
+    ) -> tuple[Encoder, Samples]:
+        """Return an encoder whose backbone has a tuner that was trained on labelled images, and those that can be read.
 
         Parameters
         ----------
@@ -107,10 +127,16 @@ class Encoder:
         checkpoint : Path, optional
             File to go on from after an interruption.
         """
-        from evergrow.adapt.fsa import adapt
+        from evergrow.adapt.fsa import adapt, check_adaptable
 
+        backbone = _adaptable(self.backbone())
+        check_adaptable(backbone, config)
+        if self.config.on_error == "skip":  # training stops at the first one that cannot be read
+            rows, labels = self.encode(samples).rows, samples.required_labels()
+            check_kept(labels.tolist(), labels[rows].tolist())
+            samples = samples.take(rows)
         made = adapt(
-            _adaptable(self.backbone()),
+            backbone,
             samples.raw_items(),
             samples.required_labels(),
             config,
@@ -118,36 +144,28 @@ class Encoder:
             checkpoint=checkpoint,
             progress=self.config.progress,
         )
-        encoder = self.restored(made.spec, made.adaptation())
-        encoder._backbone = made
-        return encoder
-
-    def check_tuner(self, config: FsaConfig) -> None:
-        """Raise unless the tuner can serve the backbone, which stays as it is; nothing is trained."""
-        from evergrow.adapt.fsa import check_adaptable
-
-        check_adaptable(_adaptable(self.backbone()), config)
+        return replace(self, chosen=True, spec=made.spec, adaptation=made.adaptation(), _backbone=made), samples
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Columns of each block of a feature vector; a single one, or none, where it is to be taken as it is."""
-        return self._widths if self.spec is None else self.spec.blocks.widths
+        return self.own_widths if self.spec is None else self.spec.blocks.widths
 
     @property
     def kind(self) -> str | None:
         """``"image"``, ``"text"``, ``"features"``, or None while that is open."""
         if self.spec is not None:
             return self.spec.kind
-        if self._chosen or self._wanted is None:
+        if self.chosen or self.wanted is None:
             return "features"
-        if isinstance(self._wanted, Backbone):
-            return self._wanted.kind
-        if isinstance(self._wanted, nn.Module):
+        if isinstance(self.wanted, Backbone):
+            return self.wanted.kind
+        if isinstance(self.wanted, nn.Module):
             return "image"
-        if isinstance(self._wanted, str) and self._wanted != "auto":
+        if isinstance(self.wanted, str) and self.wanted != "auto":
             from evergrow.features.backbones import is_text_name
 
-            return "text" if is_text_name(self._wanted) else "image"
+            return "text" if is_text_name(self.wanted) else "image"
         return None
 
     def encode(self, samples: Samples, *, on_error: OnError | None = None) -> Features:
@@ -160,16 +178,14 @@ class Encoder:
         on_error : {"raise", "skip"}, optional
             What to do about images that cannot be read, instead of what the settings say.
         """
+        spec = self.spec
         if samples.kind == "features":
             self._check_origin(samples)
-        elif self.spec is None:
-            raise InputError(
-                f"items must be feature vectors, since the model was made without a backbone, got {samples.kind}s"
-            )
-        elif samples.kind != self.spec.kind:
-            raise InputError(
-                f"items must be {self.spec.kind}s, since the model was made with {self.spec.name}, got {samples.kind}s"
-            )
+        elif spec is None or samples.kind != spec.kind:
+            wanted = "feature vectors, since the model was made without a backbone"
+            if spec is not None:
+                wanted = f"{spec.kind}s, since the model was made with {spec.name}"
+            raise InputError(f"items must be {wanted}, got {samples.kind}s")
         if samples.features is not None:
             return Features(samples.features, np.arange(len(samples)))
         assert samples.items is not None  # what is no feature vector is an item
@@ -178,15 +194,16 @@ class Encoder:
             config = config.changed(cache=False)
         if on_error not in (None, config.on_error):
             config = config.changed(on_error=on_error)
-        return encode(self._lazy(), samples.items, config=config)
+        backbone = self._backbone
+        if backbone is None:  # it is loaded only if the cache does not have everything
+            from evergrow.features.base import LazyBackbone
+
+            assert spec is not None
+            backbone = LazyBackbone(spec, self.backbone, self.device)
+        return encode(backbone, samples.items, config=config)
 
     def _check_origin(self, samples: Samples) -> None:
         """Refuse features that say of themselves that another backbone, or another recipe, computed them."""
-        blocks = self.widths if len(self.widths) > 1 else ()
-        n_columns = sum(self.widths) if blocks and samples.features is not None else 0
-        if n_columns and samples.features is not None and samples.features.shape[1] != n_columns:
-            told = " + ".join(map(str, blocks))
-            raise InputError(f"features must have {n_columns} columns ({told}), got {samples.features.shape[1]}")
         if samples.widths and samples.widths != self.widths:
             mine, yours = (" + ".join(map(str, widths)) or "one block" for widths in (self.widths, samples.widths))
             raise InputError(f"features must have the blocks that the model was made with, {mine}, got {yours}")
@@ -205,75 +222,57 @@ class Encoder:
         WeightsError
             If its weights are missing or no longer the same.
         """
-        if self._backbone is None:
-            if self.spec is None:
-                raise NotFittedError("a backbone must be chosen first: fit() does so")
-            self._backbone = self._restore(self.spec)
-        return self._backbone
-
-    def _lazy(self) -> Backbone:
-        """Return the backbone, or one that is loaded only if the cache does not have everything."""
-        if self._backbone is not None or self.spec is None:
-            return self.backbone()
-        from evergrow.features.base import LazyBackbone
-
-        return LazyBackbone(self.spec, self.backbone, self._device)
-
-    def _choose(self, kind: str) -> None:
-        from evergrow.features.sources import best_backbone
-
-        choice = best_backbone(kind)  # type: ignore[arg-type]
-        self.reason = choice.reason
-        _LOG.info("backbone: %s", choice.reason)
-        weights = choice.weights if self._weights is None else self._weights
-        self._create(choice.name, weights)
-
-    def _create(self, wanted: Any, weights: Any = None) -> None:
-        if isinstance(wanted, Backbone):
-            made = wanted
-        else:
-            from evergrow.features.backbones import create_backbone
-
-            source = self._weights if weights is None else weights
-            made = create_backbone(wanted, source, self._preset, device=self._device)
-        if self._recipe != "auto" or made.spec.recipe is None:
-            made = made.with_recipe(self._automatic if self._recipe == "auto" else self._recipe)
-        self._backbone, self.spec = made, made.spec
-        self.adaptation = _adaptation_elsewhere(made)
-
-    def _restore(self, spec: BackboneSpec) -> Backbone:
-        given, learned = self._wanted, self.adaptation
+        given, spec, learned = self.wanted, self.spec, self.adaptation
+        if self._backbone is not None:
+            return self._backbone
+        if spec is None:
+            raise NotFittedError("a backbone must be chosen first: fit() does so")
         if learned is None or (isinstance(given, Backbone) and given.spec.weights_hash == spec.weights_hash):
-            return self._restore_plain(spec)
+            self._backbone = self._load(spec)
+            return self._backbone
         from evergrow.adapt.fsa import adapted_from
 
-        adapted = adapted_from(_adaptable(self._restore_plain(learned.base)), learned)
+        adapted = adapted_from(_adaptable(self._load(learned.base)), learned)
         if adapted.spec.weights_hash != spec.weights_hash:
             raise WeightsError(
                 f"tuner of {spec.name} must be the one that the model was made with (hash {spec.weights_hash}), got "
                 f"another (hash {adapted.spec.weights_hash})"
             )
         adapted.spec = spec
+        self._backbone = adapted
         return adapted
 
-    def _restore_plain(self, spec: BackboneSpec) -> Backbone:
-        """Return a backbone as it was before any tuner was put on it."""
+    def _load(self, spec: BackboneSpec) -> Backbone:
+        """Return the backbone of a description, as it was before any tuner was put on it."""
         from evergrow.features.backbones import backbone_from_spec
 
-        given = self._wanted
+        given, name = self.wanted, repr(self.wanted)
         if isinstance(given, Backbone):
-            if given.spec.weights_hash != spec.weights_hash:
-                raise WeightsError(
-                    f"backbone must be the one that the model was made with, {spec.name} (hash "
-                    f"{spec.weights_hash}), "
-                    f"got {given.spec.name} (hash {given.spec.weights_hash})"
-                )
-            return given.with_recipe(spec.recipe or FINAL)
-        if isinstance(given, nn.Module):
-            return backbone_from_spec(spec, weights=given, device=self._device)
-        if isinstance(given, str) and given not in ("auto", spec.name):
-            raise WeightsError(f"backbone must be the one that the model was made with, {spec.name!r}, got {given!r}")
-        return backbone_from_spec(spec, weights=self._weights, device=self._device)
+            if given.spec.weights_hash == spec.weights_hash:
+                return given.with_recipe(spec.recipe or FINAL)
+            name = f"{given.spec.name} (hash {given.spec.weights_hash})"
+        elif not isinstance(given, str) or given in ("auto", spec.name):
+            weights = given if isinstance(given, nn.Module) else self.weights
+            return backbone_from_spec(spec, weights=weights, device=self.device)
+        raise WeightsError(
+            f"backbone must be the one that the model was made with, {spec.name} (hash {spec.weights_hash}), got {name}"
+        )
+
+
+def _adaptable(backbone: Backbone) -> ImageBackbone:
+    """Return a backbone that a tuner can sit on, or raise :class:`ParameterError`."""
+    from evergrow.features import ImageBackbone
+
+    if not isinstance(backbone, ImageBackbone):
+        raise ParameterError(f"backbone must be a network for images to be adapted, got {type(backbone).__name__}")
+    return backbone
+
+
+def check_kept(wanted: Iterable[str], kept: Iterable[str]) -> None:
+    """Raise :class:`InputError` for a class of which no sample could be read."""
+    lost = sorted(set(wanted) - set(kept))
+    if lost:
+        raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
 
 
 def checkpoint_file(checkpoint: str | os.PathLike[str] | None, config: FsaConfig | None) -> Path | None:
@@ -297,31 +296,6 @@ def checkpoint_file(checkpoint: str | os.PathLike[str] | None, config: FsaConfig
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):  # said now, not after the first epoch
         raise ParameterError(f"checkpoint must be a file in a folder that exists and can be written to, got {path}")
     return path
-
-
-def check_images(samples: Samples) -> None:
-    """Raise :class:`InputError` unless a backbone can be adapted to the samples."""
-    if samples.kind != "image":
-        what = "feature vectors" if samples.kind == "features" else f"{samples.kind}s"
-        raise InputError(f"data must be images for a backbone to be adapted to them, got {what}: leave adapt out")
-
-
-def _adaptable(backbone: Backbone) -> ImageBackbone:
-    """Return a backbone that a tuner can sit on, or raise :class:`ParameterError`."""
-    from evergrow.features import ImageBackbone
-
-    if not isinstance(backbone, ImageBackbone):
-        raise ParameterError(f"backbone must be a network for images to be adapted, got {type(backbone).__name__}")
-    return backbone
-
-
-def _adaptation_elsewhere(backbone: Backbone) -> Adaptation | None:
-    """Return what was learned by a backbone that was adapted before it came here; None for any other."""
-    if "tuner" not in backbone.spec.options:  # asked first: what trains tuners takes time to import
-        return None
-    from evergrow.adapt.fsa import adaptation_of
-
-    return adaptation_of(backbone)
 
 
 def encode_config(settings: Any, cache: Any) -> EncodeConfig:

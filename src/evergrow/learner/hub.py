@@ -34,16 +34,13 @@ if TYPE_CHECKING:
 MODEL_FILE = "model.evg"
 """Name of the model in its repository."""
 
+DOWNLOADING = ("revision", "token", "cache_dir", "force_download", "local_files_only")
+"""Settings of a download; other settings are for loading a model."""
+
 SHOWN_CLASSES = 1000
 """Classes that a card lists; of more the rest is counted."""
 
 _TASKS = {"image": "image-classification", "text": "text-classification", "features": "tabular-classification"}
-_TAKES = {"image": "images", "text": "texts", "features": "feature vectors"}
-_QUESTIONS = {
-    "image": 'learner.predict(["photo.jpg"])',
-    "text": 'learner.predict(["where is my parcel"])',
-    "features": "learner.predict(X)  # an array or a data frame of {n_features} columns",
-}
 
 
 class HubError(EvergrowError, ConnectionError):
@@ -139,7 +136,6 @@ def model_card(
         datasets=[dataset] if dataset is not None and dataset.count("/") == 1 else None,
         **results,
     )
-    classes, n_features = info["classes"], info["n_features"]
     card: huggingface_hub.ModelCard = huggingface_hub.ModelCard.from_template(
         data,
         template_path=str(Path(__file__).with_name("model_card.md")),
@@ -147,20 +143,11 @@ def model_card(
         repo=repo,
         title=markdown_text(name),
         summary=(summary or "").strip(),
-        takes=_TAKES[info["kind"]],
-        classes=f"{len(classes):,} class{'es' * (len(classes) != 1)}",
-        samples=f"{info['n_samples']:,} sample{'s' * (info['n_samples'] != 1)}",
-        question=_QUESTIONS[info["kind"]].format(n_features=n_features),
-        shown=[(markdown_text(entry["name"]), f"{entry['samples']:,}") for entry in classes[:SHOWN_CLASSES]],
-        n_more=f"{len(classes) - SHOWN_CLASSES:,}" if len(classes) > SHOWN_CLASSES else "",
+        shown=[(markdown_text(entry["name"]), entry["samples"]) for entry in info["classes"][:SHOWN_CLASSES]],
         spec=spec,
         backbone="" if spec is None else markdown_text(spec.name),
-        hub_name=None if spec is None else hub_name(spec),
-        backbone_licence=None if spec is None else licence_of(spec),
-        n_features="" if n_features is None else f"{n_features:,}",
+        licence=None if spec is None else licence_of(spec),
         measured=measured,
-        accuracy="" if measured is None else f"{measured.accuracy:.1%}",
-        measured_on="" if measured is None else f"{measured.n:,}",
     )
     return card
 
@@ -237,30 +224,24 @@ def published_archive(learner: Learner) -> Archive:
     >>> published_archive(learner).meta["counts"]
     {'0': 20, '1': 20}
     """
-    archive = _without_folders(learner.to_archive())
-    history = [_anonymous(change) for change in archive.meta["history"]]
-    meta = {name: value for name, value in archive.meta.items() if name != "reference"}
-    return dataclasses.replace(archive, meta={**meta, "history": history})
+    archive: Archive = _without_folders(learner.to_archive())
+    archive.meta.pop("reference", None)
+    for change in archive.meta["history"]:
+        change.pop("who", None)
+        if change.get("tested"):
+            change["tested"]["source"] = os.path.basename(change["tested"]["source"].rstrip("/\\"))
+    return archive
 
 
-def _anonymous(change: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in change.items() if name != "who"}
-    if kept.get("tested"):
-        kept["tested"] = {**kept["tested"], "source": os.path.basename(kept["tested"]["source"].rstrip("/\\"))}
-    return kept
-
-
-def _without_folders(archive: Archive) -> Archive:
-    parts = {name: _without_folders(part) for name, part in archive.parts.items()}
-    return dataclasses.replace(archive, meta=_named_only(archive.meta), parts=parts)
-
-
-def _named_only(value: Any) -> Any:
-    """Return plain values with ``file:/its/path`` as ``file:path``; loading then asks where the weights are."""
+def _without_folders(value: Any) -> Any:
+    """Return an archive, or plain values, with ``file:/its/path`` as ``file:path``; loading asks for the weights."""
+    if isinstance(value, Archive):
+        parts = {name: _without_folders(part) for name, part in value.parts.items()}
+        return dataclasses.replace(value, meta=_without_folders(value.meta), parts=parts)
     if isinstance(value, dict):
-        return {name: _named_only(item) for name, item in value.items()}
+        return {name: _without_folders(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_named_only(item) for item in value]
+        return [_without_folders(item) for item in value]
     if isinstance(value, str) and value.startswith("file:"):
         return "file:" + value.replace("\\", "/").rpartition("/")[2]
     return value

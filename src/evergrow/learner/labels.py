@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DataWarning, FewSamplesWarning, LabelError
 from evergrow.core.registry import nearest
-from evergrow.data.intake import kind_of
-
-if TYPE_CHECKING:
-    from evergrow.learner.snapshot import Snapshot
-
-KINDS = ("name", "integer", "boolean")
-"""Kinds of labels that a model may have learned."""
 
 _PLURAL = {"name": "names", "integer": "integers", "boolean": "booleans"}
 _TRUTHS = {"False": False, "True": True}
@@ -43,11 +36,8 @@ def can_read(kind: str, name: str) -> bool:
     if kind == "boolean":
         return name in _TRUTHS
     digits = name.removeprefix("-")
-    return digits.isascii() and digits.isdecimal() and len(digits) <= 19 and str(int(name)) == name and _fits(int(name))
-
-
-def _fits(number: int) -> bool:
-    return -(2**63) <= number < 2**63
+    whole = digits.isascii() and digits.isdecimal() and len(digits) <= 19
+    return whole and str(int(name)) == name and -(2**63) <= int(name) < 2**63
 
 
 def require_known(names: Iterable[str], known: Collection[str]) -> None:
@@ -82,11 +72,6 @@ def as_labels(names: Iterable[str], kind: str) -> NDArray[Any]:
     return np.array(list(names), dtype=np.str_)
 
 
-def column_order(names: NDArray[np.str_], kind: str) -> NDArray[np.int64]:
-    """Return the places of names in the order of their labels: 2 comes before 10, and ``"10"`` before ``"2"``."""
-    return np.argsort(as_labels(names.tolist(), kind), kind="stable").astype(np.int64)
-
-
 def common_kind(model: str | None, batch: str | None, names: NDArray[np.str_], known: NDArray[np.str_]) -> str:
     """Return the kind of a model's labels after a batch, or raise :class:`LabelError` where they do not go together.
 
@@ -106,62 +91,18 @@ def common_kind(model: str | None, batch: str | None, names: NDArray[np.str_], k
     """
     if model is None:
         return batch or "name"
-    if batch == model or model == "name":
-        if model == "name" and batch == "integer":
-            _warn_names(np.setdiff1d(names, known))
-        elif model == "name" and batch == "boolean":
-            raise LabelError(f"labels must be names as before, got booleans ({names[0]})")
+    if model == "name" and batch == "integer":
+        new = np.setdiff1d(names, known).tolist()
+        if new:
+            told = f"they are learned as names, the first as {new[0]!r}"
+            warnings.warn(f"labels are integers where the model has names: {told}", DataWarning, stacklevel=3)
         return model
-    strange = next((name for name in names.tolist() if batch is not None or not can_read(model, name)), None)
-    if strange is not None:
+    readable = batch is None and all(can_read(model, name) for name in names.tolist())
+    if batch != model and not readable:
+        strange = names[0] if batch is not None else next(name for name in names if not can_read(model, str(name)))
         kind = _PLURAL[batch or "name"]
-        raise LabelError(f"labels must be {_PLURAL[model]} as before, got {kind} ({strange!r})")
+        raise LabelError(f"labels must be {_PLURAL[model]} as before, got {kind} ({str(strange)!r})")
     return model
-
-
-def _warn_names(new: NDArray[np.str_]) -> None:
-    if len(new):
-        warnings.warn(
-            f"labels are integers where the model has names: they are learned as names, the first as {str(new[0])!r}",
-            DataWarning,
-            stacklevel=4,
-        )
-
-
-def announced_names(classes: Any, now: Snapshot | None) -> tuple[str, ...] | None:
-    """Return the names of announced classes, or those announced before where none are now.
-
-    Raises
-    ------
-    LabelError
-        If a class that was learned is not among them, or they are of another kind than the labels before.
-    """
-    if classes is None:
-        return None if now is None else now.announced
-    values = classes.tolist() if hasattr(classes, "tolist") else classes
-    if isinstance(values, (str, bytes)) or not isinstance(values, (list, tuple, set, frozenset)) or not values:
-        raise LabelError(f"classes must be a sequence of labels, got {classes!r}")
-    kind, names = kind_of(list(values)), tuple(sorted({str(value) for value in values}))
-    if now is None or not len(now.classes):
-        return names
-    common_kind(now.label_kind, kind, np.array(names), np.array(names))
-    missing = np.setdiff1d(now.classes, names)
-    if len(missing):
-        raise LabelError(f"classes must hold those that were learned before, got none called {str(missing[0])!r}")
-    return names
-
-
-def check_announced(announced: Sequence[str] | None, names: NDArray[np.str_]) -> None:
-    """Raise :class:`LabelError` for a label that is not among the classes that ``partial_fit`` was told of."""
-    if announced is None:
-        return
-    strange = np.setdiff1d(names, np.asarray(announced, dtype=np.str_))
-    if len(strange):
-        shown = ", ".join(announced[:5]) + (", ..." if len(announced) > 5 else "")
-        raise LabelError(
-            f"labels must be among the classes that were announced ({shown}), got {str(strange[0])!r}: "
-            "give classes with all of them to announce more"
-        )
 
 
 # -- warnings about classes ---------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from evergrow.core.archive import Archive, read_archive, write_archive
-from evergrow.core.errors import InputError, MergeError, NotFittedError, ParameterError
+from evergrow.core.errors import InputError, LabelError, MergeError, NotFittedError, ParameterError
 from evergrow.core.record import Extra, to_archive
 from evergrow.core.validation import check_choice, check_keys, check_number
-from evergrow.data.intake import check_columns, check_whole, is_pandas, item_chunks, labelled_chunks, read_unknown
+from evergrow.data import intake
 from evergrow.data.items import Samples, concat_items
 from evergrow.features import Features
 from evergrow.features.encoding import OnError
@@ -28,15 +28,14 @@ from evergrow.head.estimator import Estimator
 from evergrow.learner import edits
 from evergrow.learner.answers import LIKELIEST, Answering, Answers
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.encoder import Encoder, check_images, checkpoint_file, encode_config
+from evergrow.learner.encoder import Encoder, check_kept, checkpoint_file, encode_config
 from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_samples
-from evergrow.learner.labels import announced_names, as_labels, column_order
+from evergrow.learner.labels import as_labels
 from evergrow.learner.learning import Block, gathered, learn
 from evergrow.learner.snapshot import Change, HeadRecipe, Snapshot, read_adaptation, read_snapshot, with_widths
 from evergrow.learner.summaries import Measured, describe, text_of
 
 if TYPE_CHECKING:
-    from evergrow.adapt.settings import FsaConfig
     from evergrow.features.base import BackboneSpec
 
 
@@ -286,14 +285,12 @@ class Learner(Estimator):
         ['ant']
         """
         encoder = self._open_encoder()
-        kind = kind or encoder.kind
-        if kind is None:
-            raise ParameterError('kind must be "image", "text" or "features" where the backbone is "auto", got None')
-        check_choice("kind", kind, ("image", "text", "features"))
+        known: Any = kind or encoder.kind
+        check_choice("kind", known, ("image", "text", "features"))
         if self.adapt is not None:
             raise ParameterError("adapt must be None for an empty model: a backbone is adapted by fit, to its images")
         self._new_head()  # wrong options are refused now
-        self._encoder = encoder.begun(Samples(kind))
+        self._encoder = encoder.begun(Samples(known))
         self._snapshot = self._blank(self._encoder).after(Change.now("begin", 0))
         return self
 
@@ -351,33 +348,37 @@ class Learner(Estimator):
             _check_alone(engine, y=y, sample_weight=sample_weight, checkpoint=checkpoint)
             engine.fit(self, data)
             return self
-        return self._fit(data, y, sample_weight, checkpoint, None)
+        return self._fit(data, y, sample_weight, checkpoint)
 
-    def _fit(self, data: Any, y: Any, sample_weight: Any, checkpoint: Any, announced: tuple[str, ...] | None) -> Self:
+    def _fit(self, data: Any, y: Any, sample_weight: Any, checkpoint: Any = None, classes: Any = None) -> Self:
         head = self._new_head()  # wrong options are refused before anything is read
-        config = self._adaptation_config()
+        config = None
+        if self.adapt is not None:  # what trains takes time to import
+            from evergrow.adapt.fsa import adaptation_config
+
+            config = adaptation_config(self.adapt)
         checkpoint = checkpoint_file(checkpoint, config)
-        before = self._snapshot
-        begun = before if before is not None and before.is_empty else None
+        begun = self._snapshot if self._snapshot is not None and self._snapshot.is_empty else None
         encoder = self._open_encoder() if begun is None else self._encoder
-        chunks = iter(labelled_chunks(data, y, sample_weight, "train", encoder.kind))
+        chunks = iter(intake.labelled_chunks(data, y, sample_weight, "train", encoder.kind))
         first = next(chunks)
         if first.weights is not None:
             head.require_weights()
         if config is not None:
-            check_images(first)
-            check_whole(data)
-        if begun is None:
-            encoder = encoder.begun(first)
-        elif begun.spec is None:
+            if first.kind != "image":
+                what = "feature vectors" if first.kind == "features" else f"{first.kind}s"
+                raise InputError(
+                    f"data must be images for a backbone to be adapted to them, got {what}: leave adapt out"
+                )
+            intake.check_whole(data)
+        if encoder.spec is None:  # else the backbone was chosen when the model began
             encoder = self._open_encoder().begun(first)
         if config is not None:
-            encoder, first = self._adapted(encoder, first, config, checkpoint)
-        columns = first.columns if encoder.spec is None else ()
-        blank = dataclasses.replace(begun or self._blank(encoder), announced=announced, columns=columns)
+            encoder, first = encoder.adapted(first, config, seed=self._seed(), checkpoint=checkpoint)
+        blank = begun or self._blank(encoder)
         if encoder.spec is None:  # else its description says which blocks there are
-            blank = dataclasses.replace(blank, widths=encoder.widths)
-        blocks = self._blocks(itertools.chain([first], chunks), encoder)
+            blank = dataclasses.replace(blank, columns=first.columns, widths=encoder.widths)
+        blocks = self._blocks(itertools.chain([first], chunks), encoder, classes)
         now = learn(blank, with_widths(head, encoder.widths), blocks, self._seed(), "fit")
         self._encoder, self._snapshot = encoder, self._numbered(now, blank)
         return self
@@ -394,8 +395,7 @@ class Learner(Estimator):
         y : array-like of shape (n,), optional
             Labels of ``data``, of the kind that was learned before.
         classes : array-like, optional
-            All classes that will ever come. Others are refused, now and in later calls, until more are announced; the
-            model file remembers them. Not needed: without it any class may come at any time.
+            All classes that this call may bring; others are refused. Not needed: any class may come at any time.
         sample_weight : array-like of shape (n,), optional
             As for :meth:`fit`.
         engine : Engine, optional
@@ -408,7 +408,7 @@ class Learner(Estimator):
         Raises
         ------
         LabelError
-            If a label is of another kind than before, or not among the announced classes.
+            If a label is of another kind than before, or not among ``classes``.
 
         Warns
         -----
@@ -421,15 +421,10 @@ class Learner(Estimator):
             teach = engine.fit if now is None or now.is_empty else engine.partial_fit
             teach(self, data)
             return self
-        announced = announced_names(classes, now)
         if now is None or now.is_empty:
-            return self._fit(data, y, sample_weight, None, announced)
-        chunks = iter(labelled_chunks(data, y, sample_weight, "train", self._encoder.kind))
-        first = next(chunks)
-        if first.weights is not None:
-            now.head.require_weights()
-        now = dataclasses.replace(now, announced=announced)
-        blocks = self._blocks(itertools.chain([first], chunks), self._encoder)
+            return self._fit(data, y, sample_weight, classes=classes)
+        chunks = intake.labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
+        blocks = self._blocks(chunks, self._encoder, classes)
         self._snapshot = learn(now, now.head.branch(), blocks, self._seed(), "update")
         return self
 
@@ -481,7 +476,7 @@ class Learner(Estimator):
             If they were never learned, or with other weights.
         """
         self._able("unlearn")
-        chunks = labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
+        chunks = intake.labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
         self._snapshot = edits.unlearned(self._taught(), self._blocks(chunks, self._encoder))
         return self
 
@@ -579,10 +574,10 @@ class Learner(Estimator):
         self._snapshot = edits.relabelled(self._taught(), encoded.X, source, target)
         return self
 
-    def set_answering(self, *, prior: Any = None, costs: Any = None, thresholds: Any = None) -> Self:
-        """Say how answers follow from probabilities: how common classes are, what mistakes cost, how sure one must be.
+    def set_answering(self, *, prior: Any = None, thresholds: Any = None) -> Self:
+        """Say how answers follow from probabilities: how common classes are, and how sure one must be.
 
-        All three are set at once; what is left out is as it was learned. Nothing is learned or forgotten by it, and
+        Both are set at once; what is left out is as it was learned. Nothing is learned or forgotten by it, and
         ``predict``, ``predict_proba`` (the prior), ``ask`` and ``evaluate`` follow it from now on.
 
         Parameters
@@ -590,9 +585,6 @@ class Learner(Estimator):
         prior : {"learned", "uniform", "counts"} or mapping of str to float, optional
             How common classes are among what is asked about: as the probabilities assume, all alike, as among the
             samples that were learned, or by weights; classes that these do not name have the mean weight.
-        costs : mapping of str to mapping of str to float, optional
-            ``costs[true][answer]`` where it is neither 0 for the right answer nor 1 for another; the answer is the one
-            of least expected cost.
         thresholds : mapping of str to float, optional
             Probability from which a class is the answer, whatever is likelier, and below which it never is.
 
@@ -615,7 +607,7 @@ class Learner(Estimator):
         """
         self._able("predict_proba")
         now = self._taught()
-        answering = Answering.checked(now.counts, prior, costs, thresholds)
+        answering = Answering.checked(now.counts, prior, thresholds)
         self._snapshot = now.after(Change.now("answering", 0, note=answering.summary()), answering=answering)
         return self
 
@@ -671,13 +663,8 @@ class Learner(Estimator):
     def spawn(self) -> Learner:
         """Return an empty learner with the same backbone and layer, for another site; :meth:`merge` brings it back."""
         head, now, child = self._able("spawn").spawn(), self._taught(), self._twin()
-        child._snapshot = dataclasses.replace(
-            self._blank(self._encoder),
-            head=head,
-            announced=now.announced,
-            label_kind=now.label_kind,
-            columns=now.columns,
-        )
+        blank = self._blank(self._encoder)
+        child._snapshot = dataclasses.replace(blank, head=head, label_kind=now.label_kind, columns=now.columns)
         return child
 
     def merge(self, other: Learner, *, base: Learner | None = None) -> Self:
@@ -847,7 +834,7 @@ class Learner(Estimator):
             threshold=None if novelty is None else np.full(len(novelty), threshold),
             chosen=None if now.answering == LIKELIEST else now.answering.choose(values, names.tolist()),
             label_kind=now.label_kind,
-            index=getattr(items, "index", None) if is_pandas(items) else None,
+            index=getattr(items, "index", None) if intake.is_pandas(items) else None,
         )
 
     def evaluate(
@@ -887,20 +874,30 @@ class Learner(Estimator):
         parts: list[tuple[Any, ...]] = []
         left_out: list[str] = []
         n = 0
-        for samples in labelled_chunks(data, y, None, "test", self._encoder.kind):
+        for samples in intake.labelled_chunks(data, y, None, "test", self._encoder.kind):
             encoded = self._encoded(samples)
             answers = self._answers_to(encoded.X)
-            certainty = self._certainty(encoded.X, answers) if keep_samples else None
+            certainty = None
+            if keep_samples and hasattr(now.head, "predict_proba"):
+                likely, columns = self._probabilities(encoded.X), np.searchsorted(now.classes, answers)
+                certainty = np.take_along_axis(likely, columns[:, None], axis=1)[:, 0]
             novelty = now.head.novelty_score(encoded.X) if opens else None
             labels = samples.required_labels()[encoded.rows]
             parts.append((samples.items, encoded.rows + n, labels, answers, certainty, novelty))
             left_out += [name for name, _ in encoded.failures]
             n += len(samples)
-        items, *columns = zip(*parts, strict=True)
-        joined: list[Any] = [None if column[0] is None else np.concatenate(column) for column in columns]
+        items, *lists = zip(*parts, strict=True)
+        joined: list[Any] = [None if found[0] is None else np.concatenate(found) for found in lists]
         rows, true, told, sure, novel = joined
         kept = concat_items(items) if keep_samples and items[0] is not None else None
-        strange = np.empty(0) if unknown is None else now.head.novelty_score(self._unknown_features(unknown))
+        strange = np.empty(0)
+        if unknown is not None:
+            samples = intake.read_unknown(unknown, self._encoder.kind)
+            if samples.labels is not None:
+                samples = samples.take(np.flatnonzero(~np.isin(samples.labels, now.classes)))
+            if not len(samples):
+                raise InputError("unknown must hold classes that the model does not know, got none but known ones")
+            strange = now.head.novelty_score(self._encoded(samples).X)
         found = SampleAnswers(kept, rows, true, told, sure, novel, strange, threshold)
         result = evaluate_samples(found, now.classes, false_alarm)
         if result.n_known:
@@ -920,7 +917,7 @@ class Learner(Estimator):
         """
         now = self._taught()
         right, weights = [], []
-        for samples in labelled_chunks(data, y, sample_weight, "test", self._encoder.kind):
+        for samples in intake.labelled_chunks(data, y, sample_weight, "test", self._encoder.kind):
             answers = self._answers_to(self._encoded(samples, on_error="raise").X)
             right.append(answers == samples.required_labels())
             weights.append(np.ones(len(samples)) if samples.weights is None else samples.weights)
@@ -929,32 +926,14 @@ class Learner(Estimator):
         self._measured = Measured(accuracy, len(found), now.revision)
         return accuracy
 
-    def _certainty(self, X: NDArray[Any], answers: NDArray[np.str_]) -> NDArray[np.float64] | None:
-        """Return the probability of each answer to features; None where the method gives none."""
-        now = self._taught()
-        if not hasattr(now.head, "predict_proba"):
-            return None
-        columns = np.searchsorted(now.classes, answers)
-        return np.take_along_axis(self._probabilities(X), columns[:, None], axis=1)[:, 0]
-
-    def _unknown_features(self, unknown: Any) -> NDArray[Any]:
-        """Return features of what the model does not know, out of data with or without labels."""
-        samples = read_unknown(unknown, self._encoder.kind)
-        if samples.labels is not None:
-            rows = np.flatnonzero(~np.isin(samples.labels, self._taught().classes))
-            if not len(rows):
-                raise InputError("unknown must hold classes that the model does not know, got none but known ones")
-            samples = samples.take(rows)
-        return self._encoded(samples).X
-
     def _asked(self, items: Any, question: Callable[[NDArray[Any]], Any]) -> NDArray[Any]:
         """Return the answers to a question about items, in their order; of streams in bounded memory."""
         return np.concatenate([question(part.X) for part in self._features_of(items, on_error="raise")])
 
     def _by_class(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return columns of the head in the order of ``classes_``."""
-        now = self._taught()
-        return values if now.label_kind == "name" else values[:, column_order(now.classes, now.label_kind)]
+        now = self._taught()  # 2 comes before 10, and "10" before "2"
+        return values[:, np.argsort(as_labels(now.classes.tolist(), now.label_kind), kind="stable")]
 
     def _probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
         """Return class probabilities of features under the prior that was asked for."""
@@ -1043,7 +1022,9 @@ class Learner(Estimator):
             cache=cache,
             extract=extract,
         )
-        learner._encoder = learner._open_encoder().restored(now.spec, adaptation, now.widths)
+        learner._encoder = dataclasses.replace(
+            learner._open_encoder(), chosen=True, spec=now.spec, adaptation=adaptation, own_widths=now.widths
+        )
         learner._snapshot = now
         return learner
 
@@ -1054,11 +1035,8 @@ class Learner(Estimator):
         licence: str | None = None,
         dataset: str | None = None,
         summary: str | None = None,
-        private: bool | None = None,
-        token: str | None = None,
-        branch: str | None = None,
-        create_pr: bool | None = None,
         message: str = "Publish an evergrow model",
+        **settings: Any,
     ) -> str:
         """Publish the model on the Hugging Face Hub: its file and a card, in one commit.
 
@@ -1076,16 +1054,12 @@ class Learner(Estimator):
             What it learned from and was measured on, for the card.
         summary : str, optional
             A paragraph for the card, as Markdown.
-        private : bool, optional
-            Whether only you may see a repository that is made.
-        token : str, optional
-            For the Hub; by default that of ``hf auth login``.
-        branch : str, optional
-            The branch to write to, by default ``"main"``.
-        create_pr : bool, optional
-            Whether to propose the change instead of making it.
         message : str
             Of the commit.
+        **settings
+            For the Hub: ``private`` (whether only you may see a repository that is made), ``token`` (by default that of
+            ``hf auth login``), ``branch`` (by default ``"main"``) and ``create_pr`` (to propose the change instead of
+            making it).
 
         Returns
         -------
@@ -1099,21 +1073,10 @@ class Learner(Estimator):
         """
         from evergrow.learner.hub import model_card, push
 
-        settings = {"private": private, "token": token, "branch": branch, "create_pr": create_pr}
         return push(self, repo, model_card(self, repo, licence, dataset, summary), commit_message=message, **settings)
 
     @classmethod
-    def from_pretrained(
-        cls,
-        repo: str | os.PathLike[str],
-        *,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        force_download: bool = False,
-        local_files_only: bool = False,
-        **settings: Any,
-    ) -> Self:
+    def from_pretrained(cls, repo: str | os.PathLike[str], **settings: Any) -> Self:
         """Load a model from the Hugging Face Hub, or from a folder that holds what was published.
 
         Only ``model.evg`` is read, and checked as every model file is: nothing in it is executed.
@@ -1122,18 +1085,11 @@ class Learner(Estimator):
         ----------
         repo : str or path-like
             ``"OWNER/NAME"``, or a folder.
-        revision : str, optional
-            A branch, tag or commit; give a commit to load the same model for ever.
-        token : str or bool, optional
-            For private repositories; by default that of ``hf auth login``.
-        cache_dir : path-like, optional
-            Where downloads are kept; by default the Hub's cache.
-        force_download : bool
-            Whether to download what is in the cache.
-        local_files_only : bool
-            Whether to look in the cache only.
         **settings
-            As for :meth:`load`: ``backbone``, ``weights``, ``device``, ``cache``, ``extract``.
+            For the Hub: ``revision`` (a branch, tag or commit; a commit loads the same model for ever), ``token`` (by
+            default that of ``hf auth login``), ``cache_dir`` (where downloads are kept), ``force_download`` and
+            ``local_files_only``. The others are for :meth:`load`: ``backbone``, ``weights``, ``device``, ``cache``,
+            ``extract``.
 
         Raises
         ------
@@ -1144,17 +1100,10 @@ class Learner(Estimator):
         FileFormatError
             If the file is no learner, is damaged or was altered.
         """
-        from evergrow.learner.hub import fetched_model
+        from evergrow.learner.hub import DOWNLOADING, fetched_model
 
-        path = fetched_model(
-            repo,
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-            force_download=force_download,
-            local_files_only=local_files_only,
-        )
-        return cls.load(path, **settings)
+        download = {name: settings.pop(name) for name in DOWNLOADING if name in settings}
+        return cls.load(fetched_model(repo, **download), **settings)
 
     # -- arguments ---------------------------------------------------------------------------------------------
 
@@ -1198,12 +1147,12 @@ class Learner(Estimator):
     def _open_encoder(self) -> Encoder:
         return Encoder(
             self.backbone,
-            weights=self.weights,
-            preset=self.preset,
-            device=self.device,
-            recipe=self.recipe,
-            automatic="final" if self.method == "scl-mgsm" else "auto",
-            config=encode_config(self.extract, self.cache),
+            self.weights,
+            self.preset,
+            self.device,
+            self.recipe,
+            "final" if self.method == "scl-mgsm" else "auto",
+            encode_config(self.extract, self.cache),
         )
 
     def _blank(self, encoder: Encoder) -> Snapshot:
@@ -1224,24 +1173,6 @@ class Learner(Estimator):
             return now
         return dataclasses.replace(now, history=(now.history[-1].numbered(self._snapshot.revision + 1),))
 
-    def _adaptation_config(self) -> FsaConfig | None:
-        if self.adapt is None:  # asked first: what trains takes time to import
-            return None
-        from evergrow.adapt.fsa import adaptation_config
-
-        return adaptation_config(self.adapt)
-
-    def _adapted(
-        self, encoder: Encoder, samples: Samples, config: FsaConfig, checkpoint: Path | None
-    ) -> tuple[Encoder, Samples]:
-        """Return an encoder whose backbone was adapted to samples, and those of them that can be read."""
-        encoder.check_tuner(config)
-        if encoder.config.on_error == "skip":  # training stops at the first one that cannot be read
-            rows, labels = self._encoded(samples, encoder).rows, samples.required_labels()
-            _check_kept(labels.tolist(), labels[rows].tolist())
-            samples = samples.take(rows)
-        return encoder.adapted(samples, config, seed=self._seed(), checkpoint=checkpoint), samples
-
     def _twin(self) -> Learner:
         """Return a learner of the same settings and backbone that knows nothing."""
         twin = type(self)(**self.get_params())
@@ -1256,7 +1187,7 @@ class Learner(Estimator):
         if encoder is None or (self._snapshot is not None and encoder is self._encoder):
             now, encoder = self._snapshot, self._encoder
         if samples.columns and now is not None:
-            check_columns(samples.columns, now.columns)
+            intake.check_columns(samples.columns, now.columns)
         encoded = encoder.encode(samples, on_error=on_error)
         if samples.features is not None:
             width = None if encoder.spec is None else encoder.spec.n_features
@@ -1269,17 +1200,23 @@ class Learner(Estimator):
         """Return the features of items: those of a stream chunk by chunk."""
         if isinstance(items, Features):
             return [items]
-        return (self._encoded(samples, on_error=on_error) for samples in item_chunks(items, self._encoder.kind))
+        return (self._encoded(samples, on_error=on_error) for samples in intake.item_chunks(items, self._encoder.kind))
 
-    def _blocks(self, chunks: Iterable[Samples], encoder: Encoder) -> Iterator[Block]:
+    def _blocks(self, chunks: Iterable[Samples], encoder: Encoder, classes: Any = None) -> Iterator[Block]:
         """Yield labelled samples as features, in blocks of bounded size where there are several chunks."""
         wanted: set[str] = set()
         kept: set[str] = set()
+        allowed = (
+            None if classes is None else intake.as_names(classes, len(classes) if hasattr(classes, "__len__") else 0)
+        )
 
         def encoded() -> Iterator[Block]:
             for samples in chunks:
-                found = self._encoded(samples, encoder)
                 labels = samples.required_labels()
+                strange = [] if allowed is None else np.setdiff1d(labels, allowed).tolist()
+                if strange:
+                    raise LabelError(f"labels must be among the classes that were announced, got {strange[0]!r}")
+                found = self._encoded(samples, encoder)
                 wanted.update(labels.tolist())
                 kept.update(labels[found.rows].tolist())
                 if samples.weights is None:
@@ -1291,14 +1228,7 @@ class Learner(Estimator):
                     yield Block(found.X[counted], labels[rows], weights[counted], samples.label_kind)
 
         yield from gathered(encoded())
-        _check_kept(wanted, kept)
-
-
-def _check_kept(wanted: Iterable[str], kept: Iterable[str]) -> None:
-    """Raise :class:`InputError` for a class of which no sample could be read."""
-    lost = sorted(set(wanted) - set(kept))
-    if lost:
-        raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
+        check_kept(wanted, kept)
 
 
 def _check_alone(engine: Any, **given: Any) -> None:

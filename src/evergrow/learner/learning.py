@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
 from evergrow.head.base import IncrementalClassifier
-from evergrow.learner.calibration import Calibration, calibrated, with_new_classes
-from evergrow.learner.labels import check_announced, common_kind, warn_alike, warn_few
+from evergrow.learner.calibration import Calibration, before_new_classes, calibrated
+from evergrow.learner.labels import common_kind, warn_alike, warn_few
 from evergrow.learner.snapshot import Change, Event, Snapshot, counted, fingerprints
 
 BLOCK = 20_000
@@ -75,7 +75,7 @@ def learn(base: Snapshot, head: IncrementalClassifier, blocks: Iterable[Block], 
     Parameters
     ----------
     base : Snapshot
-        What the model knew before; classes it announced are the only ones that may come.
+        What the model knew before.
     head : IncrementalClassifier
         A fresh head, or a branch of the model's; it is changed.
     blocks : iterable of Block
@@ -90,7 +90,6 @@ def learn(base: Snapshot, head: IncrementalClassifier, blocks: Iterable[Block], 
     data: list[str] = []
     for block in blocks:
         known = np.asarray(sorted(counts), dtype=np.str_)
-        check_announced(base.announced, block.labels)
         kind = common_kind(kind, block.label_kind, block.labels, known)
         warn_alike(known, block.labels)
         first = base.is_empty and not samples
@@ -102,7 +101,7 @@ def learn(base: Snapshot, head: IncrementalClassifier, blocks: Iterable[Block], 
             head.partial_fit(block.X, block.labels, sample_weight=block.weights)
         head.settle(cheap_only=not first)
         counts, samples = counted(counts, block.labels), samples + len(block.labels)
-        calibration = calibrated_on(calibration, head, block, counts, seed)
+        calibration = calibrated(calibration, head, block, counts, seed)
         data += fingerprints(block.X, block.labels, base.history, block.weights)
     return learned(base, what, samples, data, head, counts, calibration, kind)
 
@@ -121,26 +120,3 @@ def learned(
     warn_few(base.counts, counts)
     change = Change.now(what, samples, sorted(set(counts) - set(base.counts)), data=tuple(data))
     return base.after(change, head=head, counts=counts, calibration=calibration, label_kind=label_kind or "name")
-
-
-def before_new_classes(
-    before: Calibration, head: IncrementalClassifier, block: Block, counts: dict[str, int]
-) -> Calibration:
-    """Return the calibration with what a block's new classes look like to a head that has not learned it yet."""
-    new = np.flatnonzero(~np.isin(block.labels, list(counts)))
-    if len(counts) == 1 and len(new):
-        return Calibration()  # with one class novelty is a distance, which says nothing of it with several
-    if not counts or not len(new) or not hasattr(head, "novelty_terms"):
-        return before
-    return with_new_classes(before, head, block.X[new], sum(counts.values()))
-
-
-def calibrated_on(
-    before: Calibration, head: IncrementalClassifier, block: Block, counts: dict[str, int], seed: int
-) -> Calibration:
-    """Return the calibration with a block that a head has just learned, and let the head answer by it."""
-    if not hasattr(head, "novelty_score"):
-        return before
-    calibration = calibrated(before, head, block.X, block.labels, counts, seed, block.weights)
-    calibration.apply(head)
-    return calibration

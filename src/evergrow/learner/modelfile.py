@@ -28,28 +28,10 @@ from typing import Any
 
 from typing_extensions import Self
 
+from evergrow.core import files
 from evergrow.core.archive import Archive, parse_json, read_archive, read_header, write_archive
-from evergrow.core.errors import (
-    BusyError,
-    EvergrowError,
-    FileFormatError,
-    NewerSchemaError,
-    ParameterError,
-    PathError,
-)
-from evergrow.core.errors import ModelNotFoundError as ModelNotFoundError
-from evergrow.core.files import (
-    PARTIAL,
-    atomic_path,
-    check_replaceable,
-    existing_model,
-    link_or_copy,
-    locked,
-    real_path,
-    remove_leftovers,
-    restrict,
-    take_owner,
-)
+from evergrow.core.errors import BusyError, EvergrowError, FileFormatError, NewerSchemaError, ParameterError, PathError
+from evergrow.core.files import existing_model
 from evergrow.core.record import UNWRITTEN, from_values, to_values
 from evergrow.core.validation import check_number
 from evergrow.learner.learner import Learner
@@ -126,7 +108,7 @@ def locked_model(path: str | os.PathLike[str], *, wait: bool = False, **settings
     >>> before, after
     ([('fit', ''), ('update', 'one more class')], ['fit', 'rollback'])
     """
-    with _hold(_target(path), wait):
+    with _hold(path, wait):
         yield open_model(path, **settings)
 
 
@@ -174,7 +156,7 @@ def commit(
     check_number("keep", keep, low=0, integer=True)
     remark = change if isinstance(change, Change) else Change("update", "", 0, note=change or "")
     before = learner._state()
-    with _change(path, wait, new=True) as place:
+    with _hold(path, wait, new=True) as place, _writing(place.model):
         model, current, lineage = place.model, None, Lineage()
         if model.exists():
             current = Header.read(model)
@@ -245,7 +227,8 @@ def rollback(
         If what is kept is damaged, was altered, or is no revision of this model.
     """
     check_number("n", n, low=1, integer=True)
-    with _change(path, wait) as place:
+    who, extra = author() if who is None else who, dict(extra or {})
+    with _hold(path, wait) as place, _writing(place.model):
         current = Header.read(place.model)
         place.adopt(current)
         kept, ancestors = place.kept(current), current.lineage.ancestors
@@ -253,16 +236,11 @@ def rollback(
             raise ParameterError(f"nothing to undo: no earlier state of {place.model} is kept in {place.folder}")
         if n > len(ancestors) or ancestors[-n] not in kept:
             raise ParameterError(f"n must be at most {len(kept)}, the number of revisions kept, got {n}")
-        target = Header.of(place.verified(ancestors[-n].revision, ancestors[-n].digest))
+        place.verified(ancestors[-n].revision, ancestors[-n].digest)
+        target = Header.read(place.file(ancestors[-n].revision))
         undone = [entry for entry in current.history if entry.revision > target.revision]
-        change = Change.now(
-            "rollback",
-            sum(entry.samples for entry in undone),
-            note=f"undid {', '.join(entry.what for entry in undone)}",
-            revision=target.revision,
-            who=author() if who is None else who,
-            extra=dict(extra or {}),
-        )
+        note, samples = f"undid {', '.join(entry.what for entry in undone)}", sum(entry.samples for entry in undone)
+        change = Change.now("rollback", samples, note=note, revision=target.revision, who=who, extra=extra)
         place.restore(ancestors[-n].revision, Undone(change, current.digest, target.digest))
     return change
 
@@ -303,7 +281,8 @@ def redo(
         If what is kept is damaged, or is not what was undone.
     """
     check_number("n", n, low=1, integer=True)
-    with _change(path, wait) as place:
+    who, extra = author() if who is None else who, dict(extra or {})
+    with _hold(path, wait) as place, _writing(place.model):
         steps = place.redoable(Header.read(place.model).digest)[:n]
         if not steps:
             raise ParameterError(f"nothing to redo: the latest change of {place.model} is no rollback")
@@ -314,14 +293,10 @@ def redo(
         if n > len(steps):
             raise ParameterError(f"n must be at most {len(steps)}, the number of rollbacks to take back, got {n}")
         for entry, number in zip(steps, numbers, strict=True):
-            change = Change.now(
-                "redo",
-                entry.change.samples,
-                note=f"redid {entry.change.note.removeprefix('undid ')}",
-                revision=Header.of(place.verified(number or 0, entry.before)).revision,
-                who=author() if who is None else who,
-                extra=dict(extra or {}),
-            )
+            note = f"redid {entry.change.note.removeprefix('undid ')}"
+            place.verified(number or 0, entry.before)
+            revision = Header.read(place.file(number or 0)).revision
+            change = Change.now("redo", entry.change.samples, note=note, revision=revision, who=who, extra=extra)
             place.restore(number or 0, Undone(change, entry.after, entry.before))
     return change
 
@@ -408,10 +383,10 @@ def clean_folder(folder: Path) -> None:
     folder : Path
         Where the models lie.
     """
-    partial = [file.name[1:].rsplit(".", 2)[0] for file in folder.glob(f".*.evg.*{PARTIAL}")]
+    partial = [file.name[1:].rsplit(".", 2)[0] for file in folder.glob(f".*.evg.*{files.PARTIAL}")]
     kept = [place.name.removesuffix(".history") for place in folder.glob("*.evg.history")]
     for name in {*partial, *kept}:
-        with suppress(EvergrowError), _hold(folder / name, wait=False):
+        with suppress(EvergrowError), _hold(folder / name, wait=False, new=True):
             pass
 
 
@@ -451,17 +426,13 @@ class Header:
         check_history(self.history, self.lineage)
 
     @classmethod
-    def of(cls, archive: Archive, name: str = "it") -> Self:
-        """Return the header of a model that was read."""
-        if archive.kind != "learner":
-            raise FileFormatError(f"{name} holds {archive.kind!r}, not a model")
-        return dataclasses.replace(from_values(cls, archive.meta, name), digest=archive.digest)
-
-    @classmethod
     def read(cls, path: Path) -> Self:
         """Read the header of a model file, or raise :class:`FileFormatError`."""
         try:
-            return cls.of(read_header(path), str(path))
+            archive = read_header(path)
+            if archive.kind != "learner":
+                raise FileFormatError(f"it holds {archive.kind!r}")
+            return dataclasses.replace(from_values(cls, archive.meta, str(path)), digest=archive.digest)
         except NewerSchemaError:
             raise
         except (FileFormatError, OSError) as error:
@@ -525,12 +496,12 @@ class History:
         if not self.model.exists():
             return
         if new:
-            take_owner(self.folder, self.model)
+            files.take_owner(self.folder, self.model)
         mode = self.model.stat().st_mode
         for place in (self.folder, self._log, *map(self.file, self.numbers())):
             if not place.is_symlink():
                 with suppress(FileNotFoundError, PermissionError):  # gone, or somebody else's
-                    restrict(place, mode)
+                    files.restrict(place, mode)
 
     def adopt(self, current: Header) -> Lineage:
         """See that the model as it is now is in the history, and return its place there."""
@@ -541,8 +512,8 @@ class History:
         if number == 0 or (number in taken and not self._is_model(number)):
             number = next(filter(self._is_model, taken), max([*taken, 0]) + 1)
         if number not in taken:
-            with atomic_path(self.file(number), like=self.model) as temporary:
-                link_or_copy(self.model, temporary)
+            with files.atomic_path(self.file(number), like=self.model) as temporary:
+                files.link_or_copy(self.model, temporary)
         return Lineage(number) if current.is_saved_by_hand else dataclasses.replace(current.lineage, number=number)
 
     def _is_model(self, number: int) -> bool:
@@ -599,10 +570,7 @@ class History:
         """
         stack: list[Undone] = []
         for entry in self.undone(digest):
-            if entry.change.what != "redo":
-                stack.append(entry)
-            else:
-                stack[-1:] = []
+            stack = stack[:-1] if entry.change.what == "redo" else [*stack, entry]
         chain: list[Undone] = []
         while stack and stack[-1].after == digest:
             chain.append(stack.pop())
@@ -639,7 +607,7 @@ class History:
         return list(found[:-1] if found and found[-1].before == digest else found)
 
     def _write(self, entries: Sequence[Undone]) -> None:
-        with atomic_path(self._log, like=self.model) as temporary:
+        with files.atomic_path(self._log, like=self.model) as temporary:
             temporary.write_text(json.dumps(to_values(list(entries)), indent=1), encoding="utf-8")
 
 
@@ -651,10 +619,10 @@ def _target(path: str | os.PathLike[str], *, new: bool = False) -> Path:
     if not new:
         existing_model(path)
     try:
-        model = real_path(path)
+        model = files.real_path(path)
         if not model.parent.is_dir():
             raise ModelWriteError(f"No folder {str(model.parent)!r} to write a model to.")
-        check_replaceable(model)
+        files.check_replaceable(model)
     except PathError as error:
         raise ModelWriteError(f"The model cannot be written: {error}") from error
     if model.exists() and not os.access(model, os.W_OK):
@@ -663,8 +631,9 @@ def _target(path: str | os.PathLike[str], *, new: bool = False) -> Path:
 
 
 @contextmanager
-def _hold(model: Path, wait: bool) -> Iterator[History]:
+def _hold(path: str | os.PathLike[str], wait: bool, *, new: bool = False) -> Iterator[History]:
     """Keep other writers out; whoever holds the model already in this thread goes on."""
+    model = _target(path, new=new)
     place = History(model)
     if _held.get(model) == threading.get_ident():
         yield place
@@ -673,23 +642,15 @@ def _hold(model: Path, wait: bool) -> Iterator[History]:
         with _writing(model):
             place.secure()
             try:  # the folder, since the file itself is another one after every change
-                stack.enter_context(locked(place.folder, wait=wait))
+                stack.enter_context(files.locked(place.folder, wait=wait))
             except BusyError as error:
                 raise BusyError(
                     f"{model} must not be in use, but another process is changing it; try again later"
                 ) from error
-            remove_leftovers(model.parent, f".{glob.escape(model.name)}.*")
-            remove_leftovers(place.folder)
+            files.remove_leftovers(model.parent, f".{glob.escape(model.name)}.*")
+            files.remove_leftovers(place.folder)
         _held[model] = threading.get_ident()
         stack.callback(_held.pop, model, None)
-        yield place
-
-
-@contextmanager
-def _change(path: str | os.PathLike[str], wait: bool, *, new: bool = False) -> Iterator[History]:
-    """Hold a model for one change."""
-    model = _target(path, new=new)
-    with _hold(model, wait) as place, _writing(model):
         yield place
 
 
@@ -705,5 +666,5 @@ def _writing(model: Path) -> Iterator[None]:
 
 def _publish(source: Path, model: Path) -> None:
     """Put a revision in the model's place in one step."""
-    with atomic_path(model, like=source) as temporary:
-        link_or_copy(source, temporary)
+    with files.atomic_path(model, like=source) as temporary:
+        files.link_or_copy(source, temporary)

@@ -16,11 +16,11 @@ import numpy as np
 
 from evergrow.core.errors import MergeError, ParameterError
 from evergrow.data.items import Samples
-from evergrow.learner.calibration import Calibration
+from evergrow.learner.calibration import Calibration, before_new_classes, calibrated
 from evergrow.learner.encoder import Encoder
-from evergrow.learner.labels import check_announced, common_kind, warn_alike
+from evergrow.learner.labels import common_kind, warn_alike
 from evergrow.learner.learner import Learner, check_width
-from evergrow.learner.learning import Block, before_new_classes, calibrated_on, learned
+from evergrow.learner.learning import Block, learned
 from evergrow.learner.snapshot import Change, Snapshot, counted, fingerprint, summed, with_widths
 
 NO_TIME = "1970-01-01T00:00:00.000+00:00"
@@ -102,12 +102,6 @@ def with_layer(learner: Learner, encoder: Encoder, sample: Block) -> Learner:
     return grown
 
 
-def expecting(template: Learner, rows: int) -> Learner:
-    """Let an empty learner know how many samples its shards will have in all, and return it."""
-    template._state().head.expecting(rows)
-    return template
-
-
 def learn_shard(template: Learner, block: Block, number: int | None = None) -> Learner:
     """Return what a shard of the data teaches: the statistics of its rows, by the layer of a template.
 
@@ -133,7 +127,6 @@ def learn_shard(template: Learner, block: Block, number: int | None = None) -> L
     """
     now = template._state()
     check_width(block.X, now.head.n_features_in_)
-    check_announced(now.announced, block.labels)
     common_kind(now.label_kind, block.label_kind, block.labels, now.classes)
     head = now.head.spawn()
     head.partial_fit(block.X, block.labels)
@@ -153,17 +146,16 @@ def merge_shards(shards: Iterable[Learner]) -> Learner:
     """
     total: Learner | None = None
     for shard in shards:
-        total = shard if total is None else _added(total, shard)
+        if total is None:
+            total = shard
+            continue
+        mine, theirs = total._state(), shard._state()
+        first, second = mine.history[-1], theirs.history[-1]
+        head, counts = mine.head.branch().merge(theirs.head), summed(mine.counts, theirs.counts)
+        total = _shard(total, head, counts, first.samples + second.samples, (*first.data, *second.data))
     if total is None:
         raise MergeError("shards must be at least one, got none")
     return total
-
-
-def _added(total: Learner, more: Learner) -> Learner:
-    mine, theirs = total._state(), more._state()
-    first, second = mine.history[-1], theirs.history[-1]
-    head, counts = mine.head.branch().merge(theirs.head), summed(mine.counts, theirs.counts)
-    return _shard(total, head, counts, first.samples + second.samples, (*first.data, *second.data))
 
 
 def _shard(template: Learner, head: Any, counts: dict[str, int], samples: int, data: tuple[str, ...]) -> Learner:
@@ -187,7 +179,7 @@ def complete_fit(learner: Learner, total: Learner, sample: Block) -> Learner:
     """
     known, blank = total._state(), learner._blank(total._encoder)
     head = known.head.branch().settle()
-    calibration = calibrated_on(Calibration(), head, sample, known.counts, learner._seed())
+    calibration = calibrated(Calibration(), head, sample, known.counts, learner._seed())
     now = learned(blank, "fit", *_record(known, sample), head, known.counts, calibration, known.label_kind)
     learner._encoder, learner._snapshot = total._encoder, learner._numbered(now, blank)
     return learner
@@ -210,7 +202,7 @@ def complete_update(learner: Learner, total: Learner, sample: Block) -> Learner:
     calibration = before_new_classes(now.calibration, now.head, sample, now.counts)
     counts = summed(now.counts, more.counts)
     head = now.head.branch().merge(more.head).settle(cheap_only=True)
-    calibration = calibrated_on(calibration, head, sample, counts, learner._seed())
+    calibration = calibrated(calibration, head, sample, counts, learner._seed())
     learner._snapshot = learned(now, "update", *_record(more, sample), head, counts, calibration, now.label_kind)
     return learner
 

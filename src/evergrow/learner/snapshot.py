@@ -6,7 +6,6 @@ The record has the history of the model: one :class:`Change` for everything that
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -364,7 +363,7 @@ class HeadRecipe:
         if not isinstance(self.options, Mapping):
             raise ParameterError(f"options must be a dict or None, got {type(self.options).__name__}")
         head, chosen = HEADS[self.method], dict(self.options)
-        accepted = [name for name in inspect.signature(head.__init__).parameters if name != "self"]
+        accepted = head._param_names()
         for name, value in (("device", device), ("random_state", random_state)):
             if name in accepted:
                 chosen.setdefault(name, value)
@@ -412,8 +411,6 @@ class Snapshot:
         What the head has worked out for its answers; only in files.
     label_kind : {"name", "integer", "boolean"}
         What the labels were that were learned; the head knows them by their names.
-    announced : tuple of str or None
-        Classes that ``partial_fit`` was told to expect; others are refused.
     answering : Answering
         How answers follow from probabilities.
     reference : Reference or None
@@ -438,7 +435,6 @@ class Snapshot:
     adaptation: Archive | None = None
     solution: Archive | None = None
     label_kind: Literal["name", "integer", "boolean"] = "name"
-    announced: tuple[str, ...] | None = None
     answering: Answering = field(default_factory=Answering)
     reference: Reference | None = None
     widths: tuple[Count, ...] = ()
@@ -472,13 +468,8 @@ class Snapshot:
         """
         after = replace(self, history=(*self.history, change.numbered(self.revision + 1)), **values)
         kind = after.label_kind if all(can_read(after.label_kind, name) for name in after.counts) else "name"
-        announced = after.announced
-        if announced is not None:  # classes may have got other names
-            announced = tuple(sorted({*announced, *after.counts}))
-        answering = after.answering
-        if not self.counts.keys() <= after.counts.keys():
-            answering = answering.limited(after.counts)
-        return replace(after, label_kind=kind, announced=announced, answering=answering)
+        answering = after.answering.mapped({name: name for name in after.counts})
+        return replace(after, label_kind=kind, answering=answering)
 
     # -- files ------------------------------------------------------------------------------------------------
 
@@ -513,7 +504,6 @@ class Snapshot:
         require(len(self.columns) in (0, width), "it has another number of columns than names for them")
         strange = [name for name in names if not can_read(self.label_kind, name)]
         require(not strange, f"its labels are of kind {self.label_kind!r}, but {(strange or [''])[0]!r} is none")
-        require(self.announced is None or set(names) <= set(self.announced), "it has a class that was not announced")
         unlearned = sorted(self.answering.named() - set(names))
         require(not unlearned, f"answers name {unlearned[:1]}, which was not learned")
 

@@ -48,7 +48,7 @@ def describe(now: Snapshot, *, numerics: bool = False) -> dict[str, Any]:
         adapted with: tuner, settings, number of parameters, the backbone before, and how the training went),
         ``n_features``, ``blocks`` (None, or columns and weight of each block of features), ``n_units``, ``n_classes``,
         ``n_samples``, ``classes`` (name and samples of each), ``label_kind`` (what the labels were: names, integers or
-        booleans), ``novelty`` (None, or the number of calibrated scores and the threshold), ``answering`` (prior, costs
+        booleans), ``novelty`` (None, or the number of calibrated scores and the threshold), ``answering`` (prior
         and thresholds that answers follow), ``reference`` (None, or the test data that it remembers), ``revision``,
         ``history``, and with ``numerics`` the head's diagnostics.
     """

@@ -85,11 +85,7 @@ class WatchedFolder:
         """
         if not self.root.is_dir():
             raise DatasetNotFoundError(f"folder to watch must exist, got {str(self.root)!r}")
-        for part in (DONE, f"{DONE}/working"):
-            place = self.root / part
-            if place.is_symlink() or (place.exists() and not place.is_dir()):
-                raise InputError(f"{place} must be a folder of its own, got a link or a file")
-            place.mkdir(exist_ok=True)
+        self._own("working")
         try:
             with locked(self.root / DONE):
                 remove_leftovers(self.root / DONE, "**/.*")
@@ -97,12 +93,27 @@ class WatchedFolder:
         except BusyError as error:
             raise BusyError(f"{self.root} must be watched by one process, but another one does already") from error
 
+    def _own(self, folder: str) -> Path:
+        """Return a folder below ``done``, made if need be; what is written there must not land anywhere else."""
+        place = self.root
+        for part in (DONE, *Path(folder).parts):
+            place = place / part
+            if place.is_symlink() or (place.exists() and not place.is_dir()):
+                raise InputError(f"{place} must be a folder of its own, got a link or a file")
+            place.mkdir(exist_ok=True)
+        return place
+
+    def working(self) -> Iterator[Path]:
+        """Yield what was taken up and not put away yet."""
+        for name in sorted(os.listdir(self._own("working"))):
+            yield from sorted(self._own(f"working/{name}").iterdir())
+
     def classes(self) -> tuple[list[str], dict[str, str]]:
         """Return the folders that stand for classes, sorted, and those that cannot, with the reason."""
         names, odd = [], {}
         with os.scandir(self.root) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
-                if not entry.is_dir():
+                if not os.path.isdir(entry.path):  # False for a link that leads in a circle, too
                     continue
                 if entry.is_symlink():
                     odd[entry.name] = "it is a link"
@@ -157,11 +168,10 @@ class WatchedFolder:
         ending, text : str
             What is written first to a file of the same name with this ending, so that no moved file is without it.
         """
-        place = self.root / DONE / folder
-        place.mkdir(parents=True, exist_ok=True)
+        place = self._own(folder)
         stem, suffix = os.path.splitext(path.name)
         target, number = place / path.name, 1
-        while os.path.lexists(target):
+        while os.path.lexists(target) or os.path.lexists(f"{target}{ending}"):
             number += 1
             target = place / f"{stem}-{number}{suffix}"
         if ending:
@@ -291,7 +301,7 @@ def watch_once(
     """
     done = Watched()
     settings = {**settings, "cache": False, "extract": {**(settings.get("extract") or {}), "on_error": "raise"}}
-    working = sorted((folder.root / DONE / "working").glob("*/*"))
+    working = list(folder.working())
     names, odd = folder.classes()
     fresh = [path for name in names for path in folder.arrivals(name)]
     if working or fresh:
@@ -315,11 +325,10 @@ def _learn(
     done: Watched,
 ) -> None:
     """Learn files in batches: those taken up before, and fresh ones; the class of a file is the name of its folder."""
-    kind, announced = learner._state().label_kind, learner._state().announced
     for path in fresh:
         label = path.parent.name
-        if not can_read(kind, label) or (announced is not None and label not in announced):
-            odd[label] = "the model has no labels of that kind" if announced is None else "it was not announced"
+        if not can_read(learner._state().label_kind, label):
+            odd[label] = "the model has no labels of that kind"
             continue
         with suppress(FileNotFoundError):  # whoever put it there took it away again
             if reason := odd_file(path):
@@ -329,6 +338,9 @@ def _learn(
     known = learned_files(learner.history_)
     todo: list[tuple[Path, str]] = []
     for path in taken:
+        if reason := odd_file(path):
+            done.refuse(folder, path, path.parent.name, reason)
+            continue
         digest = hashlib.blake2b(path.read_bytes(), digest_size=12).hexdigest()
         same = known.setdefault(path.parent.name, set())
         if digest in same:

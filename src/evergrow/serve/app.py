@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.exceptions import RequestValidationError
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -23,10 +24,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from evergrow.core.errors import EvergrowError, ParameterError
 from evergrow.core.version import __version__
 from evergrow.serve import jobs, label_studio, routes
-from evergrow.serve.access import AccessMiddleware
 from evergrow.serve.config import Limits, ServeConfig
-from evergrow.serve.monitoring import RequestMiddleware, collect_warnings, log, set_up_logs
-from evergrow.serve.requests import handle_error, problems
+from evergrow.serve.middleware import ServiceMiddleware
+from evergrow.serve.monitoring import collect_warnings, log, set_up_logs
+from evergrow.serve.requests import PROBLEMS, handle_error
 from evergrow.serve.schemas import ProblemDocument
 from evergrow.serve.service import Service, ServiceDep
 
@@ -80,14 +81,13 @@ def create_app(config: ServeConfig) -> FastAPI:
     app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
     for kind in (HTTPException, RequestValidationError, EvergrowError):
         app.add_exception_handler(kind, handle_error)
-    app.add_middleware(AccessMiddleware, config=config)
-    app.add_middleware(RequestMiddleware, metrics=service.metrics, folder=str(service.store.folder))
+    app.add_middleware(ServiceMiddleware, config=config, metrics=service.metrics, folder=str(service.store.folder))
     described = app.openapi()  # routes refer to problems by name
     described["components"]["schemas"]["ProblemDocument"] = ProblemDocument.model_json_schema()
     return app
 
 
-router_of_service = APIRouter(tags=["service"], responses=problems())
+router_of_service = APIRouter(tags=["service"], responses=PROBLEMS)
 
 
 @router_of_service.get("/health")
@@ -99,7 +99,7 @@ async def health() -> dict[str, str]:
 @router_of_service.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(service: ServiceDep) -> Response:
     """Return counters and latencies in the text format of Prometheus."""
-    return Response(service.metrics.exposition(), media_type=service.metrics.content_type)
+    return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 # -- running ----------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_leve
     config : ServeConfig
         All settings.
     announce : callable
-        Called with the address once requests are taken.
+        Called with the address once it takes connections.
     log_level : str
         Least level of what is logged.
 
@@ -144,46 +144,33 @@ def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_leve
         h11_max_incomplete_event_size=_HEAD_BYTES,
     )
 
-    def ready() -> None:
-        threading.Thread(target=app.state.service.warm_up, name="warm-up", daemon=True).start()
-        announce(address)
-
-    server = _Server(settings, ready, app.state.service.closing.set)
     log("starting", address=address, read_only=config.read_only, tokens=len(config.tokens.entries))
+    threading.Thread(target=app.state.service.warm_up, name="warm-up", daemon=True).start()
+    announce(address)  # who connects from now on waits until the server takes connections
     with listener:
-        server.run(sockets=[listener])
+        _Server(settings, app.state.service.closing).run(sockets=[listener])
 
 
 def _bound(config: ServeConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((config.host.strip("[]"), config.port))
+        return socket.create_server((config.host.strip("[]"), config.port), family=family)
     except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise ParameterError(f"Port {config.port} is in use. Try --port {config.port + 1}.") from error
         raise ParameterError(f"{config.host}:{config.port} cannot be bound: {error.strerror or error}") from error
-    return listener
 
 
 class _Server(uvicorn.Server):
-    """Says when it is up, and tells open streams when it is about to end."""
+    """Tells open streams of events when it is about to end, so that they close; everything else is answered."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None], end: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
         super().__init__(config)
-        self._ready, self._end = ready, end
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to take requests."""
-        await super().startup(sockets)
-        if not self.should_exit:
-            self._ready()
+        self._closing = closing
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end: streams of events close, everything else is answered."""
-        self._end()
+        """Begin to end."""
+        self._closing.set()
         # Not kept by uvicorn to be raised again: to end as asked is a success.
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True

@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import pairwise
@@ -38,8 +37,6 @@ from evergrow.serve.schemas import SAMPLE_KINDS, BackboneOffer
 Prepared = torch.Tensor | str
 """An image after the preprocessing, or a text."""
 FeatureRows = NDArray[np.float32]
-FEW_SAMPLES = 512
-"""Up to so many samples, in the model and new, matrices are so small that a change is made by one thread."""
 
 
 # -- threads of torch -------------------------------------------------------------------------------------------
@@ -75,26 +72,13 @@ def limit_torch(n: int) -> None:
     ([1], True)
     """
     usual = cores()
-    torch.get_num_threads()  # a thread that was never asked takes the number that was set last, at its first use
+    if torch.get_num_threads() == n:  # a thread that was never asked takes the number that was set last
+        return
     torch.set_num_threads(n)
     if n != usual:  # threads that begin later get the number that was set last, so another thread sets it again
         passing = threading.Thread(target=torch.set_num_threads, args=(usual,))
         passing.start()
         passing.join()
-
-
-@contextmanager
-def torch_threads(n: int) -> Iterator[None]:
-    """Let torch use so many threads in this thread until the block ends."""
-    before = torch.get_num_threads()
-    if n == before:
-        yield
-        return
-    limit_torch(n)
-    try:
-        yield
-    finally:
-        limit_torch(before)
 
 
 # -- one backbone -----------------------------------------------------------------------------------------------

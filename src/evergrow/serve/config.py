@@ -133,9 +133,6 @@ class Tokens:
 
     entries: Mapping[bytes, Token] = field(default_factory=dict)
 
-    def __bool__(self) -> bool:
-        return bool(self.entries)
-
     def holder(self, authorization: str) -> Token | None:
         """Return the token in an ``Authorization`` header, or None.
 
@@ -253,7 +250,7 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         check_number("port", self.port, low=0, high=65535, integer=True)
-        if not is_loopback(self.host) and not self.tokens:
+        if not is_loopback(self.host) and not self.tokens.entries:
             raise ParameterError(
                 f"host {self.host!r} can be reached by others, who could teach the models: give a token file, or bind "
                 "127.0.0.1"

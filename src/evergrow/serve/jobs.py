@@ -30,17 +30,16 @@ from evergrow.serve.backbones import Prepared, cores
 from evergrow.serve.config import Limits
 from evergrow.serve.monitoring import log
 from evergrow.serve.requests import (
+    PROBLEMS,
     ChangeRequest,
     ChangeRequestDep,
     Problem,
-    media_type,
     problem_of,
-    problems,
     receive_file,
     validated,
 )
 from evergrow.serve.schemas import ClassNames, JobRecord, SkippedImage
-from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
+from evergrow.serve.service import ModelDep, OpenModel, Service, check_writable
 
 _REMEMBERED = 100
 _NAMED = 100  # images that are left out by name
@@ -94,7 +93,7 @@ class Jobs:
     """
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self.service = service
         self.records: dict[str, JobRecord] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         service.metrics.jobs.set_function(self._n_open)
@@ -110,13 +109,13 @@ class Jobs:
 
     def check_room(self) -> None:
         """Raise the problem 503 if as many jobs are open as may be."""
-        if self._n_open() >= self._service.limits.jobs:
+        if self._n_open() >= self.service.limits.jobs:
             raise Problem(503, "too many jobs are open: wait for one to end", "TooManyJobs", retry_after=5)
 
     async def start(self, model: OpenModel, path: Path, request: ChangeRequest) -> JobRecord:
         """Check a zip and begin to learn it; the file is removed at the end."""
         try:
-            archive, images = await self._service.run(open_zip, path, self._service.limits)
+            archive, images = await self.service.run(open_zip, path, self.service.limits)
             self.check_room()
         except BaseException:
             path.unlink()
@@ -151,14 +150,12 @@ class Jobs:
         try:
             rows, labels = await self._encode(job, model, archive, images)
             job.state = "writing"
-            taught = self._service.change(
-                model, lambda learner: learner.partial_fit((rows, labels)), request, len(rows)
-            )
+            taught = model.file.edit(lambda learner: learner.partial_fit((rows, labels)), request, len(rows))
             job.change = await asyncio.shield(taught)
-            self._service.metrics.samples.labels("teach").inc(len(rows))
+            self.service.metrics.samples.labels("teach").inc(len(rows))
             job.state = "done"
         except Exception as error:
-            problem = problem_of(error, str(self._service.store.folder))
+            problem = problem_of(error, str(self.service.store.folder))
             bug = error if problem.status_code == 500 else None
             log("job failed", job=job.id, error=bug, problem=problem.detail)
             job.error, job.state = problem.detail, "failed"
@@ -169,7 +166,7 @@ class Jobs:
         self, job: JobRecord, model: OpenModel, archive: Archive, images: LabelledImages
     ) -> tuple[NDArray[Any], NDArray[np.str_]]:
         """Return features and labels of all images that can be read, each encoded by itself, a few prepared ahead."""
-        batcher = await self._service.batcher(model)
+        batcher = await self.service.batcher(model)
         parts: list[NDArray[Any]] = []
         labels: list[str] = []
         ahead = 2 * cores()  # so that decoding and the backbone go on side by side, and little is held in memory
@@ -197,7 +194,7 @@ class Jobs:
         """Return an image as the backbone takes it, or why it is left out."""
         shown = printable(name)[:200]
         try:
-            (sample,) = await self._service.prepared(backbone, [(shown, await self._service.run(archive.read, name))])
+            (sample,) = await self.service.prepared(backbone, [(shown, await self.service.run(archive.read, name))])
             return sample
         except (ImageError, FileFormatError) as error:
             reason = str(error) if isinstance(error, ImageError) else f"{shown} is damaged in the zip"
@@ -206,46 +203,28 @@ class Jobs:
 
 # -- routes -----------------------------------------------------------------------------------------------------
 
-router = APIRouter(prefix="/api/v1", tags=["jobs"], responses=problems())
-_ZIP = {
-    "requestBody": {
-        "required": True,
-        "description": "A zip of images in folders named by class.",
-        "content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
+router = APIRouter(prefix="/api/v1", tags=["jobs"], responses=PROBLEMS)
+_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+_ZIP_CONTENT = {"application/zip": {"schema": {"type": "string", "format": "binary"}}}
+_ZIP = {"requestBody": {"required": True, "description": "Images in folders named by class.", "content": _ZIP_CONTENT}}
 
 
-def _jobs(request: Request) -> Jobs:
-    jobs: Jobs = request.app.state.jobs
-    return jobs
+def _jobs(request: Request) -> Any:
+    return request.app.state.jobs
 
 
 JobsDep = Annotated[Jobs, Depends(_jobs)]
 
 
-@router.post(
-    "/models/{m}/jobs",
-    status_code=202,
-    dependencies=[Depends(check_writable)],
-    responses=problems(400, 404, 409, 413, 415),
-    openapi_extra=_ZIP,
-)
+@router.post("/models/{m}/jobs", status_code=202, dependencies=[Depends(check_writable)], openapi_extra=_ZIP)
 async def start_job(
-    model: ModelDep,
-    request: Request,
-    conditions: ChangeRequestDep,
-    jobs: JobsDep,
-    service: ServiceDep,
-    response: Response,
+    model: ModelDep, request: Request, conditions: ChangeRequestDep, jobs: JobsDep, response: Response
 ) -> JobRecord:
     """Learn a zip of images as one change, with progress; nothing is written before all of it was looked at."""
-    if media_type(request) not in _ZIP_TYPES:
-        raise Problem(415, "send a zip as application/zip", "MediaType")
     if model.version.kind != "images":
         raise InputError(f"the model takes {model.version.kind}: a zip of images cannot be taught to it")
     jobs.check_room()
-    path, digest = await receive_file(request, service.store.folder, ".zip")
+    path, digest = await receive_file(request, jobs.service.store.folder, ".zip", *_ZIP_TYPES)
     job = await jobs.start(model, path, conditions.with_content(b"job", digest))
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     return job
@@ -257,21 +236,17 @@ async def list_jobs(jobs: JobsDep) -> dict[str, list[JobRecord]]:
     return {"jobs": list(jobs.records.values())}
 
 
-@router.get(
-    "/jobs/{j}",
-    response_model=JobRecord,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **problems(404)},
-)
-async def follow_job(j: str, request: Request, jobs: JobsDep, service: ServiceDep) -> Any:
+@router.get("/jobs/{j}", response_model=JobRecord, responses={200: {"content": _EVENTS}})
+async def follow_job(j: str, request: Request, jobs: JobsDep) -> Any:
     """Return a job; asked for ``text/event-stream``, its progress as server-sent events until it ends."""
     job = jobs.find(j)
     if "text/event-stream" not in request.headers.get("accept", ""):
         return job
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_events(job, service.closing), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(_events(job, jobs.service.closing), media_type="text/event-stream", headers=headers)
 
 
-@router.delete("/jobs/{j}", dependencies=[Depends(check_writable)], responses=problems(404, 409))
+@router.delete("/jobs/{j}", dependencies=[Depends(check_writable)])
 async def cancel_job(j: str, jobs: JobsDep) -> JobRecord:
     """Cancel a job; the model stays as it was."""
     return jobs.cancel(j)

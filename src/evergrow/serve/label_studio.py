@@ -28,7 +28,7 @@ from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import Change
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.requests import BoundedRoute, ChangeRequest, Problem, SentSamples, problems, validated
+from evergrow.serve.requests import PROBLEMS, BoundedRoute, ChangeRequest, Problem, SentSamples, validated
 from evergrow.serve.schemas import ClassName
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
 
@@ -175,6 +175,9 @@ def forget_classes(learner: Learner, names: Iterable[str]) -> None:
 # -- messages ---------------------------------------------------------------------------------------------------
 
 
+Id = int | Annotated[str, Field(max_length=100)]
+
+
 class Task(BaseModel):
     """A task: a sample to be labelled, in one of the fields of its data."""
 
@@ -197,7 +200,7 @@ class Region(BaseModel):
 class StudioAnnotation(BaseModel):
     """An annotation."""
 
-    id: int | Annotated[str, Field(max_length=100)]
+    id: Id
     result: Annotated[list[Region], Field(fail_fast=True)] = []
     was_cancelled: bool | None = None
     updated_at: str | None = None
@@ -217,25 +220,19 @@ class StudioAnnotation(BaseModel):
         return chosen[0] if len(chosen) == 1 and not self.was_cancelled else None
 
 
-class Project(BaseModel):
-    """The project that a message is about."""
-
-    id: int | Annotated[str, Field(max_length=100)] = ""
-    label_config: str | None = None
-
-
 class Event(BaseModel):
     """A webhook message."""
 
     action: str = ""
-    project: Project = Project()
+    project_id: Annotated[Id, Field(validation_alias=AliasPath("project", "id"))] = ""
+    label_config: Annotated[str | None, Field(validation_alias=AliasPath("project", "label_config"))] = None
     task: Task | None = None
     annotation: StudioAnnotation | None = None
     annotations: Annotated[list[StudioAnnotation], Field(max_length=10_000, fail_fast=True)] = []
 
     def key(self, annotation: StudioAnnotation) -> str:
         """Return the id of an annotation that is the same in every message about it."""
-        return f"{self.project.id}:{annotation.id}"
+        return f"{self.project_id}:{annotation.id}"
 
 
 class ConfigNames(NamedTuple):
@@ -328,12 +325,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 # -- routes -----------------------------------------------------------------------------------------------------
 
-router = APIRouter(
-    prefix="/label-studio/{m}",
-    tags=["label studio"],
-    route_class=BoundedRoute,
-    responses=problems(400, 404, 409, 413, 415),
-)
+router = APIRouter(prefix="/label-studio/{m}", tags=["label studio"], route_class=BoundedRoute, responses=PROBLEMS)
 
 
 @router.get("/health")
@@ -367,7 +359,7 @@ async def predict(model: ModelDep, asked: TaskList, service: ServiceDep) -> dict
     return {"results": results, "model_version": version}
 
 
-@router.post("/webhook", dependencies=[Depends(check_writable)], responses=problems(412, 507))
+@router.post("/webhook", dependencies=[Depends(check_writable)])
 async def webhook(model: ModelDep, event: Event, service: ServiceDep) -> dict[str, Any]:
     """Learn from an annotation that was created, updated or deleted; each counts once however often it comes."""
     if event.action in ("ANNOTATION_CREATED", "ANNOTATION_UPDATED"):
@@ -378,7 +370,7 @@ async def webhook(model: ModelDep, event: Event, service: ServiceDep) -> dict[st
     else:
         return {"status": "ignored", "action": event.action[:80]}
     request = ChangeRequest(model.name, note=f"Label Studio: {event.action}", who="Label Studio")
-    answer = await service.change(model, lambda learner: annotate(learner, annotations), request, len(annotations))
+    answer = await model.file.edit(lambda learner: annotate(learner, annotations), request, len(annotations))
     return {"status": "ok", **answer.model_dump()}
 
 
@@ -394,7 +386,7 @@ async def _annotation(service: Service, model: OpenModel, event: Event) -> Annot
         raise Problem(422, "the event holds no task", "BadField")
     validated(ClassName, label)
     kind = model.version.kind
-    sample = sample_of(event.task, kind, names_of(event.project.label_config, kind))
+    sample = sample_of(event.task, kind, names_of(event.label_config, kind))
     rows = await service.features(model, await _samples(service, model, [sample]), alone=True)
     return Annotation(key, label, rows[0], moment=moment)
 

@@ -21,40 +21,23 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from evergrow.core import errors
 from evergrow.core.errors import BusyError, FileFormatError, NotFittedError, ParameterError, PathError
 from evergrow.core.files import locked
+from evergrow.learner import modelfile
 from evergrow.learner.answers import Answers
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.learner import Learner
-from evergrow.learner.modelfile import (
-    Header,
-    History,
-    ModelNotFoundError,
-    ModelWriteError,
-    clean_folder,
-    commit,
-    kept_revisions,
-    locked_model,
-    open_model,
-    redo,
-    rollback,
-)
+from evergrow.learner.modelfile import Header, History, ModelWriteError
 from evergrow.learner.snapshot import Change
-from evergrow.serve.backbones import FEW_SAMPLES, cores, torch_threads
+from evergrow.serve import schemas
+from evergrow.serve.backbones import cores, limit_torch
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.monitoring import thread_warnings
+from evergrow.serve.monitoring import Metrics, thread_warnings
 from evergrow.serve.requests import UPLOAD, ChangeRequest, Problem, requests_of
-from evergrow.serve.schemas import (
-    MODEL_SUFFIX,
-    SAMPLE_KINDS,
-    ChangeAnswer,
-    ChangeRecord,
-    ClassCount,
-    ModelState,
-    is_model_name,
-)
 
 _PAUSE, _TRIES = 0.05, 40  # seconds between two tries at a file that another process is changing
+_FEW_SAMPLES = 512  # of small matrices, in the model and new, one thread makes a change faster than many
 _DELETED = ".deleted."
 _ABANDONED = 3600.0  # seconds after which such a file belongs to nobody: its process was killed
 
@@ -92,6 +75,8 @@ class Version:
         Whether the model answers, or has no class yet.
     revision : int
         The revision of the model file.
+    digest : str
+        Checksum of the model file.
     etag : str
         The entity tag: the revision and the start of the file's checksum, so that it never recurs.
     kind : {"images", "texts", "features"}
@@ -103,11 +88,12 @@ class Version:
     def __init__(self, learner: Learner, signature: Signature | None) -> None:
         self.learner, self.signature = learner, signature
         self.counts = learner.samples_by_name_
-        self.classes = [ClassCount(name=name, samples=n) for name, n in sorted(self.counts.items())]
-        self.state: ModelState = "ready" if self.counts else "starting"
+        self.classes = [schemas.ClassCount(name=name, samples=n) for name, n in sorted(self.counts.items())]
+        self.state: schemas.ModelState = "ready" if self.counts else "starting"
         self.revision = learner.revision_
-        self.etag = f'"{self.revision}-{learner.origin_[1][:12] if learner.origin_ else ""}"'
-        self.kind = SAMPLE_KINDS[learner.kind_]
+        self.digest = learner.origin_[1] if learner.origin_ else ""
+        self.etag = f'"{self.revision}-{self.digest[:12]}"'
+        self.kind = schemas.SAMPLE_KINDS[learner.kind_]
         width = None if learner.spec_ is None else learner.spec_.n_features
         self.n_features: int | None = learner.n_features_in_ if self.counts else width
         self._computing = threading.Lock()  # a head computes some things once
@@ -174,10 +160,12 @@ class ServedModel:
         The device, and how long and how many changes wait.
     threads : Executor
         Where changes are made.
+    metrics : Metrics
+        Where their times are counted.
     """
 
-    def __init__(self, path: Path, config: ServeConfig, threads: Executor) -> None:
-        self.path = path
+    def __init__(self, path: Path, config: ServeConfig, threads: Executor, metrics: Metrics) -> None:
+        self.path, self._metrics = path, metrics
         self._limits, self._threads = config.limits, threads
         self._settings: dict[str, Any] = {"cache": False, "device": None if config.device == "auto" else config.device}
         self._version: Version | None = None
@@ -211,7 +199,7 @@ class ServedModel:
             self._version = None
             raise _missing(self.path.stem)
         if self._version is None or self._version.signature != signature:
-            self._version = Version(open_model(self.path, **self._settings), signature)
+            self._version = Version(modelfile.open_model(self.path, **self._settings), signature)
         return self._version
 
     def open_file(self) -> tuple[BinaryIO, Version]:
@@ -234,7 +222,7 @@ class ServedModel:
 
     # -- changing -----------------------------------------------------------------------------------------------
 
-    async def edit(self, edit: Edit, request: ChangeRequest, n_samples: int = 0) -> ChangeAnswer:
+    async def edit(self, edit: Edit, request: ChangeRequest, n_samples: int = 0) -> schemas.ChangeAnswer:
         """Make a change after all that came before it, and return once it is on disk.
 
         Parameters
@@ -255,42 +243,55 @@ class ServedModel:
         def work(version: Version) -> Change | None:
             learner = version.learner.copy()
             n_changes = len(learner.history_)
-            few = sum(version.counts.values()) + n_samples <= FEW_SAMPLES
-            with torch_threads(1 if few else cores()):
-                edit(learner)
-                if len(learner.history_) == n_changes:
-                    return None
-                remark = Change("update", "", 0, note=request.note, extra=request.extra())
-                commit(self.path, learner, remark, who=request.who)
+            few = sum(version.counts.values()) + n_samples <= _FEW_SAMPLES
+            limit_torch(1 if few else cores())
+            edit(learner)
+            if len(learner.history_) == n_changes:
+                return None
+            remark = Change("update", "", 0, note=request.note, extra=request.extra())
+            modelfile.commit(self.path, learner, remark, who=request.who)
             signature = signature_of(self.path)
             # Another process may have been faster between the commit and the line above.
-            ours = learner.origin_ is not None and Header.read(self.path).digest == learner.origin_[1]
-            self._version = Version(learner, signature if ours else None)
+            after = Version(learner, signature)
+            if Header.read(self.path).digest != after.digest:
+                after.signature = None
+            self._version = after
             return learner.history_[-1]
 
-        return await self._in_turn(lambda: self._changed(work, request))
+        with self._metrics.commit_seconds.time():
+            return await self._in_turn(lambda: self._changed(work, request))
 
-    async def roll_back(self, n: int, to: int | None, request: ChangeRequest) -> ChangeAnswer:
+    async def roll_back(self, n: int, to: int | None, request: ChangeRequest) -> schemas.ChangeAnswer:
         """Undo the latest changes: a number of them, or all after a revision."""
 
         def undo(learner: Learner) -> Change:
-            kept = kept_revisions(self.path)
+            kept = modelfile.kept_revisions(self.path)
             if to is not None and to not in kept:
                 raise ParameterError(f"revision {to} is not kept; kept are: {', '.join(map(str, kept)) or 'none'}")
             steps = n if to is None else len(kept) - kept.index(to)
             target = kept[-steps] if steps <= len(kept) else 0  # if there are fewer, rollback says so
             undone = [e for change in learner.history_ if change.revision > target for e in requests_of(change)]
-            return rollback(self.path, steps, who=request.who, extra=request.extra(undone))
+            return modelfile.rollback(self.path, steps, who=request.who, extra=request.extra(undone))
 
-        return await self._in_turn(lambda: self._changed(lambda version: self._restored(version, undo), request))
+        return await self._restore(undo, request)
 
-    async def redo(self, n: int, request: ChangeRequest) -> ChangeAnswer:
+    async def redo(self, n: int, request: ChangeRequest) -> schemas.ChangeAnswer:
         """Take the latest rollbacks back."""
+        who, extra = request.who, request.extra()
+        return await self._restore(lambda _: modelfile.redo(self.path, n, who=who, extra=extra), request)
 
-        def again(_: Learner) -> Change:
-            return redo(self.path, n, who=request.who, extra=request.extra())
+    async def _restore(self, step: Callable[[Learner], Change], request: ChangeRequest) -> schemas.ChangeAnswer:
+        """Put an earlier state in place of the file."""
 
-        return await self._in_turn(lambda: self._changed(lambda version: self._restored(version, again), request))
+        def work(version: Version) -> Change:
+            with modelfile.locked_model(self.path, **self._settings) as learner:
+                if learner.origin_ != version.learner.origin_:
+                    raise BusyError("another process changed the model meanwhile")
+                change = step(learner)
+            self._refreshed()
+            return change
+
+        return await self._in_turn(lambda: self._changed(work, request))
 
     async def remove(self, request: ChangeRequest, name: Path) -> None:
         """Delete the model with its history, after all changes that came before.
@@ -339,23 +340,23 @@ class ServedModel:
                         raise
             time.sleep(_PAUSE)
 
-    def _changed(self, work: Callable[[Version], Change | None], request: ChangeRequest) -> ChangeAnswer:
+    def _changed(self, work: Callable[[Version], Change | None], request: ChangeRequest) -> schemas.ChangeAnswer:
         """Do what a request asks for unless it was done before; ``work`` returns None if there is nothing to do."""
         with thread_warnings() as warnings:
             before = self._refreshed()
             changes = before.learner.history_
-            change = request.find([*changes, *(entry.change for entry in History(self.path).undone())])
+            change = request.find([*changes, *(entry.change for entry in History(self.path).undone(before.digest))])
             done = None
             if change is None:
                 _check_match(request, before)
                 done = work(before)
         after = self._version or before
-        return ChangeAnswer(
+        return schemas.ChangeAnswer(
             model=request.model,
             state=after.state,
             revision=after.revision,
             etag=after.etag,
-            change=ChangeRecord.model_validate(done or change or changes[-1]),
+            change=schemas.ChangeRecord.model_validate(done or change or changes[-1]),
             new_classes=sorted(set(after.counts) - set(before.counts)),
             gone_classes=sorted(set(before.counts) - set(after.counts)),
             classes=after.classes,
@@ -363,14 +364,6 @@ class ServedModel:
             warnings=warnings,
             replayed=done is None,
         )
-
-    def _restored(self, version: Version, work: Callable[[Learner], Change]) -> Change:
-        with locked_model(self.path, **self._settings) as learner:
-            if learner.origin_ != version.learner.origin_:
-                raise BusyError("another process changed the model meanwhile")
-            change = work(learner)
-        self._refreshed()
-        return change
 
 
 def _check_match(request: ChangeRequest, version: Version) -> None:
@@ -389,18 +382,19 @@ class ModelStore:
         The folder, and how models are changed.
     threads : Executor
         Where changes are made.
+    metrics : Metrics
+        Where their times are counted.
     """
 
-    def __init__(self, config: ServeConfig, threads: Executor) -> None:
-        self._config, self._threads = config, threads
+    def __init__(self, config: ServeConfig, threads: Executor, metrics: Metrics) -> None:
+        self._config, self._threads, self._metrics = config, threads, metrics
         try:
             if not config.read_only:
                 config.folder.mkdir(parents=True, exist_ok=True)
             self.folder = config.folder.resolve(strict=True)
+            os.scandir(self.folder).close()
         except OSError as error:
             raise PathError(f"the folder of the models, {config.folder}, cannot be used: {error}") from error
-        if not self.folder.is_dir():
-            raise PathError(f"{config.folder} is not a folder: name one for the models")
         if not config.read_only:
             _remove_leftovers(self.folder)
         self._models: dict[Path, ServedModel] = {}
@@ -408,17 +402,17 @@ class ModelStore:
 
     def names(self) -> list[str]:
         """Return the names of all models, sorted."""
-        files = [entry.name for entry in os.scandir(self.folder) if not entry.is_dir()]
-        stems = [name.removesuffix(MODEL_SUFFIX) for name in files if name.endswith(MODEL_SUFFIX)]
-        return sorted(filter(is_model_name, stems))
+        files = [entry.name for entry in os.scandir(self.folder) if not os.path.isdir(entry.path)]
+        stems = [name.removesuffix(schemas.MODEL_SUFFIX) for name in files if name.endswith(schemas.MODEL_SUFFIX)]
+        return sorted(filter(schemas.is_model_name, stems))
 
     def path(self, name: str) -> Path:
         """Return where a model of this name lies."""
-        return self.folder / f"{name}{MODEL_SUFFIX}"
+        return self.folder / f"{name}{schemas.MODEL_SUFFIX}"
 
     def model(self, name: str) -> ServedModel:
         """Return a model by name, or raise :class:`ModelNotFoundError`; a name is never taken for a path."""
-        if not is_model_name(name) or not self.path(name).is_file():
+        if not schemas.is_model_name(name) or not self.path(name).is_file():
             raise _missing(name[:80])
         return self._of_file(Path(os.path.realpath(self.path(name))))
 
@@ -426,7 +420,7 @@ class ModelStore:
         """Return a new model, or raise the problem 409 if the name is taken."""
         with self._guard, locked(self.folder, wait=True):
             path = self._free(name)
-            commit(path, learner)
+            modelfile.commit(path, learner)
         return self._of_file(path)
 
     def adopt(self, name: str, file: Path, check: Callable[[Learner], None]) -> ServedModel:
@@ -447,14 +441,14 @@ class ModelStore:
             422 if it is no whole model or was refused; nothing is left behind.
         """
         try:
-            check(open_model(file, device="cpu", cache=False))
+            check(modelfile.open_model(file, device="cpu", cache=False))
             with self._guard, locked(self.folder, wait=True):
                 path = self._free(name)
                 os.link(file, path)  # fails if there is one, unlike a rename
         except FileFormatError as error:
             raise Problem(422, str(error).replace(str(file), "file"), type(error).__name__) from error
         except OSError as error:
-            raise ModelWriteError(f"{name}{MODEL_SUFFIX} cannot be written: {error.strerror}") from error
+            raise ModelWriteError(f"{name}{schemas.MODEL_SUFFIX} cannot be written: {error.strerror}") from error
         finally:
             file.unlink()
         return self._of_file(path)
@@ -469,12 +463,12 @@ class ModelStore:
         with self._guard:
             found = self._models.get(path)
             if found is None or found.is_deleted:
-                found = self._models[path] = ServedModel(path, self._config, self._threads)
+                found = self._models[path] = ServedModel(path, self._config, self._threads, self._metrics)
             return found
 
 
-def _missing(name: str) -> ModelNotFoundError:
-    return ModelNotFoundError(f"there is no model {name!r}")
+def _missing(name: str) -> errors.ModelNotFoundError:
+    return errors.ModelNotFoundError(f"there is no model {name!r}")
 
 
 # -- deleting: a model is gone in one step, and the rest of it is removed then, also after a crash in between ----
@@ -505,7 +499,7 @@ def _remove_model(path: Path) -> None:
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove what a crash left: models that were being written or deleted, and files that were being received."""
-    clean_folder(folder)
+    modelfile.clean_folder(folder)
     for upload in folder.glob(f"{UPLOAD}*"):
         with suppress(OSError):  # another process may remove it too
             if time.time() - upload.stat().st_mtime > _ABANDONED:

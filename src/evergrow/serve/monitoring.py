@@ -9,45 +9,21 @@ import json
 import logging
 import sys
 import threading
-import time
 import traceback
-import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from evergrow.core.errors import EvergrowWarning
 from evergrow.core.escaping import one_line
-from evergrow.serve.requests import problem_of, problem_response
 
 LOG = logging.getLogger("evergrow.serve")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-_LOGGED = 300  # characters of a path in the log
 _thread = threading.local()
-
-CONTENT_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; "
-    "connect-src 'self'; font-src 'self'; manifest-src 'self'; worker-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
-)
-SECURITY_HEADERS = {
-    "Content-Security-Policy": CONTENT_POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
-}
-_UNREAD_BODY = (408, 413)  # the rest of the body is not waited for
 
 
 class JsonFormatter(logging.Formatter):
@@ -70,10 +46,9 @@ def set_up_logs(level: str = "info") -> None:
     """Send the logs of the service and of uvicorn to standard error as JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    for name in ("evergrow", "uvicorn", "uvicorn.error"):
+    for name in ("evergrow", "uvicorn"):
         logger = logging.getLogger(name)
-        logger.handlers = [handler] if name != "uvicorn.error" else []
-        logger.propagate = name == "uvicorn.error"
+        logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level.upper())
 
 
@@ -90,11 +65,9 @@ class Metrics:
     >>> from evergrow.serve.monitoring import Metrics
     >>> metrics = Metrics()
     >>> metrics.samples.labels("predict").inc(3)
-    >>> b'evergrow_samples_total{work="predict"} 3.0' in metrics.exposition()
-    True
+    >>> metrics.registry.get_sample_value("evergrow_samples_total", {"work": "predict"})
+    3.0
     """
-
-    content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
@@ -114,10 +87,6 @@ class Metrics:
         )
         self.queue = Gauge("evergrow_queue_samples", "Samples that wait for a backbone", registry=own)
         self.jobs = Gauge("evergrow_jobs_open", "Jobs that are not done", registry=own)
-
-    def exposition(self) -> bytes:
-        """Return everything in the text format of Prometheus."""
-        return generate_latest(self.registry)
 
 
 @contextmanager
@@ -149,82 +118,3 @@ def thread_warnings() -> Iterator[list[str]]:
         yield collected
     finally:
         _thread.collected = None
-
-
-# -- requests ---------------------------------------------------------------------------------------------------
-
-
-class RequestMiddleware:
-    """Counts and logs requests, adds security headers, and answers with a problem where a request fails.
-
-    Parameters
-    ----------
-    app : ASGI application
-        The next application.
-    metrics : Metrics
-        Where requests are counted.
-    folder : str
-        The folder of the models, which is removed from messages.
-    """
-
-    def __init__(self, app: ASGIApp, metrics: Metrics, folder: str) -> None:
-        self._app, self._metrics, self._folder = app, metrics, folder
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on and see how it ends."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        state = scope.setdefault("state", {})
-        state["request_id"] = uuid.uuid4().hex[:16]
-        started, status = time.perf_counter(), 0
-
-        async def send_with_headers(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                for name, value in SECURITY_HEADERS.items():
-                    headers.setdefault(name, value)
-                headers.setdefault("Cache-Control", "no-cache")
-                headers["X-Request-Id"] = state["request_id"]
-                if status in _UNREAD_BODY or (state.get("refused") and scope["method"] not in ("GET", "HEAD")):
-                    headers["Connection"] = "close"
-            await send(message)
-
-        failure: Exception | None = None
-        try:
-            await self._app(scope, receive, send_with_headers)
-        except Exception as error:
-            failure = error
-            if status:  # the answer has begun: the server closes the connection, so that nobody takes it for whole
-                raise
-            response = problem_response(problem_of(error, self._folder), state["request_id"])
-            await response(scope, receive, send_with_headers)
-        finally:
-            self._record(scope, status, time.perf_counter() - started, failure)
-
-    def _record(self, scope: Scope, status: int, seconds: float, failure: Exception | None) -> None:
-        route = getattr(scope.get("route"), "path", "") or "other"
-        method = scope["method"] if scope["method"] in _METHODS else "other"  # callers must not add labels
-        self._metrics.requests.labels(method, route, str(status)).inc()
-        self._metrics.seconds.labels(method, route).observe(seconds)
-        state = scope["state"]
-        bug = failure is not None and problem_of(failure).status_code == 500
-        log(
-            "request",
-            level=logging.ERROR if bug else logging.INFO,
-            error=failure if bug else None,
-            method=method,
-            path=scope["path"][:_LOGGED],
-            status=status,
-            seconds=round(seconds, 4),
-            request_id=state["request_id"],
-            client=caller_address(scope),
-            **{name: state[name] for name in ("token", "refused") if state.get(name)},
-        )
-
-
-def caller_address(scope: Scope) -> str:
-    """Return the address that a request came from."""
-    return str((scope.get("client") or ("",))[0])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import Depends, Header, Request, Response
@@ -29,37 +29,30 @@ from starlette.routing import Route
 from evergrow.core import errors
 from evergrow.core.archive import parse_json
 from evergrow.core.escaping import one_line
-from evergrow.learner.modelfile import ModelNotFoundError, ModelWriteError
+from evergrow.learner.modelfile import ModelWriteError
 from evergrow.learner.snapshot import Change
 from evergrow.serve.config import Limits
-from evergrow.serve.schemas import JsonSamples, LabelFields, SampleForm
+from evergrow.serve.schemas import JsonSamples, SampleForm
 
 JSON, FORM, PROBLEM = "application/json", "multipart/form-data", "application/problem+json"
 UPLOAD = ".upload."
 """Beginning of the names of files that are being received."""
-_ALWAYS = (401, 403, 413, 421, 422, 429, 503)
-"""Statuses that any route can answer with: those of the access middleware, and 422 for parameters."""
-_STATUS: tuple[tuple[type[Exception], int], ...] = (
-    (ModelNotFoundError, 404),
-    (ModelWriteError, 507),
-    (errors.BusyError, 503),
-    (errors.MissingExtraError, 501),
-    (errors.NotFittedError, 409),
-    (errors.InputError, 422),
-    (errors.ParameterError, 422),
-    (errors.UnlearnError, 422),
-    (errors.MergeError, 422),
-    (errors.WeightsError, 503),
-    (MemoryError, 503),
+_STATUS: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
+    (404, (errors.ModelNotFoundError,)),
+    (507, (ModelWriteError,)),
+    (501, (errors.MissingExtraError,)),
+    (409, (errors.NotFittedError,)),
+    (503, (errors.BusyError, errors.WeightsError, MemoryError)),
+    (422, (errors.InputError, errors.ParameterError, errors.UnlearnError, errors.MergeError)),
 )
+_PROBLEM_CONTENT = {PROBLEM: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
+PROBLEMS: dict[int | str, dict[str, Any]] = {"default": {"description": "What was wrong", "content": _PROBLEM_CONTENT}}
+"""The OpenAPI description of answers that are problems, the same for all routes."""
 _NO_ROUTE = {404: "nothing is served under this path", 405: "the path does not take this method"}
 _ERRORS = 20  # validation errors in one document
 _FIELDS = 100  # fields of a JSON object at the top: each unknown one would make an error
 _SMALL = 2**16  # bytes of JSON that are read without keeping others waiting
 _REQUESTS = "requests"  # field of a change: the requests that it fulfilled
-
-Fields = TypeVar("Fields")
-
 
 # -- problems ---------------------------------------------------------------------------------------------------
 
@@ -77,28 +70,17 @@ class Problem(HTTPException):
         A word for programs.
     retry_after : int, optional
         Seconds after which another try makes sense.
-    headers : mapping, optional
-        Further headers of the answer.
     **members
         Further members of the document.
     """
 
     def __init__(
-        self,
-        status_code: int,
-        detail: str,
-        kind: str = "Problem",
-        *,
-        retry_after: int | None = None,
-        headers: Mapping[str, str] | None = None,
-        **members: Any,
+        self, status_code: int, detail: str, kind: str = "Problem", *, retry_after: int | None = None, **members: Any
     ) -> None:
-        known = dict(headers or {})
-        if retry_after is not None:
-            known["Retry-After"] = str(retry_after)
+        headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         if status_code == 401:
-            known["WWW-Authenticate"] = 'Bearer realm="evergrow"'
-        super().__init__(status_code, detail, known)
+            headers["WWW-Authenticate"] = 'Bearer realm="evergrow"'
+        super().__init__(status_code, detail, headers)
         self.kind, self.members = kind, members
 
 
@@ -125,25 +107,22 @@ def problem_of(error: BaseException, folder: str = "") -> Problem:
     if isinstance(error, Problem):
         return error
     if isinstance(error, RequestValidationError):
-        return validation_problem(error.errors())
+        listed = [{"field": _field(entry["loc"]), "message": entry["msg"]} for entry in error.errors()[:_ERRORS]]
+        first = listed[0]
+        detail = f"{first['field']}: {first['message']}" if first["field"] else first["message"]
+        return Problem(422, detail, "BadField", errors=listed)
     if isinstance(error, HTTPException):
         detail = _NO_ROUTE.get(error.status_code, str(error.detail))
-        return Problem(error.status_code, detail, "HttpError", headers=error.headers)
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+        problem = Problem(error.status_code, detail, "HttpError")
+        problem.headers = error.headers
+        return problem
+    status = next((status for status, kinds in _STATUS if isinstance(error, kinds)), 500)
     if status == 500 and not isinstance(error, errors.EvergrowError):
         return Problem(500, "the service failed; its log says more under the id of this request", "InternalError")
     message = one_line(str(error)) or HTTPStatus(status).phrase
     if folder:
         message = message.replace(os.path.join(folder, ""), "").replace(folder, "the folder of the models")
     return Problem(status, message, type(error).__name__, retry_after=1 if status == 503 else None)
-
-
-def validation_problem(found: Any) -> Problem:
-    """Return the problem 422 for errors that pydantic found, each with its field."""
-    listed = [{"field": _field(entry["loc"]), "message": entry["msg"]} for entry in found[:_ERRORS]]
-    first = listed[0]
-    detail = f"{first['field']}: {first['message']}" if first["field"] else first["message"]
-    return Problem(422, detail, "BadField", errors=listed)
 
 
 def _field(location: tuple[int | str, ...]) -> str:
@@ -176,15 +155,6 @@ async def handle_error(request: Request, error: Exception) -> JSONResponse:
             error = HTTPException(405, headers={"Allow": ", ".join(sorted(allowed))})
     folder = str(request.app.state.service.store.folder)
     return problem_response(problem_of(error, folder), getattr(request.state, "request_id", ""))
-
-
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI descriptions of problems that a route can answer with, and of those that all routes can."""
-    content = {PROBLEM: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
-    return {
-        status: {"description": HTTPStatus(status).phrase, "content": content}
-        for status in sorted({*statuses, *_ALWAYS})
-    }
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------
@@ -228,11 +198,11 @@ async def parse_body(raw: bytes, limits: Limits, kind: Any = None) -> Any:
 
 
 def validated(kind: Any, value: Any, *, strict: bool | None = None) -> Any:
-    """Return a value as a pydantic type, or raise the problem 422 that names the wrong fields."""
+    """Return a value as a pydantic type, or raise the error that becomes the problem 422 with the wrong fields."""
     try:
         return TypeAdapter(kind).validate_python(value, strict=strict)
     except ValidationError as error:
-        raise validation_problem(error.errors()) from error
+        raise RequestValidationError(error.errors()) from error
 
 
 class BoundedRequest(Request):
@@ -258,8 +228,10 @@ class BoundedRoute(APIRoute):
         return handle_bounded
 
 
-async def receive_file(request: Request, folder: Path, suffix: str) -> tuple[Path, bytes]:
-    """Write the body to a hidden file in a folder, and return its path and its hash."""
+async def receive_file(request: Request, folder: Path, suffix: str, *media_types: str) -> tuple[Path, bytes]:
+    """Write a body of one of some types to a hidden file in a folder, and return its path and its hash."""
+    if media_type(request) not in media_types:
+        raise Problem(415, f"send it as {media_types[0]}, not {media_type(request)[:80]!r}", "MediaType")
     digest = hashlib.blake2b(digest_size=16)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=UPLOAD, suffix=suffix, delete=False) as file:
         path = Path(file.name)
@@ -292,38 +264,24 @@ class SentSamples:
         Texts.
     rows : list of list of float, or ndarray of shape (n, d), optional
         Feature vectors.
+    fields : JsonSamples or SampleForm, optional
+        The fields that came with them.
+    content : tuple of bytes
+        What identifies the request, for its idempotency key.
     """
 
     images: list[tuple[str, bytes]] | None = None
     texts: list[str] | None = None
     rows: list[list[float]] | NDArray[Any] | None = None
+    fields: Any = None
+    content: tuple[bytes, ...] = ()
 
     def __len__(self) -> int:
         return max((len(part) for part in (self.images, self.texts, self.rows) if part is not None), default=0)
 
-
-@dataclass(frozen=True, eq=False)
-class SampleBody(Generic[Fields]):
-    """A body of samples: JSON, or a form of files.
-
-    Parameters
-    ----------
-    fields : RequestModel
-        The fields beside the samples.
-    samples : SentSamples
-        The samples.
-    content : tuple of bytes
-        What identifies the request, for its idempotency key.
-    """
-
-    fields: Fields
-    samples: SentSamples
-    content: tuple[bytes, ...]
-
     def labels(self) -> NDArray[np.str_]:
         """Return the class of every sample, from one for all or one for each."""
-        assert isinstance(self.fields, LabelFields)
-        label, labels, n = self.fields.label, self.fields.labels, len(self.samples)
+        label, labels, n = self.fields.label, self.fields.labels, len(self)
         if (label is None) == (labels is None):
             both = "both were given" if label else "neither was given"
             raise errors.LabelError(f"label must be given for all samples, or labels for each; {both}")
@@ -333,9 +291,9 @@ class SampleBody(Generic[Fields]):
 
 
 def sample_body(json_model: type[JsonSamples], form_model: type[SampleForm]) -> Any:
-    """Return the dependency that reads a :class:`SampleBody` of these models."""
+    """Return the dependency that reads :class:`SentSamples` of these models: JSON, or a form of files."""
 
-    async def read(request: Request) -> SampleBody[Any]:
+    async def read(request: Request) -> SentSamples:
         limits = request.app.state.service.limits
         if media_type(request) == FORM:
             fields: SampleForm = validated(form_model, await _read_form(request, limits), strict=False)
@@ -343,12 +301,12 @@ def sample_body(json_model: type[JsonSamples], form_model: type[SampleForm]) -> 
             images = [(f"images[{i}]", data) for i, data in enumerate(files[: len(fields.images or ())])] or None
             rows = None if fields.rows is None else _read_table(files[-1])
             content = fields.model_dump_json(exclude={"images", "rows"}).encode()
-            return SampleBody(fields, SentSamples(images=images, rows=rows), (content, *files))
+            return SentSamples(images, None, rows, fields, (content, *files))
         if media_type(request) != JSON:
             raise Problem(415, f"send {JSON} or {FORM}, not {media_type(request)[:80]!r}", "MediaType")
         raw = await request.body()
         checked: JsonSamples = await parse_body(raw, limits, json_model)
-        return SampleBody(checked, SentSamples(texts=checked.texts, rows=checked.rows), (raw,))
+        return SentSamples(None, checked.texts, checked.rows, checked, (raw,))
 
     return Depends(read)
 

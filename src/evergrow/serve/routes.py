@@ -20,15 +20,13 @@ from evergrow.serve import schemas
 from evergrow.serve.label_studio import forget_classes
 from evergrow.serve.models import Edit, matches
 from evergrow.serve.requests import (
+    PROBLEMS,
     BoundedRoute,
     ChangeRequest,
     ChangeRequestDep,
     IfMatch,
-    Problem,
-    SampleBody,
-    media_type,
+    SentSamples,
     problem_of,
-    problems,
     receive_file,
     sample_body,
     sample_content,
@@ -40,24 +38,17 @@ _BINARY: dict[str, Any] = {FILE: {"schema": {"type": "string", "format": "binary
 _WRITES = [Depends(check_writable)]
 _CHUNK = 2**20  # bytes of a file that are sent at once
 
-models = APIRouter(prefix="/api/v1", tags=["models"], route_class=BoundedRoute, responses=problems())
-questions = APIRouter(
-    prefix="/api/v1/models/{m}", tags=["samples"], route_class=BoundedRoute, responses=problems(400, 404, 409, 415)
-)
-changes = APIRouter(
-    prefix="/api/v1/models/{m}",
-    tags=["changes"],
-    route_class=BoundedRoute,
-    dependencies=_WRITES,
-    responses=problems(400, 404, 409, 412, 415, 507),
-)
+_SHARED: dict[str, Any] = {"route_class": BoundedRoute, "responses": PROBLEMS}
+models = APIRouter(prefix="/api/v1", tags=["models"], **_SHARED)
+questions = APIRouter(prefix="/api/v1/models/{m}", tags=["samples"], **_SHARED)
+changes = APIRouter(prefix="/api/v1/models/{m}", tags=["changes"], dependencies=_WRITES, **_SHARED)
 ROUTERS = (models, questions, changes)
 
 
 # -- models -----------------------------------------------------------------------------------------------------
 
 
-@models.get("/models", responses=problems(500))
+@models.get("/models")
 async def list_models(service: ServiceDep) -> schemas.ModelList:
     """Return all models of the folder; one that cannot be read says why."""
     found = [await service.run(_summary, service, name) for name in service.store.names()]
@@ -70,7 +61,7 @@ async def list_backbones(service: ServiceDep) -> dict[str, list[schemas.Backbone
     return {"backbones": await service.run(service.pool.offers)}
 
 
-@models.post("/models", status_code=201, dependencies=_WRITES, responses=problems(400, 409, 415))
+@models.post("/models", status_code=201, dependencies=_WRITES)
 async def create_model(asked: schemas.NewModel, service: ServiceDep, response: Response) -> schemas.ModelRecord:
     """Make a model that knows nothing yet. It answers from the first class on."""
 
@@ -90,21 +81,18 @@ async def create_model(asked: schemas.NewModel, service: ServiceDep, response: R
     "/models/upload",
     status_code=201,
     dependencies=_WRITES,
-    responses=problems(400, 409, 415),
     openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
 )
 async def upload_model(
     request: Request, name: schemas.ModelName, service: ServiceDep, response: Response
 ) -> schemas.ModelRecord:
     """Make a model of a file; it is a stranger's, and all of it is checked first."""
-    if media_type(request) != FILE:
-        raise Problem(415, f"send a model file as {FILE}", "MediaType")
-    file, _ = await receive_file(request, service.store.folder, ".part")
+    file, _ = await receive_file(request, service.store.folder, ".part", FILE)
     await service.run(service.store.adopt, name, file, service.pool.check_offered)
     return await _described(await service.run(service.open, name), service, response)
 
 
-@models.get("/models/{m}", response_model=schemas.ModelRecord, responses={304: {}, **problems(404)})
+@models.get("/models/{m}", response_model=schemas.ModelRecord, responses={304: {"description": "Not Modified"}})
 async def describe_model(
     model: ModelDep, service: ServiceDep, response: Response, if_none_match: Annotated[str, Header()] = ""
 ) -> Any:
@@ -116,9 +104,7 @@ async def describe_model(
     return await service.run(_model_record, model)
 
 
-@models.delete(
-    "/models/{m}", status_code=204, response_class=Response, dependencies=_WRITES, responses=problems(404, 412, 507)
-)
+@models.delete("/models/{m}", status_code=204, response_class=Response, dependencies=_WRITES)
 async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> Response:
     """Delete a model with its history, for good: it is gone in one step. A link loses its name, not its file."""
     file = await service.run(service.store.model, m)
@@ -126,9 +112,7 @@ async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> R
     return Response(status_code=204)
 
 
-@models.get(
-    "/models/{m}/download", response_class=Response, responses={200: {"content": _BINARY}, **problems(404, 409)}
-)
+@models.get("/models/{m}/download", response_class=Response, responses={200: {"content": _BINARY}})
 async def download_model(model: ModelDep, service: ServiceDep) -> StreamingResponse:
     """Return the model file."""
     model.version.require_ready()
@@ -141,11 +125,7 @@ async def download_model(model: ModelDep, service: ServiceDep) -> StreamingRespo
     return StreamingResponse(_chunks(file), media_type=FILE, headers=headers)
 
 
-@models.get(
-    "/models/{m}/export.onnx",
-    response_class=FileResponse,
-    responses={200: {"content": _BINARY}, **problems(404, 409, 501)},
-)
+@models.get("/models/{m}/export.onnx", response_class=FileResponse, responses={200: {"content": _BINARY}})
 async def export_model(model: ModelDep, service: ServiceDep, head_only: bool = False) -> FileResponse:
     """Return the model as one ONNX graph, from pixels to labels; with ``head_only`` from features."""
     version = model.version
@@ -216,12 +196,12 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
 @questions.post("/predict", openapi_extra=sample_content(schemas.Question, schemas.QuestionForm))
 async def predict(
     model: ModelDep,
-    body: Annotated[SampleBody[schemas.QuestionFields], sample_body(schemas.Question, schemas.QuestionForm)],
+    body: Annotated[SentSamples, sample_body(schemas.Question, schemas.QuestionForm)],
     service: ServiceDep,
     response: Response,
 ) -> schemas.Predictions:
     """Return the likeliest classes of each sample, and whether it is unknown."""
-    answers = await service.answers(model, body.samples, body.fields.false_alarm)
+    answers = await service.answers(model, body, body.fields.false_alarm)
     response.headers["ETag"] = model.version.etag
     return predictions(model, answers, body.fields.k)
 
@@ -229,19 +209,19 @@ async def predict(
 @questions.post("/evaluate", openapi_extra=sample_content(schemas.Exam, schemas.ExamForm))
 async def evaluate(
     model: ModelDep,
-    body: Annotated[SampleBody[schemas.ExamFields], sample_body(schemas.Exam, schemas.ExamForm)],
+    body: Annotated[SentSamples, sample_body(schemas.Exam, schemas.ExamForm)],
     service: ServiceDep,
 ) -> schemas.EvaluationRecord:
     """Compare answers with labels: accuracy, confusion, and which samples were wrong."""
     version = model.version
     version.require_ready()
     labels = body.labels()
-    rows = await service.features(model, body.samples)
+    rows = await service.features(model, body)
     result = await service.run(version.evaluate, rows, labels, body.fields.false_alarm)
     service.metrics.samples.labels("evaluate").inc(len(rows))
     predicted = [] if result.samples is None else result.samples.predicted.tolist()
     pairs = enumerate(zip(labels.tolist(), predicted, strict=True))
-    wrong = [schemas.WrongSample(sample=i, label=label, predicted=said) for i, (label, said) in pairs if label != said]
+    wrong = [{"sample": i, "label": label, "predicted": said} for i, (label, said) in pairs if label != said]
     about = {"model": model.name, "revision": version.revision, "predicted": predicted, "wrong": wrong}
     return schemas.EvaluationRecord.model_validate({**result.to_dict(), **about})
 
@@ -280,18 +260,16 @@ class RequestedChange:
 
     async def edit(self, work: str, asked: Any, edit: Edit) -> schemas.ChangeAnswer:
         """Make a change that needs no samples."""
-        return self.done(await self.service.change(self.model, edit, self.asking(work, asked)))
+        return self.done(await self.model.file.edit(edit, self.asking(work, asked)))
 
     async def learn(
-        self, work: str, body: SampleBody[schemas.LessonFields], learn: Callable[[Learner, Any], object]
+        self, work: str, body: SentSamples, learn: Callable[[Learner, Any], object]
     ) -> schemas.ChangeAnswer:
         """Learn or unlearn samples."""
         labels = body.labels()
         request = self.request.with_content(work.encode(), *body.content, note=body.fields.note)
-        rows = await self.service.features(self.model, body.samples, alone=True)
-        answer = await self.service.change(
-            self.model, lambda learner: learn(learner, (rows, labels)), request, len(rows)
-        )
+        rows = await self.service.features(self.model, body, alone=True)
+        answer = await self.model.file.edit(lambda learner: learn(learner, (rows, labels)), request, len(rows))
         if not answer.replayed:
             self.service.metrics.samples.labels(work).inc(len(rows))
         return self.done(answer)
@@ -302,7 +280,7 @@ class RequestedChange:
         return answer
 
 
-LessonBody = Annotated[SampleBody[schemas.LessonFields], sample_body(schemas.Lesson, schemas.LessonForm)]
+LessonBody = Annotated[SentSamples, sample_body(schemas.Lesson, schemas.LessonForm)]
 ChangeDep = Annotated[RequestedChange, Depends(RequestedChange)]
 
 

@@ -141,10 +141,6 @@ class LessonFields(LabelFields):
     note: Note = ""
 
 
-class ExamFields(LabelFields, FalseAlarm):
-    """What answers are compared with."""
-
-
 class Question(JsonSamples, QuestionFields):
     """Texts or feature rows to answer about."""
 
@@ -161,11 +157,11 @@ class LessonForm(SampleForm, LessonFields):
     """Images or feature vectors to learn or unlearn, as files."""
 
 
-class Exam(JsonSamples, ExamFields):
+class Exam(JsonSamples, LabelFields, FalseAlarm):
     """Labelled texts or feature rows."""
 
 
-class ExamForm(SampleForm, ExamFields):
+class ExamForm(SampleForm, LabelFields, FalseAlarm):
     """Labelled images or feature vectors, as files."""
 
 
@@ -361,14 +357,6 @@ class JobRecord(BaseModel):
         return self.state not in ("running", "writing")
 
 
-class WrongSample(BaseModel):
-    """A sample that was taken for another class."""
-
-    sample: int
-    label: str
-    predicted: str
-
-
 class EvaluationRecord(BaseModel):
     """How good the answers are."""
 
@@ -385,7 +373,7 @@ class EvaluationRecord(BaseModel):
     unknown_classes: dict[str, int]
     unknown: dict[str, Any] | None
     predicted: list[str] = Field(description="The answer to each sample.")
-    wrong: list[WrongSample]
+    wrong: list[dict[str, Any]] = Field(description="Samples taken for another class: sample, label, predicted.")
     seconds: float
 
 

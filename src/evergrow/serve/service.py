@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,12 +21,11 @@ from evergrow.features.base import Backbone
 from evergrow.features.images import decode_image
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
-from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch, torch_threads
+from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch
 from evergrow.serve.config import ServeConfig
-from evergrow.serve.models import Edit, ModelStore, ServedModel, Version
+from evergrow.serve.models import ModelStore, ServedModel, Version
 from evergrow.serve.monitoring import Metrics, log
-from evergrow.serve.requests import ChangeRequest, Problem, SentSamples
-from evergrow.serve.schemas import ChangeAnswer
+from evergrow.serve.requests import Problem, SentSamples
 
 Result = TypeVar("Result")
 _WARM = 8
@@ -72,7 +70,7 @@ class Service:
         self._loaders = ThreadPoolExecutor(2, "backbones", limit_torch, (cores(),))
         self._decoders = ThreadPoolExecutor(cores(), "images", limit_torch, (1,))
         self._writers = ThreadPoolExecutor(several, "changes", limit_torch, (cores(),))
-        self.store = ModelStore(config, self._writers)
+        self.store = ModelStore(config, self._writers, self.metrics)
         self.closing = asyncio.Event()
         self._exporting = asyncio.Lock()
 
@@ -172,14 +170,7 @@ class Service:
             await asyncio.gather(*work, return_exceptions=True)
             raise
 
-    # -- changes ------------------------------------------------------------------------------------------------
-
-    async def change(self, model: OpenModel, edit: Edit, request: ChangeRequest, n_samples: int = 0) -> ChangeAnswer:
-        """Make a change that brings some samples, and return once it is on disk."""
-        started = time.perf_counter()
-        result = await model.file.edit(edit, request, n_samples)
-        self.metrics.commit_seconds.observe(time.perf_counter() - started)
-        return result
+    # -- files --------------------------------------------------------------------------------------------------
 
     async def export(self, model: OpenModel, *, head_only: bool) -> Path:
         """Return a temporary file with the model as an ONNX graph, one at a time: it takes seconds and memory."""
@@ -191,13 +182,13 @@ class Service:
     # -- warming up ---------------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Do what the first callers would have to wait for: load libraries, and the backbones of models there are."""
-        with torch_threads(1):
-            learner = Learner(None, options={"n_units": 8}, device=self.config.device)
-            learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
-            first = [] if self.config.read_only else [None]  # the likeliest backbone of the first model
-            for name in self.store.names()[:_WARM] or first:
-                self._warm_up(name)
+        """Do in a thread of its own what the first callers would wait for: load libraries, and backbones of models."""
+        limit_torch(1)
+        learner = Learner(None, options={"n_units": 8}, device=self.config.device)
+        learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
+        first = [] if self.config.read_only else [None]  # the likeliest backbone of the first model
+        for name in self.store.names()[:_WARM] or first:
+            self._warm_up(name)
 
     def _warm_up(self, name: str | None) -> None:
         """Send a sample through the backbone of a model: the first pass is slow. Whoever asks is told if it fails."""
@@ -246,9 +237,8 @@ def _exported(learner: Learner, pool: BackbonePool, head_only: bool) -> Path:
 # -- dependencies of routes -------------------------------------------------------------------------------------
 
 
-def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
-    return service
+def _service(request: Request) -> Any:
+    return request.app.state.service
 
 
 ServiceDep = Annotated[Service, Depends(_service)]

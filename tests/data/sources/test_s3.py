@@ -80,9 +80,9 @@ def test_a_wrong_bucket_and_lacking_rights_are_one_line(s3: str) -> None:
         with pytest.raises(DatasetNotFoundError, match=address.removesuffix(".npz")) as caught:
             list(read(address).shards(5, 5))
         assert "\n" not in str(caught.value)
-    with pytest.raises(EngineError, match=r"s3://closed/features\.npz must be open to this machine") as refused:
+    with pytest.raises(EngineError, match=r"s3://closed/features\.npz must be within reach, .* credentials") as refused:
         list(read("s3://closed/features.npz").shards(5, 5))
-    with pytest.raises(EngineError, match="must be open to this machine"):
+    with pytest.raises(EngineError, match=r"must be within reach, .* credentials"):
         write_file("s3://closed", "a", b"x")
     for said in (str(caught.value), str(refused.value)):
         assert "a-secret-key" not in said

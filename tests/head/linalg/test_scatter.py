@@ -38,7 +38,7 @@ def test_rows_learned_in_one_step(make_classes, rows, device):
     start = len(made.codes) - rows
     followed = SolvedScatter.of(made.geometry(slice(start)), ALPHA)
     assert (followed.inverse is not None) == (device.type == "cuda")
-    followed = followed.learned(made.rows[start:], made.codes[start:], range(10))
+    followed = followed.follow(made.rows[start:], made.codes[start:])
     close(followed, SolvedScatter.of(made.geometry(), ALPHA))
 
 
@@ -51,11 +51,11 @@ def test_a_thousand_changes(make_classes):
             assert len(followed.signs) > MAX_CORRECTIONS - 3
             followed = SolvedScatter.of(made.geometry(slice(100 + first)), ALPHA)
         rows = taken[first : first + 1]
-        followed = followed.learned(made.rows[rows], made.codes[rows], range(10))
+        followed = followed.follow(made.rows[rows], made.codes[rows])
         if first % 3 == 2:  # one of the first hundred goes again
             gone = torch.tensor([first // 3 % 50])
-            followed = followed.unlearned(made.rows[gone], made.codes[gone])
-            followed = followed.learned(made.rows[gone], made.codes[gone], range(10))
+            followed = followed.follow(made.rows[gone], made.codes[gone], sign=-1)
+            followed = followed.follow(made.rows[gone], made.codes[gone])
     close(followed, SolvedScatter.of(made.geometry(slice(1100)), ALPHA), tolerance=1e-8)
 
 
@@ -64,7 +64,7 @@ def test_learning_and_unlearning(make_classes):
     everything = SolvedScatter.of(made.geometry(), ALPHA)
     gone = torch.tensor([3, 9, 17, 40])
     kept = torch.tensor([row for row in range(60) if row not in gone.tolist()])
-    close(everything.unlearned(made.rows[gone], made.codes[gone]), SolvedScatter.of(made.geometry(kept), ALPHA))
+    close(everything.follow(made.rows[gone], made.codes[gone], sign=-1), SolvedScatter.of(made.geometry(kept), ALPHA))
 
 
 def test_new_classes_are_placed_among_the_old(make_classes):
@@ -74,14 +74,15 @@ def test_new_classes_are_placed_among_the_old(make_classes):
     shrunk = make_classes(6, 20, 10)
     shrunk.rows, shrunk.codes, shrunk.classes = made.rows[old], made.codes[old].clone(), 4
     shrunk.codes = torch.tensor([{0: 0, 1: 1, 3: 2, 4: 3}[code] for code in shrunk.codes.tolist()])
-    followed = SolvedScatter.of(shrunk.geometry(), ALPHA).learned(made.rows[new], made.codes[new], [0, 1, -1, 2, 3, -1])
+    followed = SolvedScatter.of(shrunk.geometry(), ALPHA).select([0, 1, -1, 2, 3, -1])
+    followed = followed.follow(made.rows[new], made.codes[new])
     close(followed, SolvedScatter.of(made.geometry(), ALPHA))
 
 
 def test_a_class_of_one_row_changes_no_scatter(make_classes):
     made = make_classes(4, 8, 5)
     before = SolvedScatter.of(made.geometry(), ALPHA)
-    after = before.learned(made.rows[:1] + 3.0, torch.tensor([4]), [0, 1, 2, 3, -1])
+    after = before.select([0, 1, 2, 3, -1]).follow(made.rows[:1] + 3.0, torch.tensor([4]))
     assert after.trace_inverse() == before.trace_inverse()
     assert after.counts.tolist() == [5, 5, 5, 5, 1]
 
@@ -89,14 +90,14 @@ def test_a_class_of_one_row_changes_no_scatter(make_classes):
 def test_the_last_row_of_a_class_is_not_followed(make_classes):
     made = make_classes(3, 5, 1)
     with pytest.raises(UnlearnError, match="last row"):
-        SolvedScatter.of(made.geometry(), ALPHA).unlearned(made.rows[:1], made.codes[:1])
+        SolvedScatter.of(made.geometry(), ALPHA).follow(made.rows[:1], made.codes[:1], sign=-1)
 
 
 def test_it_leaves_the_old_record_alone(make_classes):
     made = make_classes(4, 8, 5)
     before = SolvedScatter.of(made.geometry(slice(16)), ALPHA)
     kept = before.means.clone(), before.solved_means.clone(), before.factor.lower.clone()
-    before.learned(made.rows[16:], made.codes[16:], range(4))
+    before.follow(made.rows[16:], made.codes[16:])
     assert torch.equal(kept[0], before.means)
     assert torch.equal(kept[1], before.solved_means)
     assert torch.equal(kept[2], before.factor.lower)
@@ -107,4 +108,4 @@ def test_an_explicit_inverse_gives_the_same(make_classes):
     followed = SolvedScatter.of(made.geometry(slice(50)), ALPHA)
     explicit = replace(followed, inverse=torch.cholesky_inverse(followed.factor.lower))
     for one in (followed, explicit):
-        close(one.learned(made.rows[50:], made.codes[50:], range(6)), SolvedScatter.of(made.geometry(), ALPHA))
+        close(one.follow(made.rows[50:], made.codes[50:]), SolvedScatter.of(made.geometry(), ALPHA))

@@ -86,12 +86,12 @@ def test_merge_equals_learning_both(first, second, rng):
 def test_new_targets_start_at_zero_and_can_be_dropped(solver, rng):
     H, Y = problem(rng)
     state = make(solver, C=2).update(H[:40], Y[:40, :2])
-    state = state.select_targets([1, -1, 0])
+    state = state.group_targets([[1], [], [0]])
     tail = Y[40:, [1, 2, 0]]
     state = state.update(H[40:], tail)
     joint = torch.cat([torch.stack([Y[:40, 1], torch.zeros(40), Y[:40, 0]], dim=1), tail])
     assert relative(state.solve(ALPHA).weights, batch_ridge(H, joint)) < 1e-8
-    state = state.select_targets([2])
+    state = state.group_targets([[2]])
     assert relative(state.solve(ALPHA).weights, batch_ridge(H, joint[:, 2:])) < 1e-8
 
 
@@ -117,7 +117,7 @@ def test_every_operation_leaves_the_state_as_it_was(solver, rng):
     learned.accumulate([(H[40:], Y[40:])], sign=-1)
     learned.merge(state)
     state.merge(learned)
-    state.select_targets([0, -1, 2])
+    state.group_targets([[0], [], [2]])
     state.solve(ALPHA)
     state.solve(2 * ALPHA)
     state.reduced()

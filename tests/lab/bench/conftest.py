@@ -59,7 +59,7 @@ class NearestMean(IncrementalClassifier):
         if self.fail and len(self.batches_) > 1:
             raise RuntimeError(self.fail)
         for code, label in enumerate(labels.classes.tolist()):
-            rows = Z[torch.from_numpy(labels.codes == code)]
+            rows = Z[labels.codes == code]
             if len(rows):
                 self.sums_[label] = self.sums_.get(label, 0) + rows.sum(dim=0)
                 self.counts_[label] = self.counts_.get(label, 0) + len(rows)

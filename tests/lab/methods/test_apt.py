@@ -64,7 +64,7 @@ def test_vectors_are_averaged_over_tasks_and_trained_on() -> None:
         torch.testing.assert_close(states[1]["merged"][name], once)
         torch.testing.assert_close(states[2]["merged"][name], 0.6 * once + 0.4 * third)
     # The third task starts from the vectors, not from their average.
-    with model._training_network(states[1], 2) as body:
+    with model._network(states[1], 2) as body:
         for name, value in body.trained.state_dict().items():
             assert torch.equal(value, states[1]["current"][name])
 

@@ -22,7 +22,7 @@ def learned(sizes: list[int], depth: int = 2, **options: Any) -> CODAPromptClass
 
 def whole(model: CODAPromptClassifier, part: str) -> Tensor:
     """All components of a part, (blocks, k, size)."""
-    pool = model._state.modules["pool"]
+    pool = model._state.modules["tuner"]
     return torch.cat([pool[f"past_{part}"], pool[part]], dim=1)
 
 

@@ -41,7 +41,7 @@ def test_answers_by_weights_written_out() -> None:
 
 def test_a_task_starts_with_all_magnitudes_set_back_and_trains_them_all() -> None:
     model = learned([2, 2])
-    with model._training_network(model._state.modules, 2) as body:
+    with model._network(model._state.modules, 2) as body:
         assert body.trained.magnitudes.tolist() == pytest.approx([0.8, 0.8, 0.8])
         assert body.trained.magnitudes.requires_grad
         trained = {name.rpartition(".")[2] for name, value in body.trained.named_parameters() if value.requires_grad}

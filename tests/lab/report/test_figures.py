@@ -16,8 +16,6 @@ from evergrow.lab.report import mechanism_sections as mechanism
 from evergrow.lab.report import run_sections as runs
 from evergrow.lab.report.contents import Figure, Table, collect
 
-GFLOPS, TRAINING_GFLOPS, PARAMETERS = runs.COSTS
-
 
 def words(figure: Figure) -> list[str]:
     """Return the text of all panels, which is text in the files."""
@@ -28,35 +26,37 @@ COST = {"gflops": 120.0, "trainable_parameters": 1_190_000, "train_seconds": 77.
 
 
 def test_without_cost_there_is_no_figure_and_with_it_there_is() -> None:
-    assert runs.measured(collected([run()]), [GFLOPS]) == []
-    assert runs.measured(collected([run()]), [PARAMETERS]) == []
+    assert runs.measured(collected([run()]), ["gflops"]) == []
+    assert runs.measured(collected([run()]), ["trainable-parameters"]) == []
     records = [run(seed=seed, extra={"cost": {**COST, "gflops": 100.0 + seed}}) for seed in (1, 3)]
-    (figure,) = runs.measured(collected(records), [GFLOPS])
+    (figure,) = runs.measured(collected(records), ["gflops"])
     assert "102 ± 1" in words(figure)
     assert "Operations per image (GFLOPs)" in words(figure)
-    (figure,) = runs.measured(collected(records), [PARAMETERS])
+    (figure,) = runs.measured(collected(records), ["trainable-parameters"])
     assert "1,190 ± 0" in words(figure)
-    assert runs.measured(collected(records), [TRAINING_GFLOPS]) == []
+    assert runs.measured(collected(records), ["training-gflops"]) == []
     trained = [run(extra={"cost": {"train_gflops": 5e6, "inference_gflops": 17.5, "gflops": 17.5}})]
-    assert "5e+06" in words(runs.measured(collected(trained), [TRAINING_GFLOPS])[0])
-    assert "17.5" in words(runs.measured(collected(trained), [GFLOPS])[0])
+    assert "5e+06" in words(runs.measured(collected(trained), ["training-gflops"])[0])
+    assert "17.5" in words(runs.measured(collected(trained), ["gflops"])[0])
 
 
 def test_end_to_end_time_and_memory_of_cost_are_not_mixed_with_those_of_features() -> None:
     records = [run("ranpac"), run("ease", extra={"cost": COST})]
-    (figure,) = runs.measured(collected(records), [runs.TIME])
+    (figure,) = runs.measured(collected(records), ["training-time"])
     assert [panel.title for panel in figure.panels] == [
         "Toy, B-0 Inc-5, CPU, 1 thread",
         "Toy, B-0 Inc-5, CPU, 1 thread, end to end",
     ]
     assert {"3", "77"} <= set(words(figure))
-    (figure,) = runs.measured(collected(records), [runs.MEMORY])
+    (figure,) = runs.measured(collected(records), ["peak-memory"])
     assert len(figure.panels) == 2
     assert {"2", "3,072"} <= set(words(figure))
 
 
 def test_memory_that_was_not_measured_is_not_drawn_as_training_memory() -> None:
-    (figure,) = runs.measured(collected([run("ease", extra={"cost": {**COST, "peak_memory_bytes": 0}})]), [runs.MEMORY])
+    (figure,) = runs.measured(
+        collected([run("ease", extra={"cost": {**COST, "peak_memory_bytes": 0}})]), ["peak-memory"]
+    )
     assert [panel.title for panel in figure.panels] == ["Toy, B-0 Inc-5, resident memory"]
 
 
@@ -69,13 +69,13 @@ def test_a_session_without_test_samples_is_a_gap() -> None:
 
 def test_gpu_and_resident_memory_are_never_in_one_panel() -> None:
     gpu = run("ri", memory={"peak_rss_bytes": 2**30, "peak_cuda_bytes": 2**25})
-    (figure,) = runs.measured(collected([run(), gpu]), [runs.MEMORY])
+    (figure,) = runs.measured(collected([run(), gpu]), ["peak-memory"])
     titles = {panel.title for panel in figure.panels}
     assert titles == {"Toy, B-0 Inc-5, GPU memory", "Toy, B-0 Inc-5, resident memory"}
 
 
 def test_a_number_that_some_runs_lack_is_noted() -> None:
-    (figure,) = runs.measured(collected([run(seed=1), run(seed=2, times={})]), [runs.TIME])
+    (figure,) = runs.measured(collected([run(seed=1), run(seed=2, times={})]), ["training-time"])
     assert any("missing from 1 of 2 runs" in note for note in figure.notes)
 
 

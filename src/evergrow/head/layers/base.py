@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -113,19 +113,17 @@ NAMED_SCALES = ("paper", "auto", "spread")
 
 Scales = str | Sequence[float]
 
-_BLOCK = 256  # units per draw of Fourier units: a wider layer begins with the units of a narrower one
+UNITS_PER_DRAW = 256
+"""Units of a layer that are drawn at once: a wider layer begins with the units of a narrower one."""
 
 
 def check_scales(scales: Scales) -> None:
     """Raise :class:`ParameterError` unless ``scales`` is a known name or positive numbers."""
-    if isinstance(scales, str):
-        if scales not in NAMED_SCALES:
-            raise ParameterError(f"scales must be one of {NAMED_SCALES} or a sequence of numbers, got {scales!r}")
+    if isinstance(scales, str) and scales in NAMED_SCALES:
         return
-    try:
-        values = list(scales)
-    except TypeError:
-        raise ParameterError(f"scales must be one of {NAMED_SCALES} or a sequence of numbers, got {scales!r}") from None
+    if isinstance(scales, str) or not isinstance(scales, Iterable):
+        raise ParameterError(f"scales must be one of {NAMED_SCALES} or a sequence of numbers, got {scales!r}")
+    values = list(scales)
     if not values:
         raise ParameterError("scales must hold at least one number, got an empty sequence")
     for value in values:
@@ -138,10 +136,8 @@ def centred_rms(Z: Tensor) -> float:
     A weight vector of independent unit normals gives pre-activations of exactly this standard deviation
     (in expectation), so ``spread / centred_rms(Z)`` is the scale that gives a wanted spread.
     """
-    if Z.shape[0] < 2:
-        value = float(Z.norm())
-    else:
-        value = float((Z - Z.mean(dim=0)).square().sum(dim=1).mean().sqrt())
+    several = len(Z) > 1
+    value = float((Z - Z.mean(dim=0)).square().sum(dim=1).mean().sqrt() if several else Z.norm())
     return value if value > 0.0 else 1.0
 
 
@@ -175,16 +171,12 @@ class UnitSampler:
     ) -> None:
         if bias not in BIAS_RULES:
             raise ParameterError(f"bias must be one of {BIAS_RULES}, got {bias!r}")
-        self.Z = Z
-        self.bias = bias
-        self.seed = seed
-        self.purpose = purpose
-        self.orthogonal = orthogonal
-        self.auto = isinstance(scales, str) and scales == "auto"
-        if self.auto:
-            self.scales = torch.tensor(AUTO_SPREADS, dtype=torch.float64) / centred_rms(Z)
-        elif isinstance(scales, str) and scales == "spread":
-            self.scales = torch.tensor([FOURIER_BANDWIDTH / centred_rms(Z)], dtype=torch.float64)
+        self.Z, self.bias, self.seed, self.purpose, self.orthogonal = Z, bias, seed, purpose, orthogonal
+        named = scales if isinstance(scales, str) else ""
+        self.auto = named == "auto"
+        spreads = {"auto": AUTO_SPREADS, "spread": (FOURIER_BANDWIDTH,)}
+        if named in spreads:
+            self.scales = torch.tensor(spreads[named], dtype=torch.float64) / centred_rms(Z)
         else:
             values = PAPER_SCALES if isinstance(scales, str) else tuple(float(value) for value in scales)
             self.scales = torch.tensor(values, dtype=torch.float64)
@@ -198,79 +190,66 @@ class UnitSampler:
         """Return unit normals (n_blocks, d + 1, block), float32, on the CPU; ``out`` is filled where it is given."""
         if out is None:
             out = torch.empty(n_blocks, self.Z.shape[1] + 1, block)
-        return _fill(out, self.seed, self.purpose, round_)
+        return _fill(out, self.seed, self.purpose, round_, self.orthogonal)
 
     def units(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Turn the normals of a round into weights (d, m) and biases (m,) at one step of the schedule."""
-        if self.orthogonal:
-            normals = torch.stack([_orthogonal(piece) for piece in normals])
-        return self._scaled(round_, normals, step)
-
-    def block(self, round_: int, block: int, step: int) -> tuple[Tensor, Tensor]:
-        """Return the first block of a round at one step of the schedule: weights (d, block) and biases (block,)."""
-        directions = _directions(self.seed, self.purpose, round_, self.Z.shape[1], block, self.orthogonal)
-        return self._scaled(round_, directions, step)
-
-    def _scaled(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Return the units of directions that are settled."""
         device, count = self.Z.device, normals.shape[0] * normals.shape[2]
-        scale = self._unit_scales(round_, count, step)
+        scale: float | Tensor = float(self.scales[step].to(torch.float32))  # a number spares the device a transfer
+        if self.auto:
+            low, high = self.scales
+            share = torch.rand(count, generator=self._stream(round_, "scales"), dtype=torch.float64)
+            scale = (low * (high / low) ** share).to(device, torch.float32)
         normals = normals.to(device, non_blocking=True).transpose(0, 1).reshape(normals.shape[1], count)
         weights = normals[:-1] * scale
         if self.bias == "gaussian":
             return weights, (normals[-1] * scale).to(torch.float64)
         if self.bias == "phases":
-            stream = generator(self.seed, self.purpose, round_, "phases")
-            turns = torch.rand(count, generator=stream, dtype=torch.float64)
+            turns = torch.rand(count, generator=self._stream(round_, "phases"), dtype=torch.float64)
             return weights, (turns * (2.0 * math.pi)).to(device)
-        stream = generator(self.seed, self.purpose, round_, "points")
-        points = torch.randint(self.Z.shape[0], (count,), generator=stream).to(device)
+        points = torch.randint(len(self.Z), (count,), generator=self._stream(round_, "points")).to(device)
         chosen = self.Z[points].to(torch.float64)
         return weights, -(chosen * weights.T.to(torch.float64)).sum(dim=1)
 
-    def _unit_scales(self, round_: int, count: int, step: int) -> float | Tensor:
-        """Return one scale, or one per unit; a plain number spares the device a transfer."""
-        if not self.auto:
-            return float(self.scales[step].to(torch.float32))
-        stream = generator(self.seed, self.purpose, round_, "scales")
-        low, high = self.scales
-        share = torch.rand(count, generator=stream, dtype=torch.float64)
-        drawn: Tensor = low * (high / low) ** share
-        return drawn.to(self.Z.device, torch.float32)
+    def layer(self, count: int, block: int, first: int = 0, steps: int = 1) -> tuple[Tensor, Tensor]:
+        """Return weights (d, count) and biases (count,): one block a round, cycling through steps of the schedule."""
+        pieces = []
+        for index in range(math.ceil(count / block)):
+            normals = _normals(self.seed, self.purpose, first + index, self.Z.shape[1], block, self.orthogonal)
+            pieces.append(self.units(first + index, normals, index % steps))
+        weights, biases = zip(*pieces, strict=True)
+        return torch.cat(weights, dim=1)[:, :count].contiguous(), torch.cat(biases)[:count].contiguous()
+
+    def _stream(self, round_: int, what: str) -> torch.Generator:
+        return generator(self.seed, self.purpose, round_, what)
 
     def step_scale(self, step: int) -> float:
         """Return the scale of a step, for the log; with ``"auto"`` the middle of the range."""
         return float(self.scales.log().mean().exp()) if self.auto else float(self.scales[step])
 
 
-def _fill(out: Tensor, seed: int, purpose: str, round_: int) -> Tensor:
-    """Fill blocks one after the other, so that the first do not depend on how many follow."""
+def _fill(out: Tensor, seed: int, purpose: str, round_: int, orthogonal: bool) -> Tensor:
+    """Fill blocks one after the other, so that the first do not depend on how many follow.
+
+    Orthogonal columns keep their lengths. Lengths and directions of normal vectors are independent, so that each column
+    alone is distributed as before. The last row is for biases and stays.
+    """
     stream = generator(seed, purpose, round_)
     for piece in out:
         piece.normal_(generator=stream)
+        if orthogonal:
+            for columns in torch.split(piece[:-1], len(piece) - 1, dim=1):
+                normals = columns.to(torch.float64)
+                basis, triangle = torch.linalg.qr(normals)
+                signs = torch.where(triangle.diagonal() < 0.0, -1.0, 1.0)
+                columns.copy_(basis * signs * normals.norm(dim=0))
     return out
 
 
 @lru_cache(maxsize=12)  # 3,000 units: a process that begins many models with one backbone draws them once
-def _directions(seed: int, purpose: str, round_: int, width: int, block: int, orthogonal: bool) -> Tensor:
+def _normals(seed: int, purpose: str, round_: int, width: int, block: int, orthogonal: bool) -> Tensor:
     """Return the normals (1, width + 1, block) of a round, which nobody may change in place."""
-    normals = _fill(torch.empty(1, width + 1, block), seed, purpose, round_)
-    return _orthogonal(normals[0])[None] if orthogonal else normals
-
-
-def _orthogonal(normals: Tensor) -> Tensor:
-    """Turn the columns of a block (d + 1, m), whose last row are biases, into orthogonal ones of the same lengths.
-
-    Lengths and directions of normal vectors are independent, so that each column alone is as it was.
-    """
-    turned = normals.clone()
-    width = normals.shape[0] - 1
-    for start in range(0, normals.shape[1], width):
-        columns = normals[:-1, start : start + width].to(torch.float64)
-        basis, triangle = torch.linalg.qr(columns)
-        signs = torch.where(triangle.diagonal() < 0.0, -1.0, 1.0)
-        turned[:-1, start : start + width] = (basis * signs * columns.norm(dim=0)).to(normals.dtype)
-    return turned
+    return _fill(torch.empty(1, width + 1, block), seed, purpose, round_, orthogonal)
 
 
 # -- Fourier units ------------------------------------------------------------------------------------------------
@@ -317,8 +296,6 @@ class FourierLayer(Layer):
         """Draw frequencies and phases; only the bandwidth may depend on Z."""
         scales: Scales = "spread" if isinstance(self.gamma, str) else (math.sqrt(2.0 * self.gamma),)
         sampler = UnitSampler(Z, scales, "phases", seed, "fourier", orthogonal=self.orthogonal)
-        pieces = [sampler.block(index, _BLOCK, 0) for index in range(math.ceil(self.n_units / _BLOCK))]
-        weights = torch.cat([piece[0] for piece in pieces], dim=1)[:, : self.n_units].contiguous()
-        bias = torch.cat([piece[1] for piece in pieces])[: self.n_units]
+        weights, bias = sampler.layer(self.n_units, UNITS_PER_DRAW)
         # The gain makes inner products of rows approximate the kernel.
         return FeatureMap(weights=weights, bias=bias, activation="cos", gain=math.sqrt(2.0 / self.n_units))

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.errors import InputError
 from evergrow.core.record import Between, Spec, record, require
 
 CHUNK_BYTES = 256 * 2**20
@@ -154,40 +154,6 @@ class Construction:
     n_guided: int
     form: str
     log: tuple[BlockRecord, ...] = ()
-
-
-@dataclass(frozen=True)
-class Units:
-    """A layer of random units ``gain * g(z W + b)``.
-
-    Parameters
-    ----------
-    weights : Tensor of shape (d, L)
-        Input weights, in the type they were drawn in.
-    bias : Tensor of shape (L,)
-        Biases.
-    activation : str
-        Name of g.
-    gain : float
-        What all activations are multiplied by.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from evergrow.head.layers.feature_map import Units
-    >>> Units(torch.ones(2, 1), torch.zeros(1), "relu", gain=2.0).apply(torch.tensor([[1.0, 2.0]])).tolist()
-    [[6.0]]
-    """
-
-    weights: Tensor
-    bias: Tensor
-    activation: str
-    gain: float = 1.0
-
-    def apply(self, Z: Tensor) -> Tensor:
-        """Return activations (n, L) in the type of Z."""
-        H = ACTIVATIONS[self.activation](torch.addmm(self.bias.to(Z), Z, self.weights.to(Z)))
-        return H if self.gain == 1.0 else H * self.gain
 
 
 MOST_BLOCKS = 1000
@@ -330,7 +296,7 @@ class FeatureMap:
     @property
     def nbytes(self) -> int:
         """Bytes of the map."""
-        return self.weights.nbytes + self.bias.nbytes + (0 if self.centre is None else self.centre.nbytes)
+        return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
 
     def link_columns(self) -> slice | None:
         """Return which columns of the rows are the features themselves, up to centre and scale."""
@@ -363,21 +329,20 @@ class FeatureMap:
             squares += float(H.to(torch.float64).square().sum())
         return squares - float(total.square().sum()) / Z.shape[0]
 
-    def units(self) -> Units:
-        """Return the random units as matrices, on the CPU."""
-        return Units(self.weights.cpu(), self.bias.cpu(), self.activation, self.gain)
+    def units(self) -> FeatureMap:
+        """Return the random units alone, on the CPU."""
+        return FeatureMap(weights=self.weights.cpu(), bias=self.bias.cpu(), activation=self.activation, gain=self.gain)
 
     def same_map(self, other: FeatureMap) -> bool:
         """Whether both maps are the same function, bit for bit."""
-        plain = ("activation", "gain", "scale", "intercept")
-        if any(getattr(self, name) != getattr(other, name) for name in plain):
-            return False
-        if (self.centre is None) != (other.centre is None):
-            return False
-        pairs = [(self.weights, other.weights), (self.bias, other.bias)]
-        if self.centre is not None and other.centre is not None:
-            pairs.append((self.centre, other.centre))
-        return all(torch.equal(mine, theirs.to(mine.device)) for mine, theirs in pairs)
+        for name in ("activation", "gain", "scale", "intercept", "weights", "bias", "centre"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
+                if not torch.equal(mine, theirs.to(mine.device)):
+                    return False
+            elif mine is not theirs and mine != theirs:
+                return False
+        return True
 
 
 def link_only(Z: Tensor) -> FeatureMap:
@@ -456,6 +421,4 @@ def check_contrast(layer: FeatureMap, Z: Tensor, *, least: float = LEAST_CONTRAS
 
 def chunk_rows(columns: int, itemsize: int, chunk_bytes: int) -> int:
     """Return how many rows of ``columns`` numbers fit in ``chunk_bytes`` (at least one)."""
-    if chunk_bytes < 1:
-        raise ParameterError(f"chunk_bytes must be >= 1, got {chunk_bytes}")
     return max(1, chunk_bytes // max(1, columns * itemsize))

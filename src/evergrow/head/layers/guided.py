@@ -24,17 +24,16 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from evergrow.core.errors import ConstructionError, ConstructionWarning
+from evergrow.core.errors import ConstructionError, ConstructionWarning, LabelError
 from evergrow.core.progress import meter
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.layers.base import BIAS_RULES, LAYERS, Layer, Scales, UnitSampler, check_scales
@@ -135,211 +134,145 @@ class GuidedLayer(Layer):
         for name, known in choices.items():
             check_choice(name, getattr(self, name), known)
 
-    @property
-    def width_limit(self) -> int:
-        """The width at which the guided search stops."""
-        return self.n_units or self.max_units
-
     def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
         """Grow the units on first-task features and one-hot targets."""
+        if Y.shape[1] < 2:
+            raise LabelError("A guided layer needs at least 2 classes in the first batch, got 1 class.")
         Z, Y = Z.to(torch.float64), Y.to(torch.float64)
         sampler = UnitSampler(Z, self.scales, self.bias, seed, "mgsm", orthogonal=self.orthogonal)
-        form = choose_form(Z, self.width_limit, float(sampler.scales.max()))
-        auto = isinstance(self.scales, str) and self.scales == "auto"
-        residual = FORMS[form](Z, Y, alpha or (AUTO_CONSTRUCTION_ALPHA if auto else CONSTRUCTION_ALPHA))
+        limit = self.n_units or self.max_units
+        form = choose_form(Z, limit, float(sampler.scales.max()))
+        residual = Residual(Z, Y, alpha or (AUTO_CONSTRUCTION_ALPHA if sampler.auto else CONSTRUCTION_ALPHA), form)
         if self.direct_link:
-            _absorb(residual, _unit_energy(Z - Z.mean(dim=0)))
-        search = _Search(self, sampler, residual)
-        search.run(verbose)
-        weights, bias = self._filled(search, sampler)
-        if search.status == "exhausted" and self.n_units is None:
-            warnings.warn(
-                f"the scales are exhausted at {search.width} units with an RMSE of {search.rmse:.4g} "
-                f"(tolerance {self.tol:g}): no candidate block is admissible any more",
-                ConstructionWarning,
-                stacklevel=4,
-            )
-        grown = Construction(search.status, search.width, form, tuple(search.log))  # type: ignore[arg-type]
-        return FeatureMap(weights=weights, bias=bias, activation=self.activation, construction=grown)
-
-    def _filled(self, search: _Search, sampler: UnitSampler) -> tuple[Tensor, Tensor]:
-        weights, biases = list(search.weights), list(search.biases)
-        missing = 0 if self.n_units is None else self.n_units - search.width
-        if missing > 0:
+            link = Z - Z.mean(dim=0)
+            rms = float(link.square().sum(dim=1).mean().sqrt())
+            link = link / rms if rms > 0.0 else link  # a row has energy one on average
+            gram = link.T @ link
+            gram.diagonal().add_(residual.alpha)
+            lower = torch.linalg.cholesky(gram)
+            residual.absorb(link, lower, torch.cholesky_solve(link.T @ residual.E, lower))
+        search = _Search(self, sampler, residual, limit)
+        status, guided = search.run(verbose), search.width
+        if self.n_units is not None and self.n_units > guided:
             steps = min(search.step + 1, sampler.n_scales)
-            extra = _fill_units(sampler, self.block_size, missing, search.round, steps)
-            weights.append(extra[0])
-            biases.append(extra[1])
-        if not weights:
+            search.units.append(sampler.layer(self.n_units - guided, self.block_size, search.round, steps))
+        if not search.units:
             raise ConstructionError(
                 "the construction must accept at least one block, but no candidate at any scale took "
                 f"{1 - self.contraction:.2g} of the squared residual; widen scales or raise contraction"
             )
-        return torch.cat(weights, dim=1), torch.cat(biases)
+        if status == "exhausted" and self.n_units is None:
+            warnings.warn(
+                f"the scales are exhausted at {guided} units with an RMSE of {search.rmse:.4g} "
+                f"(tolerance {self.tol:g}): no candidate block is admissible any more",
+                ConstructionWarning,
+                stacklevel=4,
+            )
+        weights, biases = zip(*search.units, strict=True)
+        grown = Construction(status, guided, form, tuple(search.log))
+        return FeatureMap(
+            weights=torch.cat(weights, dim=1), bias=torch.cat(biases), activation=self.activation, construction=grown
+        )
 
 
 class _Search:
     """The loop: draw candidates, judge them, accept the best, or move on to the next scale."""
 
-    def __init__(self, layer: GuidedLayer, sampler: UnitSampler, residual: Residual) -> None:
-        self.layer = layer
-        self.sampler = sampler
-        self.residual = residual
-        self.weights: list[Tensor] = []
-        self.biases: list[Tensor] = []
+    def __init__(self, layer: GuidedLayer, sampler: UnitSampler, residual: Residual, limit: int) -> None:
+        self.layer, self.sampler, self.residual, self.limit = layer, sampler, residual, limit
+        self.units: list[tuple[Tensor, Tensor]] = []
         self.log: list[BlockRecord] = []
-        self.width = 0
-        self.round = 0
-        self.step = 0
-        self.status = "running"
-        self._tried = 0
-        self._started = time.perf_counter()
-
-        self._energy = residual.sq_norm
+        self.width = self.round = self.step = 0
+        self.energy = residual.sq_norm
 
     @property
     def rmse(self) -> float:
         """Root mean square residual."""
-        return math.sqrt(max(self._energy, 0.0) / self.residual.Y.numel())
+        return math.sqrt(max(self.energy, 0.0) / self.residual.Y.numel())
 
-    def run(self, verbose: bool) -> None:
-        """Grow until converged, exhausted or capped."""
-        with meter("growing the layer", self.layer.width_limit, enabled=verbose) as tick, _prefetch(self) as draw:
-            while self.status == "running":
-                self._round(draw(self.round))
-                tick(self.width, f"RMSE {self.rmse:.4f}")
+    def run(self, verbose: bool) -> Literal["converged", "exhausted", "capped"]:
+        """Grow until the residual is small, the scales are used up, or the layer is as wide as it may be."""
+        layer, started, tried = self.layer, time.perf_counter(), 0
+        with meter("growing the layer", self.limit, enabled=verbose) as tick, _prefetch(layer, self.sampler) as draw:
+            while True:
+                norm = self.rmse if layer.tol_norm == "rmse" else math.sqrt(max(self.energy, 0.0))
+                if norm <= layer.tol:
+                    return "converged"
+                block = min(layer.block_size, self.limit - self.width)
+                if block <= 0:
+                    return "capped"
+                weights, bias = self.sampler.units(self.round, draw(self.round), self.step)
+                if block < layer.block_size:
+                    kept = (torch.arange(weights.shape[1]) % layer.block_size < block).to(weights.device)
+                    weights, bias = weights[:, kept], bias[kept]
+                self.round += 1
+                tried += layer.n_candidates
+                H = ACTIVATIONS[layer.activation](torch.addmm(bias, self.residual.Z, weights.to(torch.float64)))
+                candidates = self.residual.judge(H, block)
+                best = self._best(candidates)
+                if best is not None:
+                    own = slice(best * block, (best + 1) * block)
+                    self.units.append((weights[:, own].clone(), bias[own].clone()))
+                    self._accept(candidates, best, tried, started)
+                    tried, self.step = 0, 0 if layer.schedule == "reset" else self.step
+                    tick(self.width, f"RMSE {self.rmse:.4f}")
+                elif self.step + 1 < self.sampler.n_scales:
+                    self.step += 1
+                else:
+                    return "exhausted"
 
-    def _round(self, normals: Tensor) -> None:
-        if self._converged():
-            self.status = "converged"
-            return
-        block = min(self.layer.block_size, self.layer.width_limit - self.width)
-        if block <= 0:
-            self.status = "capped"
-            return
-        candidates = self._candidates(normals, block)
-        self.round += 1
-        self._tried += candidates.n_blocks
-        scores = score_blocks(self.residual.moments(candidates))
-        best = self._best(scores)
-        if best is None:
-            self._advance()
-        else:
-            self._accept(candidates, best, scores)
-
-    def _converged(self) -> bool:
-        norm = self.rmse if self.layer.tol_norm == "rmse" else math.sqrt(max(self._energy, 0.0))
-        return norm <= self.layer.tol
-
-    def _candidates(self, normals: Tensor, block: int) -> CandidateBlocks:
-        weights, bias = self.sampler.units(self.round, normals, self.step)
-        if block < self.layer.block_size:
-            kept = torch.arange(weights.shape[1]) % self.layer.block_size < block
-            kept = kept.to(weights.device)
-            weights, bias = weights[:, kept], bias[kept]
-        return CandidateBlocks(weights, bias, block, self.layer.activation)
-
-    def _best(self, scores: BlockScores) -> int | None:
+    def _best(self, candidates: Candidates) -> int | None:
         """Return the admissible block with the largest fall, or None."""
-        share = 1.0 - self.layer.contraction
-        judged = scores.drop_exact if self.layer.criterion == "exact" else scores.drop_theorem
-        if self.layer.per_column:
-            admissible = (judged >= share * self.residual.sq_norms).all(dim=1)
-        else:
-            admissible = judged.sum(dim=1) >= share * self.residual.sq_norms.sum()
-        admissible &= scores.valid
+        exact, theorem, norms = candidates.drop_exact, candidates.drop_theorem, self.residual.sq_norms
+        falls = exact.sum(dim=1)
+        if not self.layer.per_column:
+            exact, theorem, norms = (part.sum(dim=-1, keepdim=True) for part in (exact, theorem, norms))
+        judged = exact if self.layer.criterion == "exact" else theorem
+        admissible = (judged >= (1.0 - self.layer.contraction) * norms).all(dim=1) & candidates.valid
         if self.layer.criterion == "theorem":
-            coupling = scores.coupling if self.layer.per_column else scores.coupling.sum(dim=1, keepdim=True)
+            coupling = candidates.drop_exact - candidates.drop_theorem
+            coupling = coupling if self.layer.per_column else coupling.sum(dim=1, keepdim=True)
             admissible &= (coupling >= 0.0).all(dim=1)
-        falls = torch.where(admissible, scores.drop_exact.sum(dim=1), -torch.inf)
+        falls = torch.where(admissible, falls, -torch.inf)
         # One transfer from the device per decision.
         fall, index = torch.stack([falls.amax(), falls.argmax().to(falls.dtype)]).tolist()
         return int(index) if fall > -math.inf else None
 
-    def _advance(self) -> None:
-        self.step += 1
-        if self.step >= self.sampler.n_scales:
-            self.status = "exhausted"
-
-    def _accept(self, candidates: CandidateBlocks, index: int, scores: BlockScores) -> None:
-        self.residual.accept(candidates, index, scores)
-        columns = candidates.columns(index)
-        self.weights.append(candidates.weights[:, columns].clone())
-        self.biases.append(candidates.bias[columns].clone())
-        self.width += candidates.block
-        exact, theorem, self._energy = torch.stack(
-            [scores.drop_exact[index].sum(), scores.drop_theorem[index].sum(), self.residual.sq_norms.sum()]
+    def _accept(self, candidates: Candidates, index: int, tried: int, started: float) -> None:
+        residual = self.residual
+        residual.absorb(candidates.projected[index], candidates.lower[index], candidates.gains[index])
+        self.width += candidates.lower.shape[1]
+        exact, theorem, self.energy = torch.stack(
+            [candidates.drop_exact[index].sum(), candidates.drop_theorem[index].sum(), residual.sq_norms.sum()]
         ).tolist()
-        self.log.append(
-            BlockRecord(
-                n_units=self.width,
-                rmse=self.rmse,
-                scale=self.sampler.step_scale(self.step),
-                drop_exact=exact,
-                drop_theorem=theorem,
-                coupling=exact - theorem,
-                tried=self._tried,
-                seconds=time.perf_counter() - self._started,
-            )
-        )
-        self._tried = 0
-        if self.layer.schedule == "reset":
-            self.step = 0
+        scale, seconds = self.sampler.step_scale(self.step), time.perf_counter() - started
+        self.log.append(BlockRecord(self.width, self.rmse, scale, exact, theorem, exact - theorem, tried, seconds))
 
 
 @contextmanager
-def _prefetch(search: _Search) -> Iterator[Callable[[int], Tensor]]:
+def _prefetch(layer: GuidedLayer, sampler: UnitSampler) -> Iterator[Callable[[int], Tensor]]:
     """Yield a function that returns the normals of a round.
 
     On a GPU the next rounds are drawn by a thread, into a ring of page-locked buffers, while this one is judged. A
     buffer comes round again only after two further decisions have been waited for, so its copy is long done.
     """
-    layer, sampler = search.layer, search.sampler
-    shape = (layer.n_candidates, sampler.Z.shape[1] + 1, layer.block_size)
-    if sampler.Z.device.type == "cpu":
-        buffer = torch.empty(shape)
-        yield lambda round_: sampler.normals(round_, shape[0], shape[2], out=buffer)
+    blocks, size, ahead = layer.n_candidates, layer.block_size, 3
+    cuda = sampler.Z.device.type != "cpu"
+    shape = (blocks, sampler.Z.shape[1] + 1, size)
+    ring = [torch.empty(shape, pin_memory=cuda) for _ in range(ahead + 1 if cuda else 1)]
+    if not cuda:
+        yield lambda round_: sampler.normals(round_, blocks, size, ring[0])
         return
-    ring = [torch.empty(shape, pin_memory=True) for _ in range(4)]
-
-    def draw(round_: int) -> Tensor:
-        return sampler.normals(round_, shape[0], shape[2], out=ring[round_ % len(ring)])
-
     with ThreadPoolExecutor(max_workers=1) as pool:
-        ahead: dict[int, Future[Tensor]] = {}
+        drawn: dict[int, Future[Tensor]] = {}
 
         def fetch(round_: int) -> Tensor:
-            for later in range(round_, round_ + 3):
-                if later not in ahead:
-                    ahead[later] = pool.submit(draw, later)
-            return ahead.pop(round_).result()
+            for later in range(round_, round_ + ahead):
+                if later not in drawn:
+                    drawn[later] = pool.submit(sampler.normals, later, blocks, size, ring[later % len(ring)])
+            return drawn.pop(round_).result()
 
         yield fetch
-
-
-def _fill_units(sampler: UnitSampler, block: int, missing: int, round_: int, steps: int) -> tuple[Tensor, Tensor]:
-    """Draw unguided units, cycling block by block through the scales that the search has reached."""
-    weights, biases = [], []
-    for index in range(math.ceil(missing / block)):
-        normals = sampler.normals(round_ + index, 1, block)
-        drawn = sampler.units(round_ + index, normals, index % steps)
-        weights.append(drawn[0])
-        biases.append(drawn[1])
-    return torch.cat(weights, dim=1)[:, :missing], torch.cat(biases)[:missing]
-
-
-def _absorb(residual: Residual, base: Tensor) -> None:
-    """Start from the residual that a ridge on the given columns (N, m) leaves."""
-    gram = base.T @ base
-    gram.diagonal().add_(residual.alpha)
-    lower = torch.linalg.cholesky(gram)
-    residual.absorb(base, lower, torch.cholesky_solve(base.T @ residual.E, lower))
-
-
-def _unit_energy(centred: Tensor) -> Tensor:
-    """Scale centred features so that a row has energy one on average."""
-    rms = float(centred.square().sum(dim=1).mean().sqrt())
-    return centred / rms if rms > 0.0 else centred
 
 
 # -- the residual -------------------------------------------------------------------------------------------------
@@ -349,64 +282,22 @@ COMPRESSION_TOL = 1e-11
 """Directions of F F^T below this are dropped. An eigenvalue rho of F F^T is 1 - rho in M, so that dropping it
 changes M by the relative amount rho: far below the 1e-8 to which the forms must agree."""
 
-
-@dataclass(frozen=True)
-class CandidateBlocks:
-    """Random units proposed together, as B blocks of s columns each.
-
-    Parameters
-    ----------
-    weights : Tensor of shape (d, B * s)
-        Input weights, float32.
-    bias : Tensor of shape (B * s,)
-        Biases.
-    block : int
-        s, the number of units in a block.
-    activation : str
-        Name of the activation.
-    """
-
-    weights: Tensor
-    bias: Tensor
-    block: int
-    activation: str
-
-    @property
-    def n_blocks(self) -> int:
-        """B, the number of blocks."""
-        return int(self.weights.shape[1]) // self.block
-
-    def activations(self, Z: Tensor) -> Tensor:
-        """Return the activations (n, B * s) on rows Z."""
-        pre = torch.addmm(self.bias.to(Z), Z, self.weights.to(Z))
-        return ACTIVATIONS[self.activation](pre)
-
-    def columns(self, index: int) -> slice:
-        """Return the columns of one block."""
-        return slice(index * self.block, (index + 1) * self.block)
+FORMS = ("dense", "factored")
+"""How M is held: as an N x N matrix, or as ``I - F F^T`` with F compressed to its numerical rank now and then."""
 
 
 @dataclass(frozen=True)
-class BlockMoments:
-    """The five small matrices of every candidate block; shapes (B, s, s) or (B, s, C)."""
-
-    gram: Tensor
-    schur: Tensor
-    v: Tensor
-    u: Tensor
-    w: Tensor
-
-
-@dataclass(frozen=True)
-class BlockScores:
-    """What accepting each block would do, per target column.
+class Candidates:
+    """What accepting each of B blocks of s units would do.
 
     Parameters
     ----------
     drop_exact : Tensor of shape (B, C)
-        Exact fall of each column's squared residual, old weights re-adjusted.
+        Exact fall of each target column's squared residual, old weights re-adjusted.
     drop_theorem : Tensor of shape (B, C)
-        The left side of the paper's inequality.
+        The left side of the paper's inequality; the difference is the coupling term R_L of its appendix.
+    projected : Tensor of shape (B, N, s)
+        ``M H_s``.
     gains : Tensor of shape (B, s, C)
         Weights that each block would get.
     lower : Tensor of shape (B, s, s)
@@ -417,40 +308,13 @@ class BlockScores:
 
     drop_exact: Tensor
     drop_theorem: Tensor
+    projected: Tensor
     gains: Tensor
     lower: Tensor
     valid: Tensor
 
-    @property
-    def coupling(self) -> Tensor:
-        """The coupling term R_L of the paper's appendix, per column."""
-        return self.drop_exact - self.drop_theorem
 
-
-def score_blocks(moments: BlockMoments) -> BlockScores:
-    """Evaluate all blocks at once.
-
-    With ``A = S^-1 V``, column by column,
-
-        drop_exact   = 2 <U, A> - <A, W A>          drop_theorem = 2 <V, A> - <A, H_s^T H_s A>
-    """
-    lower, info = torch.linalg.cholesky_ex(moments.schur)
-    # Two triangular solves: batched cholesky_solve takes a far slower route on a GPU.
-    gains = torch.linalg.solve_triangular(lower, moments.v, upper=False)
-    gains = torch.linalg.solve_triangular(lower.mT, gains, upper=True)
-    exact = (2.0 * moments.u - moments.w @ gains).mul_(gains).sum(dim=1)
-    theorem = (2.0 * moments.v - moments.gram @ gains).mul_(gains).sum(dim=1)
-    valid = (info == 0) & torch.isfinite(exact).all(dim=1)
-    return BlockScores(exact, theorem, gains, lower, valid)
-
-
-def split_blocks(matrix: Tensor, block: int) -> Tensor:
-    """View (n, B * s) as (B, n, s) without copying."""
-    n, columns = matrix.shape
-    return matrix.view(n, columns // block, block).transpose(0, 1)
-
-
-class Residual(ABC):
+class Residual:
     """Residual of a growing ridge layer.
 
     Parameters
@@ -461,105 +325,62 @@ class Residual(ABC):
         Targets, float64.
     alpha : float
         Ridge of the construction.
+    form : {"dense", "factored"}
+        How M is held.
     """
 
-    def __init__(self, Z: Tensor, Y: Tensor, alpha: float) -> None:
+    def __init__(self, Z: Tensor, Y: Tensor, alpha: float, form: str) -> None:
         self.Z, self.Y, self.alpha = Z, Y, alpha
-        self.E = Y.clone()
-        self.sq_norms = Y.square().sum(dim=0)
-        self._projected: Tensor | None = None
+        self.E, self.sq_norms = Y.clone(), Y.square().sum(dim=0)
+        self._matrix = torch.eye(len(Z), dtype=Z.dtype, device=Z.device) if form == "dense" else None
+        self._factor, self._rank = Z.new_zeros(len(Z), 0), 0
 
     @property
     def sq_norm(self) -> float:
         """Squared Frobenius norm of the residual."""
         return float(self.sq_norms.sum())
 
-    @abstractmethod
     def project(self, H: Tensor) -> Tensor:
         """Return ``M H`` for H of shape (N, m)."""
+        if self._matrix is not None:
+            return self._matrix @ H
+        return H - self._factor @ (self._factor.T @ H)
 
-    @abstractmethod
-    def _downdate(self, half: Tensor) -> None:
-        """Replace M by ``M - half^T half`` for ``half`` of shape (s, N)."""
+    def judge(self, H: Tensor, block: int) -> Candidates:
+        """Evaluate activations (N, B s) of B blocks of units at once.
 
-    def moments(self, candidates: CandidateBlocks) -> BlockMoments:
-        """Return the small matrices of all candidate blocks."""
-        H = candidates.activations(self.Z)
-        projected = self._projected = self.project(H)
-        blocks, maps = split_blocks(H, candidates.block), split_blocks(projected, candidates.block)
-        schur = blocks.mT @ maps
+        With ``A = S^-1 V``, column by column,
+
+            drop_exact   = 2 <U, A> - <A, W A>          drop_theorem = 2 <V, A> - <A, H_s^T H_s A>
+        """
+        projected = self.project(H)
+        shape = (-1, block, self.E.shape[1])
+        v, u = (H.T @ self.E).view(shape), (projected.T @ self.E).view(shape)
+        blocks, maps = (matrix.view(len(H), -1, block).transpose(0, 1) for matrix in (H, projected))
+        gram, w, schur = blocks.mT @ blocks, maps.mT @ maps, blocks.mT @ maps
         schur = (schur + schur.mT).mul_(0.5)
         schur.diagonal(dim1=1, dim2=2).add_(self.alpha)
-        shape = (candidates.n_blocks, candidates.block, self.E.shape[1])
-        return BlockMoments(
-            gram=blocks.mT @ blocks,
-            schur=schur,
-            v=(H.T @ self.E).view(shape),
-            u=(projected.T @ self.E).view(shape),
-            w=maps.mT @ maps,
-        )
-
-    def accept(self, candidates: CandidateBlocks, index: int, scores: BlockScores) -> None:
-        """Append block ``index`` of the candidates just measured."""
-        if self._projected is None:
-            raise RuntimeError("moments() must be called before accept()")
-        chosen = self._projected[:, candidates.columns(index)]
-        self.absorb(chosen, scores.lower[index], scores.gains[index])
-        self._projected = None
+        lower, info = torch.linalg.cholesky_ex(schur)
+        # Two triangular solves: batched cholesky_solve takes a far slower route on a GPU.
+        gains = torch.linalg.solve_triangular(lower, v, upper=False)
+        gains = torch.linalg.solve_triangular(lower.mT, gains, upper=True)
+        exact = (2.0 * u - w @ gains).mul_(gains).sum(dim=1)
+        theorem = (2.0 * v - gram @ gains).mul_(gains).sum(dim=1)
+        return Candidates(exact, theorem, maps, gains, lower, (info == 0) & torch.isfinite(exact).all(dim=1))
 
     def absorb(self, projected: Tensor, lower: Tensor, gains: Tensor) -> None:
         """Append columns given as ``M H_s``, the Cholesky factor of S and the gains ``S^-1 H_s^T E``."""
         half = torch.linalg.solve_triangular(lower, projected.T, upper=False)
-        self._downdate(half)
         self.E = self.E - projected @ gains
         self.sq_norms = self.E.square().sum(dim=0)
-
-
-class DenseResidual(Residual):
-    """M held as an N x N matrix."""
-
-    def __init__(self, Z: Tensor, Y: Tensor, alpha: float) -> None:
-        super().__init__(Z, Y, alpha)
-        self.M = torch.eye(Z.shape[0], dtype=Z.dtype, device=Z.device)
-
-    def project(self, H: Tensor) -> Tensor:
-        """Return ``M H``."""
-        return self.M @ H
-
-    def _downdate(self, half: Tensor) -> None:
-        self.M.addmm_(half.T, half, alpha=-1.0)
-
-
-class FactoredResidual(Residual):
-    """M held as ``I - F F^T``, with F compressed to its numerical rank now and then."""
-
-    def __init__(self, Z: Tensor, Y: Tensor, alpha: float) -> None:
-        super().__init__(Z, Y, alpha)
-        self.F = Z.new_zeros(Z.shape[0], 0)
-        self._rank = 0
-
-    @property
-    def rank(self) -> int:
-        """Columns of F at present."""
-        return int(self.F.shape[1])
-
-    def project(self, H: Tensor) -> Tensor:
-        """Return ``H - F F^T H``."""
-        return H - self.F @ (self.F.T @ H)
-
-    def _downdate(self, half: Tensor) -> None:
-        self.F = torch.cat([self.F, half.T], dim=1)
-        slack = max(8 * half.shape[0], self._rank // 2)
-        if self.rank >= self._rank + slack:
-            self._compress()
-
-    def _compress(self) -> None:
-        values, vectors = symmetric_eigh(self.F.T @ self.F)
-        self.F = self.F @ vectors[:, values > COMPRESSION_TOL]
-        self._rank = self.rank
-
-
-FORMS: dict[str, type[Residual]] = {"dense": DenseResidual, "factored": FactoredResidual}
+        if self._matrix is not None:
+            self._matrix.addmm_(half.T, half, alpha=-1.0)
+            return
+        self._factor = torch.cat([self._factor, half.T], dim=1)
+        if self._factor.shape[1] >= self._rank + max(8 * len(half), self._rank // 2):
+            values, vectors = symmetric_eigh(self._factor.T @ self._factor)
+            self._factor = self._factor @ vectors[:, values > COMPRESSION_TOL]
+            self._rank = self._factor.shape[1]
 
 
 def choose_form(Z: Tensor, units: int, scale: float) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -55,7 +55,7 @@ _WIDE = 1536
 
 _MORE, _ROUNDS = 64, 5
 
-_STRENGTHS = tuple(5.0 * 2.0 ** (step / 2) for step in range(22))
+_STRENGTHS: tuple[float, ...] = tuple(5.0 * 2.0 ** (step / 2) for step in range(22))
 
 
 def counts_or_one(counts: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class ClassShapes:
     >>> import torch
     >>> from evergrow.head.linalg.class_shapes import ClassShapes
     >>> P = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
-    >>> shapes = ClassShapes.first(P, directions=2).select([-1])
+    >>> shapes = ClassShapes.first(P, directions=2).group([[]])
     >>> shapes.add(shapes.rows(P), torch.tensor([0, 0])).squares.round(decimals=9).tolist()
     [[4.0]]
     """
@@ -118,13 +118,10 @@ class ClassShapes:
         """Return features Z (n, d), as the layer sees them, in these directions, (n, k)."""
         return (Z - self.centre) @ self.basis
 
-    def select(self, columns: Sequence[int]) -> ClassShapes:
-        """Return the sums with classes reordered or left out; -1 is a new one without rows."""
-        return replace(self, sums=_take_rows(self.sums, columns), squares=_take_rows(self.squares, columns))
-
     def group(self, groups: Sequence[Sequence[int]]) -> ClassShapes:
-        """Return the sums of classes each of which is several old ones together."""
-        return replace(self, sums=sum_columns(self.sums.T, groups).T, squares=sum_columns(self.squares.T, groups).T)
+        """Return the sums of classes each of which is several old ones together; of none, a new one without rows."""
+        sums, squares = (sum_columns(part, groups, dim=0) for part in (self.sums, self.squares))
+        return replace(self, sums=sums, squares=squares)
 
     def add(self, P: Tensor, codes: Tensor, sign: float = 1.0, weights: Tensor | None = None) -> ClassShapes:
         """Return the sums with rows P (n, k) of classes ``codes`` added, or with ``sign=-1`` taken out."""
@@ -185,33 +182,26 @@ class ClassShapes:
         require(float(gap.abs().max()) < 1e-6, "its directions are not orthogonal")
         require(self.squares.shape[1] == directions * (directions + 1) // 2, "its moments are of other directions")
 
-    def second_moments(self, classes: Sequence[int]) -> Tensor:
-        """Return the sums of outer products of some classes, (c, k, k)."""
-        upper = _upper(self.directions, self.squares.device)
-        full = self.squares.new_zeros(len(classes), self.directions, self.directions)
-        packed = self.squares[list(classes)]
-        full[:, upper[0], upper[1]] = packed
-        full[:, upper[1], upper[0]] = packed
-        return full
-
     def scatters(self, classes: Sequence[int], counts: Tensor) -> Tensor:
         """Return the scatter of some classes about their means, (c, k, k)."""
         sums = self.sums[list(classes)]
         inside = sums / counts_or_one(counts[list(classes)].to(sums))[:, None]
-        return self.second_moments(classes) - sums[:, :, None] * inside[:, None, :]
+        return self._unpacked(self.squares[list(classes)]) - sums[:, :, None] * inside[:, None, :]
 
     def pooled(self, counts: Tensor) -> Tensor:
         """Return the sum of all scatters, (k, k)."""
         scaled = self.sums / counts_or_one(counts.to(self.sums)).sqrt()[:, None]
-        upper = _upper(self.directions, self.squares.device)
-        packed = self.squares.sum(dim=0)
-        full = self.squares.new_zeros(self.directions, self.directions)
-        full[upper[0], upper[1]] = packed
-        full[upper[1], upper[0]] = packed
-        return full - scaled.T @ scaled
+        return self._unpacked(self.squares.sum(dim=0)) - scaled.T @ scaled
+
+    def _unpacked(self, packed: Tensor) -> Tensor:
+        """Return symmetric matrices (..., k, k) of their upper triangles."""
+        rows, columns = _upper(self.directions, packed.device)
+        full = packed.new_zeros(*packed.shape[:-1], self.directions, self.directions)
+        full[..., rows, columns] = packed
+        full[..., columns, rows] = packed
+        return full
 
 
-@dataclass(eq=False)
 class ShapeScores:
     """What the shapes of classes add to linear scores; a class's own covariance is factored when it is first asked for.
 
@@ -221,8 +211,17 @@ class ShapeScores:
         The sums.
     counts : Tensor of shape (C,)
         Rows per class.
-    strength : float
-        nu.
+    strength : float, optional
+        nu; by default the one under which the classes' scatters are likeliest.
+
+    Attributes
+    ----------
+    has_terms : bool
+        Whether any class has two different rows, so that there is something to add.
+    means : Tensor of shape (C, k)
+        Class means in these directions.
+    floors : Tensor of shape (C,)
+        The least term of every class.
 
     Examples
     --------
@@ -232,110 +231,87 @@ class ShapeScores:
     >>> P = torch.randn(40, 2, generator=source, dtype=torch.float64) * torch.tensor([1.0, 5.0])
     >>> codes = torch.arange(40) % 2
     >>> P[codes == 0] = P[codes == 0].flip(1)
-    >>> shapes = ClassShapes.first(P, directions=2).select([-1, -1])
-    >>> scores = ShapeScores.of(shapes.add(shapes.rows(P), codes), torch.tensor([20, 20]))
+    >>> shapes = ClassShapes.first(P, directions=2).group([[], []])
+    >>> scores = ShapeScores(shapes.add(shapes.rows(P), codes), torch.tensor([20, 20]))
     >>> new = shapes.rows(torch.tensor([[0.0, 9.0]], dtype=torch.float64))
     >>> scores.add(new, torch.zeros(1, 2).double()).argmax().item()
     1
     """
 
-    shapes: ClassShapes
-    counts: Tensor
-    strength: float
-    _common: tuple[Tensor, Tensor, float] | None = None
-    _own: dict[int, tuple[Tensor, float]] = field(default_factory=dict)
+    def __init__(self, shapes: ClassShapes, counts: Tensor, strength: float | None = None) -> None:
+        self.shapes, self.counts, self.strength = shapes, counts.to(shapes.sums), 1.0
+        self.means = shapes.sums / counts_or_one(self.counts)[:, None]
+        self._own: dict[int, tuple[Tensor, float]] = {}
+        self._free = (self.counts - 1.0).clamp_min(0.0)
+        pooled, free = shapes.pooled(self.counts), float(self._free.sum())
+        total = float(shapes.squares[:, _diagonal(shapes.directions, pooled.device)].sum())
+        self.has_terms = free >= 1.0 and float(pooled.diagonal().sum()) > 1e-10 * total
+        if not self.has_terms:
+            return
+        self._common = pooled / free
+        self._common.diagonal().add_(_COMMON_RIDGE * float(self._common.diagonal().mean()))
+        self._lower = _lower(self._common)
+        self.strength = self._likeliest_strength() if strength is None else strength
+        shaped = ((self.counts - SHAPELESS) / (SHAPED - SHAPELESS)).clamp(0.0, 1.0)
+        self._credibility = self._free / (self._free + self.strength) * shaped
+        self.floors = -FLOOR * self._credibility
 
-    @classmethod
-    def of(cls, shapes: ClassShapes, counts: Tensor, strength: float | None = None) -> ShapeScores:
-        """Return the scores, with nu chosen unless it is given."""
-        scores = cls(shapes, counts, 1.0)
-        common = _pooled_covariance(shapes, counts)
-        if common is None:
-            return scores
-        lower = _lower(common)
-        scores._common = (common, lower, 2.0 * float(lower.diagonal().log().sum()))
-        scores.strength = _choose_strength(shapes, counts, lower) if strength is None else strength
-        return scores
-
-    @property
-    def has_terms(self) -> bool:
-        """Whether any class has two different rows, so that there is something to add."""
-        return self._common is not None
-
-    def _credibility(self, counts: Tensor) -> Tensor:
-        """Return g_c of classes with so many rows."""
-        rows = counts.to(self.shapes.sums)
-        free = (rows - 1.0).clamp_min(0.0)
-        return free / (free + self.strength) * ((rows - SHAPELESS) / (SHAPED - SHAPELESS)).clamp(0.0, 1.0)
-
-    def floors(self) -> Tensor:
-        """Return the least term of every class."""
-        return -FLOOR * self._credibility(self.counts)
+    def _likeliest_strength(self, block: int = 256) -> float:
+        k, several = self.shapes.directions, torch.nonzero(self.counts > 1).ravel()
+        total = [0.0] * len(_STRENGTHS)
+        for part in torch.split(several, block):
+            free = self._free[part]
+            half = torch.linalg.solve_triangular(
+                self._lower, self.shapes.scatters(part.tolist(), self.counts), upper=False
+            )
+            whitened = torch.linalg.solve_triangular(self._lower, half.mT.contiguous(), upper=False)
+            # A GPU decomposes many small matrices one after the other.
+            values = torch.linalg.eigvalsh((0.5 * (whitened + whitened.mT)).cpu()).clamp_min(0.0).to(free)
+            for index, strength in enumerate(_STRENGTHS):
+                prior = strength + k + 1.0
+                gammas = torch.mvlgamma((prior + free) / 2, k) - torch.mvlgamma(free.new_tensor(prior / 2), k)
+                logs = torch.log(strength + values).sum(dim=1)
+                total[index] += float((gammas + prior / 2 * k * math.log(strength) - (prior + free) / 2 * logs).sum())
+        return _STRENGTHS[total.index(max(total))]
 
     def add(self, P: Tensor, scores: Tensor) -> Tensor:
         """Return linear scores (n, C) with the shape terms of rows P (n, k) added."""
-        if self._common is None or not scores.numel():
+        if not self.has_terms or not scores.numel():
             return scores
         likeliest = scores.topk(min(LIKELIEST, scores.shape[1]), dim=1).indices
         chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, likeliest, True)
+        terms = torch.full_like(scores, math.inf)
         if len(P) <= _FEW_ROWS:
-            terms = torch.full_like(scores, math.inf).scatter_(1, likeliest, self._terms_of_few(P, likeliest))
+            matrices, constants = zip(*self.quadratics(likeliest.flatten().tolist()), strict=True)
+            centred = P[:, None, :] - self.means[likeliest]
+            stacked = torch.stack(matrices).view(*likeliest.shape, *matrices[0].shape)
+            found = torch.einsum("nci,ncij,ncj->nc", centred, stacked, centred)
+            found = found + P.new_tensor(constants).view(likeliest.shape)
+            terms.scatter_(1, likeliest, torch.maximum(found, self.floors[likeliest]))
         else:
-            terms = self._terms_of_many(P, chosen)
+            classes = torch.nonzero(chosen.any(dim=0)).ravel().tolist()
+            for code, (matrix, constant) in zip(classes, self.quadratics(classes), strict=True):
+                rows = torch.nonzero(chosen[:, code]).ravel()
+                centred = P[rows] - self.means[code]
+                term = ((centred @ matrix) * centred).sum(dim=1) + constant
+                terms[rows, code] = torch.maximum(term, self.floors[code])
         lowest = terms.min(dim=1, keepdim=True).values.clamp_max(0.0)
         return scores + torch.where(chosen, terms, lowest)
 
-    def quadratic(self, code: int) -> tuple[Tensor, float]:
-        """Return the matrix and the constant of one class: its term is ``d^T matrix d + constant``, or the floor."""
-        self._factor([code])
-        return self._own[code]
-
-    def means(self) -> Tensor:
-        """Return the class means in these directions, (C, k)."""
-        return self.shapes.sums / counts_or_one(self.counts.to(self.shapes.sums))[:, None]
-
-    def _terms_of_few(self, P: Tensor, likeliest: Tensor) -> Tensor:
-        """Return the terms (n, m) of the likeliest classes of a few rows, all at once."""
-        codes = likeliest.flatten().tolist()
-        self._factor(sorted(set(codes)))
-        matrices = torch.stack([self._own[code][0] for code in codes]).view(
-            *likeliest.shape, *self._own[codes[0]][0].shape
-        )
-        constants = P.new_tensor([self._own[code][1] for code in codes]).view(likeliest.shape)
-        centred = P[:, None, :] - self.means()[likeliest]
-        terms = torch.einsum("nci,ncij,ncj->nc", centred, matrices, centred) + constants
-        return torch.maximum(terms, self.floors()[likeliest])
-
-    def _terms_of_many(self, P: Tensor, chosen: Tensor) -> Tensor:
-        """Return the terms (n, C) where a class is among the likeliest of a row, and infinity elsewhere."""
-        classes = torch.nonzero(chosen.any(dim=0)).ravel().tolist()
-        self._factor(classes)
-        means, floors = self.means(), self.floors()
-        terms = torch.full(chosen.shape, math.inf, dtype=P.dtype, device=P.device)
-        for code in classes:
-            matrix, constant = self._own[code]
-            rows = torch.nonzero(chosen[:, code]).ravel()
-            centred = P[rows] - means[code]
-            term = ((centred @ matrix) * centred).sum(dim=1) + constant
-            terms[rows, code] = torch.maximum(term, floors[code])
-        return terms
-
-    def _factor(self, classes: Sequence[int]) -> None:
-        missing = [code for code in classes if code not in self._own]
-        if not missing or self._common is None:
-            return
-        common, lower, volume = self._common
-        free = (self.counts[missing].to(common) - 1.0).clamp_min(0.0)
-        own = self.shapes.scatters(missing, self.counts) + self.strength * common
-        own = own / (free + self.strength)[:, None, None]
-        lowers = _lower(own)
-        volumes = 2.0 * lowers.diagonal(dim1=1, dim2=2).log().sum(dim=1)
-        credibility = 0.5 * self._credibility(self.counts[missing])
-        precision = torch.cholesky_inverse(lower)
-        matrices = credibility[:, None, None] * (precision - torch.cholesky_inverse(lowers))
-        constants = credibility * (volume - volumes)
-        for index, (code, constant) in enumerate(zip(missing, constants.tolist(), strict=True)):
-            self._own[code] = (matrices[index], constant)
+    def quadratics(self, classes: Sequence[int]) -> list[tuple[Tensor, float]]:
+        """Return matrix and constant of classes: the term of each is ``d^T matrix d + constant``, or the floor."""
+        missing = sorted({code for code in classes if code not in self._own})
+        if missing:
+            own = self.shapes.scatters(missing, self.counts) + self.strength * self._common
+            lowers = _lower(own / (self._free[missing] + self.strength)[:, None, None])
+            volume = 2.0 * float(self._lower.diagonal().log().sum())
+            volumes = 2.0 * lowers.diagonal(dim1=1, dim2=2).log().sum(dim=1)
+            credibility = 0.5 * self._credibility[missing]
+            precision = torch.cholesky_inverse(self._lower)
+            matrices = credibility[:, None, None] * (precision - torch.cholesky_inverse(lowers))
+            constants = (credibility * (volume - volumes)).tolist()
+            self._own.update(zip(missing, zip(matrices, constants, strict=True), strict=True))
+        return [self._own[code] for code in classes]
 
 
 def _lower(covariances: Tensor) -> Tensor:
@@ -345,50 +321,6 @@ def _lower(covariances: Tensor) -> Tensor:
     if bool(failed.any()):
         raise NumericalError("sums of products of a class must be those of some samples, got a negative variance")
     return factors
-
-
-def _pooled_covariance(shapes: ClassShapes, counts: Tensor) -> Tensor | None:
-    """Return C_0, or None where no class has two different rows."""
-    free = float((counts - 1).clamp_min(0).sum())
-    pooled = shapes.pooled(counts)
-    energy = float(pooled.diagonal().sum())
-    total = float(shapes.squares[:, _diagonal(shapes.directions, pooled.device)].sum())
-    if free < 1.0 or energy <= 1e-10 * total:
-        return None
-    common = pooled / free
-    common.diagonal().add_(_COMMON_RIDGE * float(common.diagonal().mean()))
-    return common
-
-
-def _choose_strength(shapes: ClassShapes, counts: Tensor, lower: Tensor, block: int = 256) -> float:
-    """Return nu: the strength under which the classes' scatters are likeliest."""
-    k = shapes.directions
-    several = torch.nonzero(counts > 1).ravel().tolist()
-    grid = torch.tensor(_STRENGTHS, dtype=torch.float64, device=lower.device)
-    total = torch.zeros_like(grid)
-    for start in range(0, len(several), block):
-        part = several[start : start + block]
-        free = (counts[part] - 1).to(lower)
-        half = torch.linalg.solve_triangular(lower, shapes.scatters(part, counts), upper=False)
-        whitened = torch.linalg.solve_triangular(lower, half.mT.contiguous(), upper=False)
-        # A GPU decomposes many small matrices one after the other.
-        values = torch.linalg.eigvalsh((0.5 * (whitened + whitened.mT)).cpu()).clamp_min(0.0).to(free)
-        for index, strength in enumerate(_STRENGTHS):
-            prior = strength + k + 1.0
-            gammas = torch.mvlgamma((prior + free) / 2, k) - torch.mvlgamma(free.new_tensor(prior / 2), k)
-            logs = torch.log(strength + values).sum(dim=1)
-            total[index] += float((gammas + prior / 2 * k * math.log(strength) - (prior + free) / 2 * logs).sum())
-    return float(_STRENGTHS[int(total.argmax())])
-
-
-def _take_rows(matrix: Tensor, index: Sequence[int]) -> Tensor:
-    """Return rows ``index`` of a matrix, with zeros where the index is -1."""
-    if list(index) == list(range(len(matrix))):
-        return matrix
-    chosen = torch.as_tensor(list(index), dtype=torch.long, device=matrix.device)
-    out, old = matrix.new_zeros(len(chosen), matrix.shape[1]), chosen >= 0
-    out[old] = matrix[chosen[old]]
-    return out
 
 
 def _upper(k: int, device: torch.device) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from evergrow.head.linalg.statistics import (
     RidgeStatistics,
     check_alpha,
     check_gram,
-    check_shape,
+    sum_columns,
 )
 
 BLOCK_ROWS = 512
@@ -76,7 +76,6 @@ class RecursiveState(RidgeState):
     @classmethod
     def create(cls, n_features: int, n_targets: int, *, alpha: float, device: torch.device | str = "cpu") -> Self:
         """Return a recursion at its start."""
-        check_shape(n_features, n_targets)
         inverse = torch.zeros(n_features, n_features, dtype=ACCUMULATION_DTYPE, device=device)
         inverse.diagonal().fill_(1.0 / check_alpha(alpha))
         weights, cross = (inverse.new_zeros(n_features, n_targets) for _ in range(2))
@@ -119,8 +118,10 @@ class RecursiveState(RidgeState):
         seen = self._plus(other.count, other.sq_targets, sign)
         return dataclasses.replace(self, inverse=inverse, weights=weights, cross=cross, **seen)
 
-    def _with_targets(self, change: Any) -> Self:
-        return dataclasses.replace(self, cross=change(self.cross), weights=change(self.weights))
+    def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
+        """Return the recursion whose target columns are sums of old ones."""
+        cross, weights = (sum_columns(part, groups) for part in (self.cross, self.weights))
+        return dataclasses.replace(self, cross=cross, weights=weights)
 
     def solve(self, alpha: float) -> RidgeSolution:
         """Return the recursion's own weights, or those of another ridge through an inversion."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -102,8 +102,7 @@ class Spectrum:
         """Nonzero eigenvalues, the squared targets along each, and the squared targets along none."""
         n, k = self.stats.count, len(self.values)
         values, cross = self.values.flip(0)[: min(n, k)], self.cross.flip(0)[: min(n, k)]
-        eps = float(torch.finfo(values.dtype).eps)
-        kept = values > k * eps * float(values.max()) if len(values) else values > 0
+        kept = values > k * float(torch.finfo(values.dtype).eps) * values[:1]  # the largest comes first
         values = values[kept]
         along = cross[kept].square().sum(dim=1) / values
         outside = max(self.stats.sq_targets - float(along.sum()), 0.0) if len(values) < n else 0.0
@@ -210,48 +209,32 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float, last: float | None = No
     >>> 0.01 < choose_by_gcv(state, energy=3.0).alpha < 100.0
     True
     """
-    grid, order = alpha_grid(energy), stats.gram.shape[0]
+    grid, tried = alpha_grid(energy), dict[float, float]()
     limits = EIGEN_LIMITS if last is None else WARM_LIMITS
-    if order <= limits.get(stats.gram.device.type, 0):
-        return _choose(grid, Spectrum.of(stats).gcv)
-    return _choose(grid, lambda alpha: gcv_by_cholesky(stats, alpha), last, walk=True)
-
-
-def _choose(
-    grid: Sequence[float], gcv: Callable[[float], float], start: float | None = None, *, walk: bool = False
-) -> AlphaChoice:
-    """Return the ridge of a grid by its scores: all of them, or with ``walk`` as few as lead to the minimum."""
-    tried: dict[float, float] = {}
+    spectrum = Spectrum.of(stats) if len(stats.gram) <= limits.get(stats.gram.device.type, 0) else None
 
     def score(index: int) -> float:
         alpha = grid[index]
         if alpha not in tried:
-            tried[alpha] = gcv(alpha)
+            tried[alpha] = gcv_by_cholesky(stats, alpha) if spectrum is None else spectrum.gcv(alpha)
         return tried[alpha]
 
-    if not walk:
+    if spectrum is not None:
         place = _first_minimum(range(len(grid) - 1, -1, -1), score)
-    elif start is None:
-        # From a decade below the top: a minimum above it, of features that tell nothing, is walked up to.
-        place = _downhill(_first_minimum(range(max(len(grid) - 5, 0), -1, -4), score), len(grid), score)
     else:
-        nearest = min(range(len(grid)), key=lambda index: abs(grid[index] / start - 1.0))
-        place = _downhill(nearest, len(grid), score)
+        if last is None:  # from a decade below the top: a minimum above it, of features that tell nothing, is reached
+            place = _first_minimum(range(len(grid) - 5, -1, -4), score)
+        else:
+            place = min(range(len(grid)), key=lambda index: abs(grid[index] / last - 1.0))
+        before = -1
+        while before != place:  # downhill, until both neighbours are higher
+            before, around = place, (place - 1, place, place + 1)
+            place = min((index for index in around if 0 <= index < len(grid)), key=score)
     floor = grid[place] / GCV_REACH * (1.0 - 1e-9)
     lowest = place
     while lowest > 0 and grid[lowest - 1] >= floor and score(lowest - 1) <= (1.0 + GCV_SLACK) * score(place):
         lowest -= 1
     return AlphaChoice(grid[lowest], grid[place], tried)
-
-
-def _downhill(place: int, places: int, score: Callable[[int], float]) -> int:
-    """Walk from a place to the next one from which both neighbours are higher."""
-    while True:
-        around = [index for index in (place - 1, place, place + 1) if 0 <= index < places]
-        best = min(around, key=score)
-        if best == place:
-            return place
-        place = best
 
 
 def _first_minimum(places: Iterable[int], score: Callable[[int], float]) -> int:
@@ -301,18 +284,19 @@ def gcv_by_cholesky(stats: RidgeStatistics, alpha: float) -> float:
     One factorisation and one triangular inverse, ``2 k^3 / 3`` operations, against about ``9 k^3``: the way to
     re-choose alpha among a few neighbours when k is large.
     """
-    alpha = check_alpha(alpha)
-    factor = safe_cholesky(stats.gram, shift=alpha)
+    factor = safe_cholesky(stats.gram, shift=check_alpha(alpha))
     weights = factor.solve(stats.cross)
     # RSS = |Y|^2 - <W, Q> - alpha |W|^2, from (G + alpha I) W = Q.
     explained = float((weights * stats.cross).sum()) + alpha * float(weights.square().sum())
-    rss = stats.sq_targets - explained
     n = max(stats.count, 1)
-    slack = n - stats.gram.shape[0] + alpha * factor.trace_inverse()
-    # Both are differences of nearly equal numbers where the fit is nearly perfect: there, rather no score.
-    if rss <= 1e-10 * stats.sq_targets or slack <= 1e-8 * n:
-        return float("inf")
-    return n * rss / slack**2
+    slack = n - len(stats.gram) + alpha * factor.trace_inverse()
+    return _gcv(n, stats.sq_targets, explained, slack)
+
+
+def _gcv(rows: float, targets: float, explained: float, slack: float) -> float:
+    """Return ``n RSS / slack^2``; infinite where the fit is so close to perfect that both are rounding."""
+    rss = targets - explained
+    return rows * rss / slack**2 if rss > 1e-10 * targets and slack > 1e-8 * rows else math.inf
 
 
 def choose_ridge(geometry: ClassGeometry, energy: float, start: int | None = None) -> tuple[float, int]:
@@ -345,48 +329,39 @@ def choose_ridge(geometry: ClassGeometry, energy: float, start: int | None = Non
     True
     """
     search = _Search(geometry, energy if energy > 0.0 else 1.0)
-    if search.is_degenerate():
-        return search.energy, 0
+    within = float(geometry.scatter.diagonal().sum())
+    if search.free < 1.0 or within <= 1e-10 * float(geometry.stats.gram.diagonal().sum()):
+        return search.energy, 0  # one row of each class, or copies: nothing is known of the spread within classes
     best = search.minimum(0 if start is None else start)
     step = search.within_leverage(max(best - _PER_DECADE // 2, _LOWEST))
     return search.alpha(step), step
 
 
-@dataclass
 class _Search:
     """Evaluates ridges of a grid, each once."""
 
-    geometry: ClassGeometry
-    energy: float
-    tried: dict[int, tuple[float, float]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        counts, means = self.geometry.counts, self.geometry.means
+    def __init__(self, geometry: ClassGeometry, energy: float) -> None:
+        self.geometry, self.energy = geometry, energy
+        counts, means, basis = geometry.counts, geometry.means, geometry.stats.basis
         self.rows = float(counts.sum())
         self.free = self.rows - float((counts > 0).sum())
         self.centred = means - (means @ counts / max(self.rows, 1.0))[:, None]
-        basis = self.geometry.stats.basis
-        self.width = means.shape[0] if basis is None else basis.shape[0]
+        self.width = len(means) if basis is None else len(basis)
         self.is_exact = self.free < EXACT_BELOW and self.width > EXACT_ABOVE
         source = generator(0, "ridge search", self.width)
-        signs = torch.randint(0, 2, (self.width, PROBES), generator=source).to(means)
-        signs = signs.mul_(2.0).sub_(1.0)
+        signs = torch.randint(0, 2, (self.width, PROBES), generator=source).to(means).mul_(2.0).sub_(1.0)
         self.signs = signs if basis is None else basis.T @ signs
-        self.order = float(means.shape[0]) if self.is_exact else float(self.signs.square().sum()) / PROBES
+        self.order = float(len(means)) if self.is_exact else float(self.signs.square().sum()) / PROBES
+        self._tried: dict[int, tuple[float, float]] = {}
 
     def alpha(self, step: int) -> float:
         return float(self.energy * 10.0 ** (step / _PER_DECADE))
 
-    def is_degenerate(self) -> bool:
-        """Whether rows tell nothing of the spread within classes: one row each, or copies."""
-        within = float(self.geometry.scatter.diagonal().sum())
-        return self.free < 1.0 or within <= 1e-10 * float(self.geometry.stats.gram.diagonal().sum())
-
     def leverage(self, step: int) -> float:
-        return self._at(step)[0]
+        return self.judge(step)[0]
 
     def gcv(self, step: int) -> float:
-        return self._at(step)[1]
+        return self.judge(step)[1]
 
     def minimum(self, start: int) -> int:
         """Return the step of smallest cross-validation, or one near the bound of leverage where that decides.
@@ -427,59 +402,42 @@ class _Search:
                 below = middle
         return step
 
-    def _at(self, step: int) -> tuple[float, float]:
-        if step not in self.tried:
-            self.tried[step] = self._evaluate(self.alpha(step))
-        return self.tried[step]
-
-    def _evaluate(self, alpha: float) -> tuple[float, float]:
-        """Return the mean leverage and the score of cross-validation at a ridge."""
-        factor = self.geometry.factor(alpha)
-        solved = factor.solve(torch.cat([self.centred, self.signs], dim=1))
-        means, probes = solved[:, : self.centred.shape[1]], solved[:, self.centred.shape[1] :]
-        trace = self._trace(factor, probes)
-        leverage = min(max((self.order - alpha * trace) / self.free, 0.0), 1.0)
-        return leverage, self._score(alpha, means, trace)
-
-    def _score(self, alpha: float, solved: Tensor, trace: float) -> float:
-        """Return ``n RSS / (n - df)^2`` of centred ridge regression on one-hot targets."""
-        counts = self.geometry.counts
+    def judge(self, step: int) -> tuple[float, float]:
+        """Return the mean leverage at a step, and the score of centred ridge regression on one-hot targets."""
+        if step in self._tried:
+            return self._tried[step]
+        alpha, counts = self.alpha(step), self.geometry.counts
         kept = counts > 0
-        counts, means, solved = counts[kept], self.centred[:, kept], solved[:, kept]
+        counts, means = counts[kept], self.centred[:, kept]
+        factor = self.geometry.factor(alpha)
+        solved, trace = self._solve(factor, self.centred)
+        solved = solved[:, kept]
         if 2 * len(counts) > self.width:
-            return self._score_of_many(alpha, counts, means)
-        inner = means.T @ solved
-        inner = 0.5 * (inner + inner.T)
-        inner.diagonal().add_(counts.reciprocal())
-        squares = solved.T @ solved
-        gain = torch.linalg.solve(inner, torch.cat([torch.eye(len(counts)).to(inner), squares], dim=1))
-        mixing, shrunk = gain[:, : len(counts)], gain[:, len(counts) :]
-        # <W, Q> = tr(S D^T E N) = tr(N) - tr(S), since S^-1 = N^-1 + D^T E.
-        explained = float(counts.sum()) - float(mixing.diagonal().sum())
-        norm = float((shrunk * mixing.T).sum())
-        freedom = self.order - alpha * (trace - float(shrunk.diagonal().sum()))
-        return self._ratio(counts, explained + alpha * norm, freedom)
+            explained, total = self.explained_by_total(alpha, counts, means)
+        else:
+            inner = means.T @ solved
+            inner = 0.5 * (inner + inner.T)
+            inner.diagonal().add_(counts.reciprocal())
+            gain = torch.linalg.solve(inner, torch.cat([torch.eye(len(counts)).to(inner), solved.T @ solved], dim=1))
+            mixing, shrunk = gain[:, : len(counts)], gain[:, len(counts) :]
+            # <W, Q> = tr(S D^T E N) = tr(N) - tr(S), since S^-1 = N^-1 + D^T E.
+            explained = float(counts.sum()) - float(mixing.diagonal().sum())
+            explained += alpha * float((shrunk * mixing.T).sum())
+            total = trace - float(shrunk.diagonal().sum())
+        targets = float(counts.sum()) - float(counts.square().sum()) / self.rows
+        score = _gcv(self.rows, targets, explained, self.rows - 1.0 - (self.order - alpha * total))
+        leverage = min(max((self.order - alpha * trace) / self.free, 0.0), 1.0)
+        self._tried[step] = leverage, score
+        return leverage, score
 
-    def _score_of_many(self, alpha: float, counts: Tensor, means: Tensor) -> float:
-        """Return the same by factoring the total scatter, which is cheaper where there are many classes."""
+    def explained_by_total(self, alpha: float, counts: Tensor, means: Tensor) -> tuple[float, float]:
+        """Return what the regression explains and ``tr (T + alpha I)^-1``, by factoring T: for many classes."""
         cross = means * counts
         factor = safe_cholesky(torch.addmm(self.geometry.scatter, cross, means.T), shift=alpha)
-        solved = factor.solve(torch.cat([cross, self.signs], dim=1))
-        weights, probes = solved[:, : len(counts)], solved[:, len(counts) :]
-        explained = float((weights * cross).sum()) + alpha * float(weights.square().sum())
-        trace = self._trace(factor, probes)
-        return self._ratio(counts, explained, self.order - alpha * trace)
+        weights, trace = self._solve(factor, cross)
+        return float((weights * cross).sum()) + alpha * float(weights.square().sum()), trace
 
-    def _trace(self, factor: CholeskyFactor, probes: Tensor) -> float:
-        """Return the trace of an inverse, estimated from the solutions for the signs where they serve."""
-        if self.is_exact:
-            return factor.trace_inverse()
-        return float((self.signs * probes).sum()) / PROBES
-
-    def _ratio(self, counts: Tensor, explained: float, freedom: float) -> float:
-        targets = float(counts.sum()) - float(counts.square().sum()) / self.rows
-        rss, slack = targets - explained, self.rows - 1.0 - freedom
-        # Both are differences of nearly equal numbers where the fit is nearly perfect: there, rather no score.
-        if rss <= 1e-10 * targets or slack <= 1e-8 * self.rows:
-            return math.inf
-        return self.rows * rss / slack**2
+    def _solve(self, factor: CholeskyFactor, rhs: Tensor) -> tuple[Tensor, float]:
+        """Return a solution, and the trace of the inverse, which is estimated from the signs where they serve."""
+        solved, probes = torch.split(factor.solve(torch.cat([rhs, self.signs], dim=1)), [rhs.shape[1], PROBES], dim=1)
+        return solved, factor.trace_inverse() if self.is_exact else float((self.signs * probes).sum()) / PROBES

@@ -137,7 +137,7 @@ class SolvedScatter:
     ...     Y = torch.nn.functional.one_hot(codes[:n], 3).double()
     ...     stats = RidgeStatistics.create(3, 3).update(H[:n], Y)
     ...     return SolvedScatter.of(ClassGeometry.of(stats, Y.sum(dim=0)), alpha=0.1)
-    >>> followed = scatter(6).learned(H[6:], codes[6:], [0, 1, 2])
+    >>> followed = scatter(6).follow(H[6:], codes[6:])
     >>> bool(torch.allclose(followed.solve_means(), scatter(9).solve_means()))
     True
     """
@@ -177,29 +177,22 @@ class SolvedScatter:
         """Return whether so many more rows are better followed than factored."""
         return len(self.signs) + rows <= MAX_CORRECTIONS
 
-    # -- following a stream -----------------------------------------------------------------------------------------
-
-    def learned(self, H: Tensor, codes: Tensor, columns: Sequence[int], weights: Tensor | None = None) -> SolvedScatter:
-        """Return the solution after rows H (n, k) of classes ``codes``; ``columns`` places old classes, -1 is new."""
-        return self.select(columns)._followed(H, codes, weights, 1.0)
-
-    def unlearned(self, H: Tensor, codes: Tensor, weights: Tensor | None = None) -> SolvedScatter:
-        """Return the solution with rows taken out again; every class must keep a row."""
-        return self._followed(H, codes, weights, -1.0)
-
     def select(self, columns: Sequence[int]) -> SolvedScatter:
         """Return the solution with classes reordered; -1 is a new one without rows. None may be left out."""
         if list(columns) == list(range(len(self.counts))):
             return self
         return replace(
             self,
-            counts=take_columns(self.counts[None, :], columns)[0],
+            counts=take_columns(self.counts, columns, dim=0),
             means=take_columns(self.means, columns),
             solved_means=take_columns(self.solved_means, columns),
         )
 
-    def _followed(self, H: Tensor, codes: Tensor, weights: Tensor | None, sign: float) -> SolvedScatter:
-        """Return the record with one more column per row, means moved along them, and first rows of new classes."""
+    def follow(self, H: Tensor, codes: Tensor, weights: Tensor | None = None, sign: int = 1) -> SolvedScatter:
+        """Return the solution after rows H (n, k) of classes ``codes`` were learned, or with ``sign=-1`` unlearned.
+
+        There is one more column per row, along which the mean of its class moves. A class cannot lose its last row.
+        """
         means, counts = self.means.clone(), self.counts.tolist()
         rows, steps, first = [], [], {}
         for row, code, w in zip(H, codes.tolist(), [1.0] * len(H) if weights is None else weights.tolist()):
@@ -246,8 +239,6 @@ class SolvedScatter:
 
     def solve_means(self) -> Tensor:
         """Return ``A^-1 M`` of shape (k, C), without a product of order ``k^2 C``."""
-        if not len(self.signs):
-            return self.solved_means
         return self.solved_means - self.solved_columns @ self._correct(self.solved_columns.T @ self.means)
 
     def quadratic(self, rhs: Tensor) -> Tensor:
@@ -256,15 +247,11 @@ class SolvedScatter:
             base = (rhs * (self.inverse @ rhs)).sum(dim=0)
         else:
             base = self.factor.half_solve(rhs).square().sum(dim=0)
-        if not len(self.signs):
-            return base
         across = self.solved_columns.T @ rhs
         return base - (across * self._correct(across)).sum(dim=0)
 
     def trace_inverse(self) -> float:
         """Return ``tr A^-1``."""
-        if not len(self.signs):
-            return self.trace
         return self.trace - float(self._correct(self.solved_columns.T @ self.solved_columns).diagonal().sum())
 
     @property
@@ -310,15 +297,12 @@ class MeanEstimates:
         Weights in the coordinates of the statistics.
     offset : Tensor of shape (C,)
         Offsets.
-    noise : Tensor of shape (C,)
-        v_c.
     spread : float
         t, the energy of a true mean around the centre of all.
     """
 
     weights: Tensor
     offset: Tensor
-    noise: Tensor
     spread: float
 
     @classmethod
@@ -349,100 +333,51 @@ class MeanEstimates:
         True
         """
         classes = means.shape[1]
-        even = means.new_full((classes,), 1.0 / max(classes, 1))
-        gram = _CentredGram(means, solved, freedom)
-        if not bool((noise > 0.0).all()):
-            return cls._scores(gram, even, None, torch.zeros_like(noise), 0.0)
-        spread = _spread(gram.energies(even), noise)
-        precision = 1.0 / (spread + noise)
-        centre = precision / precision.sum()  # few rows do not move the centre
-        energies = gram.energies(centre)
-        spread = _spread(energies, noise)
-        if classes > MAX_SHARED_CLASSES:
-            return cls._scores(gram, centre, _Shrinkage.alone(energies, noise, spread), noise, spread)
-        return cls._scores(gram, centre, _Shrinkage.shared(gram.matrix(centre), noise, spread), noise, spread)
 
-    @classmethod
-    def _scores(
-        cls, gram: _CentredGram, centre: Tensor, shrinkage: _Shrinkage | None, noise: Tensor, spread: float
-    ) -> MeanEstimates:
-        directions = gram.freedom * (gram.solved - (gram.solved @ centre)[:, None])
-        weights = directions if shrinkage is None else shrinkage.apply(directions)
-        energies = gram.energies(centre) if shrinkage is None else shrinkage.energies
-        return cls(weights, -((gram.means @ centre) @ weights) - 0.5 * energies, noise, spread)
+        def centred(centre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Return what the Gram matrix and its diagonal lose about a centre ``M w``, and that diagonal."""
+            across = freedom * (means.T @ (solved @ centre))
+            within = across @ centre
+            return across, within, (freedom * (means * solved).sum(dim=0) - 2.0 * across + within).clamp_min(0.0)
 
-
-@dataclass(frozen=True)
-class _Shrinkage:
-    """How true means follow from observed ones, and the energies o_c that enter the offsets.
-
-    Parameters
-    ----------
-    mixing : Tensor of shape (C, C) or (C,)
-        F, as its diagonal where each mean is shrunk by itself.
-    energies : Tensor of shape (C,)
-        The o_c.
-    """
-
-    mixing: Tensor
-    energies: Tensor
-
-    def apply(self, directions: Tensor) -> Tensor:
-        """Return directions (k, C) mixed."""
-        return directions * self.mixing if self.mixing.dim() == 1 else directions @ self.mixing.T
-
-    @classmethod
-    def alone(cls, observed: Tensor, noise: Tensor, spread: float) -> _Shrinkage:
-        """Shrink each mean by itself."""
-        kept = spread / (spread + noise)
-        energies = kept.square() * (observed - noise - (1.0 - ETA) * (observed - noise - spread))
-        return cls(kept, energies)
-
-    @classmethod
-    def shared(cls, gram: Tensor, noise: Tensor, spread: float) -> _Shrinkage:
-        """Let what a mean shares with the others count as signal."""
-        device = gram.device
-        if len(noise) <= _SMALL:
-            gram, noise = gram.cpu(), noise.cpu()  # a GPU decomposes small matrices more slowly
-        root, observed = noise.sqrt(), gram.diagonal()
-        values, vectors = symmetric_eigh(gram / root[:, None] / root[None, :])
-        seen = root[:, None] * vectors
-        prior = SHARED * (seen * (values - 1.0).clamp_min(0.0)) @ seen.T
-        prior.diagonal().add_((1.0 - SHARED) * spread)
-        total = prior.clone()
-        total.diagonal().add_(noise)
-        # F = Gamma (Gamma + V)^-1, both symmetric.
-        mixing: Tensor = torch.linalg.solve(total, prior).T
-        kept = (spread / (spread + noise)).square()
-        energies = ((mixing @ gram) * mixing).sum(dim=1) - mixing.square() @ noise
-        energies = energies - (1.0 - ETA) * kept * (observed - noise - spread)
-        return cls(mixing.to(device), energies.to(device))
+        centre, spread = means.new_full((classes,), 1.0 / max(classes, 1)), 0.0
+        across, within, energies = centred(centre)
+        is_noisy = bool((noise > 0.0).all())
+        if is_noisy:
+            precision = 1.0 / (_spread(energies, noise) + noise)
+            centre = precision / precision.sum()  # few rows do not move the centre
+            across, within, energies = centred(centre)
+            spread = _spread(energies, noise)
+        weights = freedom * (solved - (solved @ centre)[:, None])
+        if is_noisy and classes > MAX_SHARED_CLASSES:
+            kept = spread / (spread + noise)
+            weights = weights * kept
+            energies = kept.square() * (energies - noise - (1.0 - ETA) * (energies - noise - spread))
+        elif is_noisy:
+            gram = freedom * (means.T @ solved)
+            gram = 0.5 * (gram + gram.T) - across[:, None] - across[None, :] + within
+            mixing, energies = _shrinkage(gram, noise, spread)
+            weights = weights @ mixing.T
+        return cls(weights, -((means @ centre) @ weights) - 0.5 * energies, spread)
 
 
-@dataclass(frozen=True)
-class _CentredGram:
-    """The Gram matrix of the means in the metric ``f A^-1`` about any centre ``M w``; of order C x C only on demand."""
-
-    means: Tensor
-    solved: Tensor
-    freedom: float
-
-    def energies(self, centre: Tensor) -> Tensor:
-        """Return the diagonal."""
-        across, within = self._about(centre)
-        own = self.freedom * (self.means * self.solved).sum(dim=0)
-        return (own - 2.0 * across + within).clamp_min(0.0)
-
-    def matrix(self, centre: Tensor) -> Tensor:
-        """Return all of it."""
-        across, within = self._about(centre)
-        full = self.freedom * (self.means.T @ self.solved)
-        full = 0.5 * (full + full.T)
-        return full - across[:, None] - across[None, :] + within
-
-    def _about(self, centre: Tensor) -> tuple[Tensor, Tensor]:
-        across = self.freedom * (self.means.T @ (self.solved @ centre))
-        return across, across @ centre
+def _shrinkage(gram: Tensor, noise: Tensor, spread: float) -> tuple[Tensor, Tensor]:
+    """Return F (C, C) and the energies o_c (C,); what a mean shares with the others counts as signal."""
+    device = gram.device
+    if len(noise) <= _SMALL:
+        gram, noise = gram.cpu(), noise.cpu()  # a GPU decomposes small matrices more slowly
+    root = noise.sqrt()
+    values, vectors = symmetric_eigh(gram / root[:, None] / root[None, :])
+    seen = root[:, None] * vectors
+    prior = SHARED * (seen * (values - 1.0).clamp_min(0.0)) @ seen.T
+    prior.diagonal().add_((1.0 - SHARED) * spread)
+    total = prior.clone()
+    total.diagonal().add_(noise)
+    mixing = torch.linalg.solve(total, prior).T  # F = Gamma (Gamma + V)^-1, both symmetric
+    energies = ((mixing @ gram) * mixing).sum(dim=1) - mixing.square() @ noise
+    kept = (spread / (spread + noise)).square()
+    energies = energies - (1.0 - ETA) * kept * (gram.diagonal() - noise - spread)
+    return mixing.to(device), energies.to(device)
 
 
 def _spread(energies: Tensor, noise: Tensor) -> float:

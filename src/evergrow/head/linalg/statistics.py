@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -179,26 +179,18 @@ class RidgeState(ABC):
     def _merge(self, other: RidgeStatistics, sign: int) -> Self:
         """Return the state with the statistics of equal shape added or taken out."""
 
-    def select_targets(self, index: Sequence[int]) -> Self:
-        """Return the state with other target columns: entry -1 is a new all-zero column, others copy old ones.
-
-        This adds classes (append -1), drops them (leave them out) and reorders them. Whoever drops a column sets
-        ``count`` and ``sq_targets`` to what remains.
-        """
-        return self._with_targets(lambda matrix: take_columns(matrix, index))
-
     def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
         """Return the state whose target columns are sums of old ones, as if rows had been learned with such targets.
+
+        This merges, adds, drops and reorders classes. Whoever drops a column sets ``count`` and ``sq_targets`` to what
+        remains.
 
         Parameters
         ----------
         groups : sequence of sequences of int
-            The old columns that each new one is the sum of; each old one must be in exactly one.
+            The old columns that each new one is the sum of, none for a new column of zeros.
         """
-        return self._with_targets(lambda matrix: sum_columns(matrix, groups))
-
-    def _with_targets(self, change: Any) -> Self:
-        return dataclasses.replace(self, cross=change(self.cross))
+        return dataclasses.replace(self, cross=sum_columns(self.cross, groups))
 
     @abstractmethod
     def solve(self, alpha: float) -> RidgeSolution:
@@ -297,7 +289,6 @@ class RidgeStatistics(RidgeState):
         device : torch.device or str
             Where the statistics live.
         """
-        check_shape(n_features, n_targets)
         basis = None
         if solver == "compact" or (solver == "auto" and n_features > DENSE_BELOW):
             # The first direction carries the huge common mode of sigmoid units.
@@ -413,7 +404,11 @@ class RidgeStatistics(RidgeState):
 
     def _accumulate(self, batches: Iterable[Batch], sign: int) -> Self:
         """Take in blocks of rows, compactly as long as that pays: it costs most while the rank is growing."""
-        blocks = (block for batch in batches for block in _blocks(batch))
+        blocks = (
+            block
+            for H, Y in batches
+            for block in zip(torch.split(H, BLOCK_ROWS), torch.split(Y, BLOCK_ROWS), strict=True)
+        )
         state, growth = self, self.growth if self.rank_limit else 0.0  # new directions per row of the block before
         while state.basis is not None:
             block = next(blocks, None)
@@ -490,11 +485,6 @@ class RidgeStatistics(RidgeState):
             require(bool((lengths - 1.0).abs().amax() < 1e-6), "the columns of its basis are not of length 1")
 
 
-def _blocks(batch: Batch) -> Iterator[Batch]:
-    """Yield a batch in pieces, after each of which the form can be chosen anew."""
-    return zip(torch.split(batch[0], BLOCK_ROWS), torch.split(batch[1], BLOCK_ROWS))
-
-
 def _extension(basis: Tensor, H: Tensor, rows: Tensor, allowance: float) -> tuple[Tensor | None, float]:
     """Return new basis columns for H (None where none is needed) and the energy left out.
 
@@ -555,18 +545,12 @@ def _orthonormal(columns: Tensor) -> Tensor:
 # -- columns and checks -----------------------------------------------------------------------------------------------
 
 
-def take_columns(matrix: Tensor, index: Sequence[int]) -> Tensor:
-    """Return columns ``index`` of ``matrix``, with zeros where the index is -1."""
-    if list(index) == list(range(matrix.shape[1])):
-        return matrix  # nobody changes a tensor in place
-    chosen = torch.as_tensor(list(index), dtype=torch.long, device=matrix.device)
-    out = torch.zeros(matrix.shape[0], len(index), dtype=matrix.dtype, device=matrix.device)
-    old = chosen >= 0
-    out[:, old] = matrix[:, chosen[old]]
-    return out
+def take_columns(matrix: Tensor, index: Sequence[int], dim: int = 1) -> Tensor:
+    """Return columns ``index`` of a matrix, or with ``dim=0`` rows; zeros where the index is -1."""
+    return sum_columns(matrix, [[place] if place >= 0 else [] for place in index], dim)
 
 
-def sum_columns(matrix: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+def sum_columns(matrix: Tensor, groups: Sequence[Sequence[int]], dim: int = 1) -> Tensor:
     """Return one column for each of ``groups``: the sum of the columns of ``matrix`` that it lists, zero for none.
 
     Examples
@@ -576,10 +560,13 @@ def sum_columns(matrix: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
     >>> sum_columns(torch.tensor([[1.0, 2.0, 4.0]]), [[1], [0, 2], []]).tolist()
     [[2.0, 5.0, 0.0]]
     """
-    chosen = torch.as_tensor([column for group in groups for column in group], dtype=torch.long, device=matrix.device)
-    places = [place for place, group in enumerate(groups) for _ in group]
-    out = torch.zeros(matrix.shape[0], len(groups), dtype=matrix.dtype, device=matrix.device)
-    return out.index_add_(1, torch.as_tensor(places, dtype=torch.long, device=matrix.device), matrix[:, chosen])
+    if [list(group) for group in groups] == [[column] for column in range(matrix.shape[dim])]:
+        return matrix  # nobody changes a tensor in place
+    pairs = [(place, column) for place, group in enumerate(groups) for column in group]
+    places, columns = torch.tensor(pairs, dtype=torch.long, device=matrix.device).view(-1, 2).unbind(dim=1)
+    shape = list(matrix.shape)
+    shape[dim] = len(groups)
+    return matrix.new_zeros(shape).index_add_(dim, places, matrix.index_select(dim, columns))
 
 
 def check_gram(name: str, gram: Tensor) -> None:
@@ -604,12 +591,6 @@ def check_size(name: str, rows: Tensor) -> None:
             f"{name} must have numbers between {1 / LARGEST:g} and {LARGEST:g}, so that their squares can be added up, "
             f"got {largest:.3g}: scale the features"
         )
-
-
-def check_shape(n_features: int, n_targets: int) -> None:
-    """Raise :class:`ParameterError` unless a state can have a shape."""
-    if n_features < 1 or n_targets < 0:
-        raise ParameterError(f"n_features must be >= 1 and n_targets >= 0, got {n_features} and {n_targets}")
 
 
 def check_alpha(alpha: float) -> float:

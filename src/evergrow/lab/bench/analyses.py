@@ -20,7 +20,7 @@ from evergrow.core.errors import ParameterError
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.data import FeatureSet
-from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
+from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.layers.base import centred_rms
 from evergrow.head.layers.feature_map import BlockRecord
 from evergrow.head.ridge_model import RidgeModel
@@ -33,6 +33,7 @@ from evergrow.lab.conditioning import (
     ridge_conditioning,
 )
 from evergrow.lab.methods import create_method
+from evergrow.lab.methods.fsa_classifier import with_blocks
 from evergrow.lab.streams import Stream, stream_of
 
 XI_UNITS = ("absolute", "rms")

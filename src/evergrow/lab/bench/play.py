@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from evergrow.core.devices import resolve_device, synchronize
 from evergrow.core.errors import EvergrowWarning, InputError
 from evergrow.data import FeatureSet
-from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
+from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.scl import SCLClassifier
 from evergrow.lab.bench.data import ImageData
 from evergrow.lab.bench.run import Run
 from evergrow.lab.heads import SCLDiscriminantClassifier, SCSMClassifier
 from evergrow.lab.methods import FsaClassifier, ImageClassifier, create_method
+from evergrow.lab.methods.fsa_classifier import with_blocks
 from evergrow.lab.metrics import (
     accuracy_matrix,
     first_tasks,
@@ -185,6 +186,7 @@ def within_results(learner: Any, X: Any, y: NDArray[Any], stream: Stream) -> dic
     >>> import numpy as np
     >>> from evergrow.lab.bench.play import within_results
     >>> from evergrow.lab.methods import create_method
+    from evergrow.lab.methods.fsa_classifier import with_blocks
     >>> from evergrow.lab.streams import Protocol, make_stream
     >>> X, y = np.array([[3.0, 0.0], [0.0, 3.0], [3.0, 0.1], [0.1, 3.0]]), np.array([0, 1, 2, 3])
     >>> stream = make_stream(y, y, Protocol(increment=2, shuffle=False))

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from evergrow.core.errors import DatasetNotFoundError
+from evergrow.core.record import from_values
 from evergrow.data import search_path
 from evergrow.data.folders import partner_name, unwrapped
 from evergrow.data.storage import Tree
@@ -73,78 +75,12 @@ class Benchmark:
         return frozenset(_plain(name) for name in (self.key, *self.folders, *self.aliases))
 
 
-_PILOT = "the split of PILOT, RanPAC and RevisitingCIL"
+def _read(name: str) -> Any:
+    return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
 
 BENCHMARKS: dict[str, Benchmark] = {
-    item.key: item
-    for item in (
-        Benchmark(
-            "cifar100",
-            "CIFAR-100",
-            Counts(100, 50_000, 10_000, "the official split"),
-            ("cifar-100-python", "cifar100"),
-            aliases=("cifar", "cifar224"),
-        ),
-        Benchmark(
-            "cub",
-            "CUB-200",
-            Counts(200, 9430, 2358, "the 80/20 re-split of RevisitingCIL, which PILOT and RanPAC use"),
-            ("cub", "CUB_200_2011", "cub200"),
-            aliases=("cub2002011",),
-            others=(
-                Counts(200, 5994, 5794, "the official split of CUB-200-2011"),
-                Counts(200, 5394, 5794, "the lists of APT"),
-            ),
-            archive="cub.zip, MD5 85e342a2d5f941e740193602057df7a5",
-        ),
-        Benchmark(
-            "imagenet-a",
-            "ImageNet-A",
-            Counts(200, 5981, 1519, _PILOT),
-            ("imagenet-a",),
-            aliases=("ina",),
-            archive="ina.zip, MD5 7f4aaf0b1532b7a0bd670822c152d3c5",
-        ),
-        Benchmark(
-            "imagenet-r",
-            "ImageNet-R",
-            Counts(200, 24_000, 6000, _PILOT),
-            ("imagenet-r",),
-            aliases=("inr",),
-            archive="imagenet-r.zip, MD5 730aa3fb9c7d2ec0b6381c6b23040681",
-        ),
-        Benchmark(
-            "objectnet",
-            "ObjectNet",
-            Counts(200, 26_509, 6628, _PILOT),
-            ("objectnet", "objectnet-1.0"),
-            aliases=("obj", "objnet"),
-            archive="objnet.tgz, MD5 63ff7443a47bd682016a8ec59b8cc1bc",
-        ),
-        Benchmark(
-            "omnibenchmark",
-            "OmniBenchmark",
-            Counts(300, 89_697, 5985, _PILOT),
-            ("omnibenchmark",),
-            aliases=("omni",),
-            archive="omnibenchmark.zip, MD5 f1c30808a707f9197c6c811ea52e5cbb",
-        ),
-        Benchmark(
-            "vtab",
-            "VTAB",
-            Counts(50, 1796, 8619, _PILOT),
-            ("vtab", "vtab-cil"),
-            fixed_order=True,
-            archive="vtab.zip, MD5 a9c37bde6105a2516c900b0c33a437c1",
-        ),
-        Benchmark(
-            "cars",
-            "Stanford Cars",
-            Counts(196, 8144, 8041, "the official split"),
-            ("cars", "stanford_cars"),
-            aliases=("stanfordcars",),
-        ),
-    )
+    item.key: item for item in (from_values(Benchmark, values, "a benchmark") for values in _read("benchmarks.json"))
 }
 
 
@@ -192,8 +128,7 @@ def list_benchmarks() -> list[str]:
 @cache
 def expected_names() -> dict[str, tuple[str, ...]]:
     """Return the class names of the benchmarks whose names are known, in order."""
-    text = Path(__file__).with_name("class_names.json").read_text(encoding="utf-8")
-    return {key: tuple(names) for key, names in json.loads(text).items()}
+    return {key: tuple(names) for key, names in _read("class_names.json").items()}
 
 
 @dataclass(frozen=True)

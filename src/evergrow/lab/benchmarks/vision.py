@@ -21,30 +21,12 @@ from evergrow.data import DataOptions, Dataset, search_path
 from evergrow.data.items import Images, Label, Stored
 
 _SPLITS: dict[str, tuple[str, str]] = {
-    "CIFAR10": ("", ""),
-    "CIFAR100": ("", ""),
-    "MNIST": ("", ""),
-    "FashionMNIST": ("", ""),
-    "KMNIST": ("", ""),
-    "USPS": ("", ""),
-    "SVHN": ("train", "test"),
-    "STL10": ("train", "test"),
-    "GTSRB": ("train", "test"),
-    "StanfordCars": ("train", "test"),
-    "Flowers102": ("train", "test"),
-    "Food101": ("train", "test"),
-    "DTD": ("train", "test"),
-    "FGVCAircraft": ("trainval", "test"),
-    "OxfordIIITPet": ("trainval", "test"),
-    "Country211": ("train", "test"),
-    "RenderedSST2": ("train", "test"),
-    "Imagenette": ("train", "val"),
-    "ImageNet": ("train", "val"),
-    "EuroSAT": ("", ""),
-    "SUN397": ("", ""),
-    "Caltech101": ("", ""),
-    "Caltech256": ("", ""),
-    "FakeData": ("", ""),
+    **dict.fromkeys(["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "USPS", "EuroSAT", "SUN397"], ("", "")),
+    **dict.fromkeys(["Caltech101", "Caltech256", "FakeData"], ("", "")),
+    **dict.fromkeys(["SVHN", "STL10", "GTSRB", "StanfordCars", "Flowers102", "Food101", "DTD"], ("train", "test")),
+    **dict.fromkeys(["Country211", "RenderedSST2"], ("train", "test")),
+    **dict.fromkeys(["FGVCAircraft", "OxfordIIITPet"], ("trainval", "test")),
+    **dict.fromkeys(["Imagenette", "ImageNet"], ("train", "val")),
 }
 """Data sets with one label per image, and what their ``split`` is called for training and for testing."""
 

@@ -19,7 +19,7 @@ from evergrow.core.errors import InputError
 
 if TYPE_CHECKING:
     from evergrow.engine import Engine
-    from evergrow.lab.bench import GridResult, Spec, Step
+    from evergrow.lab.bench import GridResult, Step
 
 command_group("lab", "Compare methods: grids of experiments, their records, tables and figures.")
 
@@ -77,12 +77,7 @@ def run_command(
     Exit codes: 0 all fine, 1 some runs failed, 2 the spec or the data is wrong, 3 another process runs in the same
     folder, 130 interrupted: the same command goes on where this one stopped.
     """
-    from evergrow.lab.bench import load_spec
-
-    loaded = load_spec(spec)
-    if loaded.analyses:
-        raise InputError(f"{spec} has analyses: run it by 'evergrow lab mechanism {spec}'")
-    return _run(loaded, "runs", output, only, retry_failed, dry_run, placing)
+    return _run(spec, "runs", output, only, retry_failed, dry_run, placing)
 
 
 @command("lab mechanism")
@@ -100,16 +95,11 @@ def mechanism_command(
     Exit codes: 0 all fine, 1 some analyses failed, 2 the spec or the data is wrong, 3 another process runs in the same
     folder, 130 interrupted: the same command goes on where this one stopped.
     """
-    from evergrow.lab.bench import load_spec
-
-    loaded = load_spec(spec)
-    if not loaded.analyses:
-        raise InputError(f"{spec} has methods and no analyses: run it by 'evergrow lab run {spec}'")
-    return _run(loaded, "analyses", output, only, retry_failed, dry_run, placing)
+    return _run(spec, "analyses", output, only, retry_failed, dry_run, placing)
 
 
 def _run(
-    spec: Spec,
+    path: Path,
     noun: str,
     output: Path | None,
     only: list[str] | None,
@@ -117,15 +107,19 @@ def _run(
     dry_run: bool,
     placing: SideBySide,
 ) -> Answer:
-    from evergrow.lab.bench import plan_grid, run_grid
+    from evergrow.lab.bench import load_spec, plan_grid, run_grid
 
+    spec = load_spec(path)
+    if bool(spec.analyses) != (noun == "analyses"):
+        kind, other = ("analyses", "mechanism") if spec.analyses else ("methods and no analyses", "run")
+        raise InputError(f"{path} has {kind}: run it by 'evergrow lab {other} {path}'")
+    chosen: dict[str, Any] = {"output": output, "only": only or (), "retry_failed": retry_failed}
     if dry_run:
-        planned = plan_grid(spec, output=output, only=only or (), retry_failed=retry_failed)
+        planned = plan_grid(spec, **chosen)
         lines = [f"{step.action:6}  {step.run.run_id}  {step.run.title}" for step in planned.steps]
         lines.append(f"{len(planned.steps)} {noun}: {_counted(step.action for step in planned.steps)}")
         return Answer({noun: [_step_values(step) for step in planned.steps]}, lines)
-    engine = placing.opened()
-    done = run_grid(spec, output=output, only=only or (), retry_failed=retry_failed, say=note_line, engine=engine)
+    done = run_grid(spec, say=note_line, engine=placing.opened(), **chosen)
     values = {noun: [_step_values(step) for step in done.steps]}
     note = f"the records are in {done.folder}"
     return Answer(values, _result_lines(done, noun), code=ExitCode(done.exit_code), done=note)

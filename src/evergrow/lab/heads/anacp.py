@@ -148,7 +148,7 @@ class AnaCPClassifier(IncrementalClassifier):
         return layer.build(Z, Z, seed=derive_seed(self._seed, "anacp", index))
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        codes = torch.from_numpy(labels.codes).to(Z.device)
+        codes = labels.codes
         if "_heads" in vars(self):
             heads, gaussian, output = self._heads, self._gaussian, self._output
         else:
@@ -162,12 +162,13 @@ class AnaCPClassifier(IncrementalClassifier):
         self._commit(learned, gaussian.add(normalize(Z, "l2"), codes, labels.columns), output)
 
     def _regroup(self, change: ClassChange) -> None:
-        if not change.is_permutation:
+        order = change.order
+        if order is None:
             raise UnsupportedError("method 'anacp' cannot make several classes one")
         # The running covariance of the official code is centred batch by batch on the means there were, so that two
         # classes cannot become one as if they had been learned so; their order can change.
         heads = [head.group(change.groups) for head in self._heads]
-        self._commit(heads, self._gaussian.select(change.order), self._output)
+        self._commit(heads, self._gaussian.select(order), self._output)
 
     def _commit(self, heads: list[RidgeModel], gaussian: SharedGaussian, output: FeatureMap) -> None:
         self._heads, self._gaussian, self._output = heads, gaussian, output

@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evergrow.core.errors import LabelError
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
-from evergrow.head.labels import LabelUpdate
 from evergrow.head.layers import GuidedLayer, Layer
 from evergrow.head.layers.feature_map import check_contrast, normalize, resolve_normalization
 from evergrow.head.linalg.ridge_choice import choose_by_gcv
@@ -65,11 +63,6 @@ class SCLDiscriminantClassifier(RandomLayerRidge):
 
     def _layer(self) -> Layer:
         return GuidedLayer(n_units=self.n_units, scales="auto", direct_link=True)
-
-    def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        if len(labels.classes) < 2 and not self._is_fitted():
-            raise LabelError("A guided layer needs at least 2 classes in the first batch, got 1 class.")
-        super()._learn(Z, labels)
 
     def _current(self, Z: Tensor, codes: Tensor, n_classes: int) -> RidgeModel:
         if "_model" in vars(self):

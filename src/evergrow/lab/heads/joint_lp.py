@@ -100,7 +100,7 @@ class JointLinearProbe(IncrementalClassifier):
             self.__dict__.pop(name, None)
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        codes = torch.from_numpy(labels.codes).to(Z.device)
+        codes = labels.codes
         if "_seed" not in vars(self):
             self._seed = resolve_seed(self.random_state)
         if self.solver == "analytic":

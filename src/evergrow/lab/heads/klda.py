@@ -126,7 +126,7 @@ class KLDAClassifier(IncrementalClassifier):
             self.__dict__.pop(name, None)
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        codes = torch.from_numpy(labels.codes).to(Z.device)
+        codes = labels.codes
         members = self._members if "_members" in vars(self) else self._first_members(Z)
         self._commit([member.learn(Z, codes, labels.columns) for member in members])
 

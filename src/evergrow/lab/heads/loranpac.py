@@ -130,7 +130,7 @@ class LoRanPACClassifier(IncrementalClassifier):
         return max(min(round(share * count), self.rank, round(share * self.n_units)), 1)
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        codes = torch.from_numpy(labels.codes).to(Z.device)
+        codes = labels.codes
         dtype, n_classes = self._work_dtype(), len(labels.classes)
         if "_layer" in vars(self):
             layer, kept, count = self._layer, self._kept, self._count

@@ -12,7 +12,6 @@ from evergrow.core.record import require
 from evergrow.head.layers.feature_map import normalize
 from evergrow.head.linalg.factor import symmetric_eigh
 from evergrow.head.linalg.statistics import take_columns
-from evergrow.head.ridge_model import select_counts
 from evergrow.lab.heads.random_layer import one_hot
 
 INITIAL_VARIANCE = 1e-4
@@ -66,7 +65,7 @@ class SharedGaussian:
         """
         n_classes = len(columns)
         sums = take_columns(self.sums, columns).addmm_(X.T, one_hot(codes, n_classes, X))
-        counts = select_counts(self.counts, columns) + torch.bincount(codes, minlength=n_classes)
+        counts = take_columns(self.counts, columns, dim=0) + torch.bincount(codes, minlength=n_classes)
         if self.variant == "paper":
             return SharedGaussian(sums, counts, self.spread.addmm(X.T, X), self.variant)
         centred = X - (sums / counts).T[codes]
@@ -77,7 +76,7 @@ class SharedGaussian:
 
     def select(self, columns: Sequence[int]) -> SharedGaussian:
         """Return the Gaussian with classes in another order."""
-        return replace(self, sums=take_columns(self.sums, columns), counts=select_counts(self.counts, columns))
+        return replace(self, sums=take_columns(self.sums, columns), counts=take_columns(self.counts, columns, dim=0))
 
     def covariance(self) -> Tensor:
         """Return the shared within-class covariance (d, d).

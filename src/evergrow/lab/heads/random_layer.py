@@ -93,7 +93,7 @@ class RandomLayerRidge(IncrementalClassifier):
             self.__dict__.pop(name, None)
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        codes = torch.from_numpy(labels.codes).to(Z.device)
+        codes = labels.codes
         self._commit(self._current(Z, codes, len(labels.classes)).learn(Z, codes, labels.columns))
 
     def _regroup(self, change: ClassChange) -> None:

@@ -114,7 +114,7 @@ class RanPACClassifier(RandomLayerRidge):
         return float(self._alphas[-1])
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        codes = torch.from_numpy(labels.codes).to(Z.device)
+        codes = labels.codes
         model = self._current(Z, codes, len(labels.classes))
         alphas = [*vars(self).get("_alphas", []), self._choose(model.layer, Z, codes)]
         learned = model.learn(Z, codes, labels.columns)

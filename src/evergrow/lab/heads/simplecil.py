@@ -75,7 +75,7 @@ class SimpleCILClassifier(IncrementalClassifier):
             self.__dict__.pop(name, None)
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
-        codes = torch.from_numpy(labels.codes).to(Z.device)
+        codes = labels.codes
         n_classes = len(labels.classes)
         sums = Z.new_zeros(n_classes, Z.shape[1])
         counts = torch.bincount(codes, minlength=n_classes)
@@ -89,7 +89,7 @@ class SimpleCILClassifier(IncrementalClassifier):
         self._sums, self._counts = sums, counts
 
     def _regroup(self, change: ClassChange) -> None:
-        sums, counts = sum_columns(self._sums.T, change.groups).T, sum_columns(self._counts[None, :], change.groups)[0]
+        sums, counts = (sum_columns(part, change.groups, dim=0) for part in (self._sums, self._counts))
         self._sums, self._counts = sums.contiguous(), counts
 
     def _scores(self, Z: Tensor) -> Tensor:

@@ -11,9 +11,7 @@ from torch import Tensor
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer
-from evergrow.head.layers.base import Scales, UnitSampler, check_scales
-
-_BLOCK = 256  # units per draw: a wider layer begins with the units of a narrower one
+from evergrow.head.layers.base import UNITS_PER_DRAW, Scales, UnitSampler, check_scales
 
 
 @LAYERS.register("gaussian")
@@ -63,12 +61,7 @@ class GaussianLayer(Layer):
         """Draw the units; only their scales and bias points may depend on Z."""
         rule = "gaussian" if self.bias == "none" else self.bias
         sampler = UnitSampler(Z, self._scales, rule, seed, "gaussian")
-        pieces = []
-        for index in range(math.ceil(self.n_units / _BLOCK)):
-            normals = sampler.normals(index, 1, _BLOCK)
-            pieces.append(sampler.units(index, normals, index % sampler.n_scales))
-        weights = torch.cat([piece[0] for piece in pieces], dim=1)[:, : self.n_units].contiguous()
-        bias = torch.cat([piece[1] for piece in pieces])[: self.n_units].contiguous()
+        weights, bias = sampler.layer(self.n_units, UNITS_PER_DRAW, steps=sampler.n_scales)
         bias = torch.zeros_like(bias) if self.bias == "none" else bias
         return FeatureMap(weights=weights, bias=bias, activation=self.activation)
 
@@ -109,8 +102,8 @@ class UniformLayer(Layer):
         """Draw the units; nothing but the width of Z is looked at."""
         width = Z.shape[1]
         pieces = [
-            torch.rand(width, _BLOCK, generator=generator(seed, "uniform", index))
-            for index in range(math.ceil(self.n_units / _BLOCK))
+            torch.rand(width, UNITS_PER_DRAW, generator=generator(seed, "uniform", index))
+            for index in range(math.ceil(self.n_units / UNITS_PER_DRAW))
         ]
         drawn = torch.cat(pieces, dim=1)[:, : self.n_units]
         weights = ((2.0 * drawn - 1.0) / math.sqrt(width)).contiguous().to(Z.device)

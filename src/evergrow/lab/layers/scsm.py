@@ -16,7 +16,7 @@ from evergrow.core.validation import check_choice, check_matrix, check_number
 from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer
 from evergrow.head.layers.base import check_scales
 from evergrow.head.layers.feature_map import BlockRecord, Construction
-from evergrow.head.layers.guided import FORMS, Residual
+from evergrow.head.layers.guided import Residual
 
 SCN_SCALES = (0.5, 1.0, 3.0, 5.0, 7.0, 9.0, 15.0, 25.0, 50.0, 100.0, 150.0, 200.0)
 """Half-widths Lambda of the uniform weights that the published networks search through."""
@@ -91,7 +91,7 @@ class SCSMLayer(Layer):
         check_matrix("Y", Y, rows=Z.shape[0])
         Z, Y = Z.to(torch.float64), Y.to(torch.float64)
         form = "dense" if Z.shape[0] <= max(self.n_units, 512) else "factored"
-        residual = FORMS[form](Z, Y, self.alpha if alpha is None else alpha)
+        residual = Residual(Z, Y, self.alpha if alpha is None else alpha, form)
         weights: list[Tensor] = []
         biases: list[Tensor] = []
         log: list[BlockRecord] = []

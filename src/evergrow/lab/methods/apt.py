@@ -96,20 +96,15 @@ class APTClassifier(SharedWeightsClassifier):
         return "additive", {"std": self.std}
 
     @contextmanager
-    def _training_network(self, modules: ModuleStates, task: int) -> Iterator[TaskNetwork]:
-        with temporary_tuner(self._model, *self._tuner(), modules.get("current"), seed=self.seed_) as tuner:
+    def _network(self, modules: ModuleStates, task: int | None) -> Iterator[TaskNetwork]:
+        state = modules.get("merged" if task is None else "current")
+        with temporary_tuner(self._model, *self._tuner(), state, seed=self.seed_) as tuner:
             yield TaskNetwork(self._model, tuner)
 
     def _learned(self, network: TaskNetwork, modules: ModuleStates) -> ModuleStates:
         current = copy_state(network.trained)
-        if "merged" not in modules:
+        if not modules:
             return {"current": current, "merged": copy_state(network.trained)}
-        merged = {
-            name: self.ema * average + (1 - self.ema) * current[name] for name, average in modules["merged"].items()
-        }
+        averages = modules["merged"].items()
+        merged = {name: self.ema * average + (1 - self.ema) * current[name] for name, average in averages}
         return {"current": current, "merged": merged}
-
-    @contextmanager
-    def _answering_network(self, modules: ModuleStates) -> Iterator[TaskNetwork]:
-        with temporary_tuner(self._model, *self._tuner(), modules["merged"]) as tuner:
-            yield TaskNetwork(self._model, tuner)

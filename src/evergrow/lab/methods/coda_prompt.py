@@ -18,7 +18,7 @@ from evergrow.core.validation import check_number
 from evergrow.lab.methods.coda_pool import ComponentPool
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
 from evergrow.lab.methods.shared_weights import ModuleStates, SharedWeightsClassifier, TaskNetwork
-from evergrow.lab.methods.tuned_passes import copy_state, temporary_tuner
+from evergrow.lab.methods.tuned_passes import temporary_tuner
 from evergrow.lab.tuners.prefix import PrefixTuner
 
 
@@ -153,30 +153,18 @@ class CODAPromptClassifier(SharedWeightsClassifier):
         return "prefix", {"source": "provider"}
 
     @contextmanager
-    def _prompted(self, state: dict[str, Tensor] | None) -> Iterator[PromptedNetwork]:
-        """Put the tuner on the backbone, fed by a pool in this state."""
+    def _network(self, modules: ModuleStates, task: int | None) -> Iterator[TaskNetwork]:
         blocks = find_blocks(self._model)[: self.n_blocks]
         numbers = tuple(block.index for block in blocks)
         width = attention_width(blocks[0])
         pool = ComponentPool(numbers, length=self.prompt_length, width=width, query=self.base_.n_features)
-        if state is not None:
-            pool.load_sized(state)
+        if modules:
+            pool.load_sized(modules["tuner"])
+        pool = pool.to(self.device_)
         with temporary_tuner(self._model, "prefix", {"source": "provider", "blocks": numbers}, None) as tuner:
-            yield PromptedNetwork(self._model, tuner, pool.to(self.device_))
-
-    @contextmanager
-    def _training_network(self, modules: ModuleStates, task: int) -> Iterator[TaskNetwork]:
-        with self._prompted(modules.get("pool")) as network:
-            network.trained.start_task(max(self.pool_size // self.n_tasks, 1), seed=self.seed_)
-            yield network
-
-    def _learned(self, network: TaskNetwork, modules: ModuleStates) -> ModuleStates:
-        return {"pool": copy_state(network.trained)}
-
-    @contextmanager
-    def _answering_network(self, modules: ModuleStates) -> Iterator[TaskNetwork]:
-        with self._prompted(modules["pool"]) as network:
-            yield network
+            if task is not None:
+                pool.start_task(max(self.pool_size // self.n_tasks, 1), seed=self.seed_)
+            yield PromptedNetwork(self._model, tuner, pool)
 
     def _loss(self, network: TaskNetwork, logits: Tensor, codes: Tensor) -> Tensor:
         loss = cross_entropy(logits, codes)
@@ -188,5 +176,5 @@ class CODAPromptClassifier(SharedWeightsClassifier):
     def n_components_(self) -> int:
         """Components per block, of all tasks."""
         self._require_fitted()
-        pool = self._state.modules["pool"]
+        pool = self._state.modules["tuner"]
         return int(pool["past_keys"].shape[1] + pool["keys"].shape[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,12 +18,11 @@ import evergrow.head  # noqa: F401 (fills the registry)
 from evergrow.adapt.fsa import adapt, adaptation_config, shared_copy
 from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import adapting_tuners
-from evergrow.core.errors import LabelError, ParameterError, UnknownNameError
-from evergrow.core.registry import nearest
+from evergrow.core.errors import LabelError, ParameterError
 from evergrow.core.validation import check_choice, check_keys
 from evergrow.data.items import Items
 from evergrow.features import EncodeConfig, ImageBackbone, encode
-from evergrow.head.base import HEADS, IncrementalClassifier, with_blocks
+from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.lab.methods.cost import Cost, adaptation_cost, inference_gflops
 from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels
 
@@ -188,15 +187,8 @@ class FsaClassifier(ImageClassifier):
                 base = ImageBackbone(shared_copy(base.module), base.spec, self.device_)
             gflops = inference_gflops(base.module, base.transform.size, base.device)
             return base, Cost(inference_gflops=gflops)
-        adapted = adapt(
-            base,
-            items,
-            codes,
-            config,
-            seed=self.seed_,
-            device=self.device_,
-            progress=self.progress,
-        )
+        where: dict[str, Any] = {"seed": self.seed_, "device": self.device_, "progress": self.progress}
+        adapted = adapt(base, items, codes, config, **where)
         return adapted, adaptation_cost(adapted, len(np.unique(codes)))
 
     @staticmethod
@@ -236,60 +228,19 @@ def head_options(head: str) -> dict[str, Any]:
     return {item.name: item.default for item in parameters if item.name not in ("self", *_OWN)}
 
 
-def fsa_methods() -> list[str]:
-    """Return the names of all heads with first-session adaptation, sorted.
+def with_blocks(head: type[IncrementalClassifier], widths: Sequence[int], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a head, with the widths of several blocks of features where it has a parameter for them.
 
     Examples
     --------
-    >>> from evergrow.lab.methods.fsa_classifier import fsa_methods
-    >>> "ranpac+fsa" in fsa_methods()
-    True
+    >>> from evergrow import Classifier
+    >>> from evergrow.lab.methods.fsa_classifier import with_blocks
+    >>> with_blocks(Classifier, (384, 384), {"n_units": 100})
+    {'n_units': 100, 'blocks': (384, 384)}
+    >>> with_blocks(Classifier, (384,), {"n_units": 100})
+    {'n_units': 100}
     """
-    return [f"{name}{FSA_SUFFIX}" for name in HEADS.names()]
-
-
-def fsa_options(name: str) -> dict[str, Any]:
-    """Return the options of ``"<head>+fsa"`` and their defaults: those of the adaptation, then the head's.
-
-    Parameters
-    ----------
-    name : str
-        One of :func:`fsa_methods`.
-
-    Examples
-    --------
-    >>> from evergrow.lab.methods.fsa_classifier import fsa_options
-    >>> options = fsa_options("ranpac+fsa")
-    >>> options["adapt"], options["n_units"]
-    ('auto', 10000)
-    """
-    parameters = inspect.signature(FsaClassifier.__init__).parameters.values()
-    left_out = ("self", "head", "head_options")
-    return {item.name: item.default for item in parameters if item.name not in left_out} | head_options(_head_of(name))
-
-
-def create_fsa(name: str, **options: Any) -> FsaClassifier:
-    """Return an unfitted ``"<head>+fsa"``.
-
-    Parameters
-    ----------
-    name : str
-        One of :func:`fsa_methods`.
-    **options
-        See :func:`fsa_options`.
-
-    Examples
-    --------
-    >>> from evergrow.lab.methods.fsa_classifier import create_fsa
-    >>> create_fsa("ranpac+fsa", n_units=100, adapt="ssf").head
-    'ranpac'
-    """
-    check_keys(options, fsa_options(name), f"option of method {name!r}")
-    return FsaClassifier(_head_of(name), **options)
-
-
-def _head_of(name: str) -> str:
-    if not name.endswith(FSA_SUFFIX) or name.removesuffix(FSA_SUFFIX) not in HEADS:
-        close = nearest(name, fsa_methods())
-        raise UnknownNameError(f"method must be the name of a head and {FSA_SUFFIX!r}, got {name!r}; nearest: {close}")
-    return name.removesuffix(FSA_SUFFIX)
+    takes_blocks = "blocks" in inspect.signature(head.__init__).parameters
+    if len(widths) < 2 or not takes_blocks or options.get("blocks") is not None:
+        return dict(options)
+    return {**options, "blocks": tuple(widths)}

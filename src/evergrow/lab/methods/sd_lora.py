@@ -11,7 +11,7 @@ from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
 from evergrow.lab.methods.shared_weights import ModuleStates, SharedWeightsClassifier, TaskNetwork
-from evergrow.lab.methods.tuned_passes import copy_state, temporary_tuner
+from evergrow.lab.methods.tuned_passes import temporary_tuner
 from evergrow.lab.tuners.sdlora import SDLoRATuner
 
 
@@ -102,18 +102,10 @@ class SDLoRAClassifier(SharedWeightsClassifier):
         return max(round(self.rank * share), 1)
 
     @contextmanager
-    def _training_network(self, modules: ModuleStates, task: int) -> Iterator[TaskNetwork]:
+    def _network(self, modules: ModuleStates, task: int | None) -> Iterator[TaskNetwork]:
         with temporary_tuner(self._model, *self._tuner(), modules.get("tuner"), seed=self.seed_) as tuner:
             if task and isinstance(tuner, SDLoRATuner):
                 tuner.start_task(self._rank(task))
-            yield TaskNetwork(self._model, tuner)
-
-    def _learned(self, network: TaskNetwork, modules: ModuleStates) -> ModuleStates:
-        return {"tuner": copy_state(network.trained)}
-
-    @contextmanager
-    def _answering_network(self, modules: ModuleStates) -> Iterator[TaskNetwork]:
-        with temporary_tuner(self._model, *self._tuner(), modules["tuner"]) as tuner:
             yield TaskNetwork(self._model, tuner)
 
     @property

@@ -18,6 +18,7 @@ from evergrow.data.items import Items
 from evergrow.lab.methods.cost import Cost
 from evergrow.lab.methods.image_classifier import TaskLabels
 from evergrow.lab.methods.taskwise import TaskwiseClassifier
+from evergrow.lab.methods.tuned_passes import copy_state
 
 ModuleStates = dict[str, dict[str, Tensor]]
 """States of the modules that a method trains, by name."""
@@ -171,36 +172,33 @@ class SharedWeightsClassifier(TaskwiseClassifier):
     That is the same as setting all other logits to minus infinity. The weights of a class that comes again are trained
     on from what they were.
 
-    Subclasses say how a network is made for training (:meth:`_training_network`), which states of its modules stay
-    (:meth:`_learned`), and how it is made for answers (:meth:`_answering_network`).
+    Subclasses say how the network of a task and the one that answers are made (:meth:`_network`), and which states of
+    its modules stay where it is not simply that of what was trained (:meth:`_learned`).
     """
 
     normalized: ClassVar[bool] = False
     """Whether rows have length 1 and features are standardised; see :class:`TrainableWeights`."""
 
     @abstractmethod
-    def _training_network(self, modules: ModuleStates, task: int) -> AbstractContextManager[TaskNetwork]:
-        """Put the network of a task together."""
+    def _network(self, modules: ModuleStates, task: int | None) -> AbstractContextManager[TaskNetwork]:
+        """Put the network of a task together, or for None the one that answers."""
 
-    @abstractmethod
     def _learned(self, network: TaskNetwork, modules: ModuleStates) -> ModuleStates:
         """Return the states after a task from those before it."""
-
-    @abstractmethod
-    def _answering_network(self, modules: ModuleStates) -> AbstractContextManager[TaskNetwork]:
-        """Put the network that answers together."""
+        return {"tuner": copy_state(network.trained)}
 
     def _loss(self, network: TaskNetwork, logits: Tensor, codes: Tensor) -> Tensor:
         """Return the loss of a batch."""
         return torch.nn.functional.cross_entropy(logits, codes)
 
     def _task(self, items: Items, labels: TaskLabels) -> tuple[SharedWeightsState, Cost]:
-        before = self._before()
+        empty = SharedWeightsState(0, ClassWeights.empty(self.base_.n_features), {})
+        before: SharedWeightsState = vars(self).get("_state", empty)
         source = generator(self.seed_, self.method, "rows", before.n_tasks)
         weights = before.weights.to(self.device_).extended(labels.n_classes, source)
         present, codes = np.unique(labels.codes, return_inverse=True)
         current = torch.from_numpy(present)
-        with self._training_network(before.modules, before.n_tasks) as network:
+        with self._network(before.modules, before.n_tasks) as network:
             head = TrainableWeights(weights.of_classes(current), normalized=self.normalized)
             cost = self._train(
                 nn.Sequential(network, head),
@@ -213,13 +211,8 @@ class SharedWeightsClassifier(TaskwiseClassifier):
             modules = self._learned(network, before.modules)
         return SharedWeightsState(before.n_tasks + 1, weights.with_classes(current, head.learned()), modules), cost
 
-    def _before(self) -> SharedWeightsState:
-        """Return the state before a task."""
-        found: SharedWeightsState | None = vars(self).get("_state")
-        return SharedWeightsState(0, ClassWeights.empty(self.base_.n_features), {}) if found is None else found
-
     @contextmanager
     def _answering(self, state: SharedWeightsState) -> Iterator[nn.Module]:
-        with self._answering_network(state.modules) as network:
+        with self._network(state.modules, None) as network:
             head = TrainableWeights(state.weights.to(self.device_), normalized=self.normalized)
             yield nn.Sequential(network, head)

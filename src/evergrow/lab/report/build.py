@@ -19,120 +19,22 @@ from evergrow.core.files import atomic_path
 from evergrow.core.optional import require
 from evergrow.lab.report import mechanism_sections as mechanism
 from evergrow.lab.report import run_sections as runs
-from evergrow.lab.report.contents import Figure, NotRun, RecordSet, Section, Table, collect
+from evergrow.lab.report.contents import TEXTS, Figure, NotRun, RecordSet, Section, Table, collect
 from evergrow.lab.report.plots import FSA
 from evergrow.lab.report.published import known_backbone, known_dataset, load_published, published_comparison
 from evergrow.lab.tables import html_table, render
 
-_RUN = "evergrow lab run experiments/{}.toml"
-HEADS, STRATEGY, IMAGES, VIT = map(
-    _RUN.format, ("feature_heads_official", "rpl_strategy", "cifar100_vit_small", "paper_vit")
-)
-MECHANISM = "evergrow lab mechanism experiments/mechanism.toml"
+VIT, IMAGES = (f"evergrow lab run experiments/{name}.toml" for name in ("paper_vit", "cifar100_vit_small"))
 
-SECTIONS: tuple[Section, ...] = (
-    Section("Accuracy", runs.accuracy_tables, "Records of runs of several methods.", HEADS, published="main"),
-    Section("Accuracy by session", runs.stage_accuracy, "Records of runs with more than one session.", HEADS),
+SECTIONS: tuple[Section, ...] = tuple(
     Section(
-        "DINOv2 backbone",
-        partial(runs.accuracy_tables, backbone="DINO-v2", published="dinov2"),
-        'Records of runs of a spec whose data sets have backbone = "vit_base_patch14_dinov2.lvd142m".',
-        _RUN.format("paper_dinov2"),
-        published="dinov2",
-    ),
-    Section(
-        "ResNet-101 backbone",
-        partial(runs.accuracy_tables, backbone="ResNet101", published="resnet101"),
-        'Records of runs of a spec whose data sets have backbone = "resnet101".',
-        _RUN.format("paper_resnet101"),
-        published="resnet101",
-    ),
-    Section(
-        "Average forgetting",
-        runs.forgetting_tables,
-        "Records of runs with more than one session.",
-        HEADS,
-        published="forgetting",
-    ),
-    Section(
-        "Accuracy within tasks",
-        runs.within_tables,
-        "Records of runs of methods that give scores.",
-        _RUN.format("feature_heads_2000"),
-    ),
-    Section(
-        "Strategies of construction",
-        runs.strategy_tables,
-        "A folder of runs of scl-mgsm, scsm and ri alone, at equal width.",
-        STRATEGY,
-        published="strategy",
-    ),
-    Section("Norm of Pₜ", mechanism.norm_curves, "Records of the analysis conditioning.", MECHANISM),
-    Section(
-        "Eigenvalues and condition number of Pₜ",
-        mechanism.eigenvalues,
-        "Records of the analysis conditioning.",
-        MECHANISM,
-    ),
-    Section("Effective rank", mechanism.effective_rank, "Records of the analysis conditioning.", MECHANISM),
-    Section("Condition number of H", mechanism.condition_numbers, "Records of the analysis conditioning.", MECHANISM),
-    Section("Similarity of bases", mechanism.similarity_maps, "Records of the analysis similarity.", MECHANISM),
-    Section("Residual and trajectory of ξ", mechanism.residual_curves, "Records of the analysis residual.", MECHANISM),
-    Section("Fixed against adaptive ξ", mechanism.xi_settings, "Records of the analysis xi.", MECHANISM),
-    Section(
-        "Settings of the search",
-        mechanism.search_table,
-        "Records of the analysis sweep that differ in block_size and n_candidates.",
-        MECHANISM,
-        published="search",
-    ),
-    Section(
-        "Final hidden sizes",
-        mechanism.size_table,
-        "Records of the analysis sweep or residual whose construction converged by itself.",
-        MECHANISM,
-        published="sizes",
-    ),
-    Section(
-        "Accuracy against hidden size",
-        mechanism.width_curves,
-        "Records of one method at several widths (n_units), all else equal.",
-        STRATEGY,
-    ),
-    Section("Training time", partial(runs.measured, measures=(runs.TIME,)), "Records of runs with times.", HEADS),
-    Section(
-        "Computational cost",
-        partial(runs.measured, measures=runs.COSTS),
-        "Records of runs of a spec on images: methods that train a network write their cost.",
-        IMAGES,
-    ),
-    Section(
-        "Peak memory", partial(runs.measured, measures=(runs.MEMORY,)), "Records of runs with their peak memory.", HEADS
-    ),
-    Section(
-        "Gain over the joint linear probe",
-        runs.probe_gain,
-        "Records of joint-lp and of other methods on the same data, protocol and seeds.",
-        HEADS,
-    ),
-    Section(
-        "Features from several depths",
-        runs.recipe_gain,
-        'Records of the same methods on a data set with recipe = "rich" and without a recipe, in one folder.',
-        _RUN.format("depths_vit"),
-    ),
-    Section(
-        "Accuracy against depth and pooling",
-        mechanism.depth_curves,
-        "Records of the analysis depths.",
-        "python experiments/depths.py",
-    ),
-    Section(
-        "Per-class confusion",
-        runs.confusion,
-        "Records of runs of a spec with confusion = true.",
-        _RUN.format("confusion"),
-    ),
+        entry["title"],
+        partial({**vars(runs), **vars(mechanism)}[entry["draw"]], **entry.get("with", {})),
+        entry["why"],
+        entry["command"],
+        entry.get("published", ""),
+    )
+    for entry in TEXTS["sections"]
 )
 """Every result table and figure of the paper, and a few of our own, in the order of the page."""
 
@@ -244,13 +146,13 @@ def _missing(section: Section, record_set: RecordSet, anything: bool) -> list[No
         datasets = ("ImageNet-R", "ImageNet-A", "ObjectNet", "OmniBenchmark")
         if absent := [name for name in datasets if name not in done]:
             why = 'Records of runs on folders of these images, with backbone = "vit_base_patch16_224.augreg_in21k".'
-            missing.append(NotRun(f"{', '.join(absent)} with ViT-B/16-IN21K", why, _RUN.format("paper_vit")))
+            missing.append(NotRun(f"{', '.join(absent)} with ViT-B/16-IN21K", why, VIT))
         methods = {run.method.removesuffix(FSA) for run in record_set.runs}
         trained = ("coda-prompt", "sd-lora", "ease", "apt", "joint-ft")
         if lacking := [name for name in trained if name not in methods]:
             why = "Records of runs of these methods, of a spec on images: they train a network."
             missing.append(NotRun(", ".join(lacking), why, IMAGES))
-    if section.build is runs.probe_gain and anything and not any(map(runs.adapted, record_set.runs)):
+    if section.title == "Gain over the joint linear probe" and anything and not any(map(runs.adapted, record_set.runs)):
         why = "Records of runs of methods such as ranpac+fsa and scl-mgsm+fsa, of a spec on images."
         missing.append(NotRun("Gain with first-session adaptation (FSA)", why, IMAGES))
     return missing

@@ -18,6 +18,12 @@ from evergrow.lab.records import Record, read_records, scrub
 from evergrow.lab.report.plots import Panel, place_of, style_of
 from evergrow.lab.tables import Comparison, one_per_run, titled, unfinished_notes
 
+TEXTS: dict[str, Any] = json.loads(Path(__file__).with_name("texts.json").read_text(encoding="utf-8"))
+"""The sections of the page in order, and the words of its figures and tables."""
+
+CAPTIONS: dict[str, str] = TEXTS["captions"]
+MEASURE_TEXTS: dict[str, dict[str, str]] = TEXTS["measures"]
+
 
 @dataclass(frozen=True)
 class RecordSet:

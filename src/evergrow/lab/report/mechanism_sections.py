@@ -15,7 +15,7 @@ from evergrow.core.errors import FileFormatError
 from evergrow.core.escaping import printable
 from evergrow.core.record import Between, from_values
 from evergrow.lab.records import Record
-from evergrow.lab.report.contents import Figure, Group, RecordSet, Table, curve_and_error, groups
+from evergrow.lab.report.contents import CAPTIONS, Figure, Group, RecordSet, Table, curve_and_error, groups
 from evergrow.lab.report.plots import Dot, Line, Panel, dot_panel, heat_panel, line_panel, slug, style_of
 from evergrow.lab.report.run_sections import tidy
 from evergrow.lab.tables import Cell, Comparison, Metric, compare, mean_and_error
@@ -67,11 +67,8 @@ def norm_curves(record_set: RecordSet) -> list[Figure]:
         np.asarray([ridge["norm"] for ridge in record.results.get("ridges", [])], dtype=float) for record in records
     ]
     spreads = [float(((norm.max(axis=0) - norm.min(axis=0)) / norm.min(axis=0)).max()) for norm in norms if norm.size]
-    caption = (
-        f"Frobenius norm of Pₜ = Gₜ + λI after every session, at λ = {_chosen_ridge(records):g}. Between the ridges "
-        f"λ = {', '.join(f'{alpha:g}' for alpha in _ridges(records))} it differs by at most "
-        f"{100 * max(spreads, default=0.0):.2g} % at any session of any of these layers."
-    )
+    ridges, spread = ", ".join(f"{alpha:g}" for alpha in _ridges(records)), 100 * max(spreads, default=0.0)
+    caption = CAPTIONS["norm"].format(ridge=_chosen_ridge(records), ridges=ridges, spread=spread)
     return [Figure("Norm of Pₜ", caption, panels)] if panels else []
 
 
@@ -84,10 +81,17 @@ def eigenvalues(record_set: RecordSet) -> list[Figure | Table]:
         ("condition_number", "Condition number", "Condition number of Pₜ"),
     ]
     panels = _stage_panels(records, "eigenvalues", quantities)
-    caption = (
-        f"Ends of the spectrum of Pₜ = Gₜ + λI and their ratio after every session, at λ = {_chosen_ridge(records):g}."
+    figures = (
+        [
+            Figure(
+                "Eigenvalues and condition number of Pₜ",
+                CAPTIONS["eigenvalues"].format(ridge=_chosen_ridge(records)),
+                panels,
+            )
+        ]
+        if panels
+        else []
     )
-    figures = [Figure("Eigenvalues and condition number of Pₜ", caption, panels)] if panels else []
     return [*figures, *_conditioning_tables(records)]
 
 
@@ -128,10 +132,7 @@ def effective_rank(record_set: RecordSet) -> list[Figure]:
             if lines := _stage_lines(group, "effective_rank", alpha):
                 labels = ("Session", "Effective rank (dimensions)")
                 panels.append(line_panel(slug("effective-rank", title), title, labels, lines))
-    caption = (
-        "Effective rank Σ d/(d + λ) of Pₜ over its eigenvalues d + λ: how many directions the ridge leaves in use."
-    )
-    return [Figure("Effective rank", caption, panels)] if panels else []
+    return [Figure("Effective rank", CAPTIONS["effective-rank"], panels)] if panels else []
 
 
 def condition_numbers(record_set: RecordSet) -> list[Figure]:
@@ -159,10 +160,7 @@ def condition_numbers(record_set: RecordSet) -> list[Figure]:
             panels.append(dot_panel(slug("condition-number", group.title), group.title, label, dots, log=True))
     samples = sorted({int(record.settings.get("n_samples", 0)) for record in records})
     units = sorted({int(record.results.get("n_units", 0)) for record in records})
-    caption = (
-        f"Condition number of the random feature matrix H of {_either(samples)} training samples and {_either(units)} "
-        "units, on a logarithmic axis."
-    )
+    caption = CAPTIONS["condition-number"].format(samples=_either(samples), units=_either(units))
     return [Figure("Condition number of H", caption, panels, notes)] if panels else []
 
 
@@ -175,10 +173,6 @@ def _either(numbers: Sequence[int]) -> str:
 
 def similarity_maps(record_set: RecordSet) -> list[Figure]:
     """Draw the cosine similarity of units, as they are and less their mean."""
-    caption = (
-        "Cosine similarity of the activations of units on the first task, as they are, and less their mean over "
-        "samples, since sigmoid activations are all positive. The mean is over absolute values off the diagonal."
-    )
     kinds = (
         ("matrix", "mean_abs", "columns of H", 0.0),
         ("centred_matrix", "centred_mean_abs", "centred columns", -1.0),
@@ -195,7 +189,7 @@ def similarity_maps(record_set: RecordSet) -> list[Figure]:
                     name, labels = slug("similarity", group.title, title, what), ("Unit", "Unit", "Cosine")
                     panels.append(heat_panel(name, heading, matrix, (low, 1.0), labels))
         if panels:
-            figures.append(Figure(f"Similarity of bases: {group.title}", caption, panels))
+            figures.append(Figure(f"Similarity of bases: {group.title}", CAPTIONS["similarity"], panels))
     return figures
 
 
@@ -213,11 +207,7 @@ def residual_curves(record_set: RecordSet) -> list[Figure]:
             if lines:
                 heading = f"{group.title}: {label}"
                 panels.append(line_panel(slug(name, group.title), heading, ("Units L", label), lines, log_y=True))
-    caption = (
-        "Root mean square residual of the first task against the width of the layer, and the scale ξ (Λ of SCSM) that "
-        "the accepted units were drawn with; one seed. The status says how the construction ended."
-    )
-    return [Figure("Residual against width, with the trajectory of ξ", caption, panels)] if panels else []
+    return [Figure("Residual against width, with the trajectory of ξ", CAPTIONS["residual"], panels)] if panels else []
 
 
 # -- xi ---------------------------------------------------------------------------------------------------
@@ -243,12 +233,7 @@ def xi_settings(record_set: RecordSet) -> list[Figure]:
                 title = f"{group.title}, {'ξ as printed' if unit == 'absolute' else 'ξ relative to the features'}"
                 name = slug("xi", group.title, unit)
                 panels.append(dot_panel(name, title, "A_last (%)", dots, text="{:.2f}".format))
-    caption = (
-        "Accuracy after the last session with one fixed ξ (hollow) and with a grid of them that the construction moves "
-        "along (filled). Relative ξ are spreads of pre-activations: they are divided by the root mean square distance "
-        "of first-task features from their mean."
-    )
-    return [Figure("Fixed against adaptive ξ", caption, panels)] if panels else []
+    return [Figure("Fixed against adaptive ξ", CAPTIONS["xi"], panels)] if panels else []
 
 
 def _first_number(label: str) -> float:
@@ -289,12 +274,8 @@ def search_table(record_set: RecordSet) -> list[Table]:
     kept = [record for record in records if len(settings[record.label.partition(" (")[0]]) > 1]
     if not kept:
         return []
-    caption = (
-        "Settings of the search: s units per block, B_max candidate blocks per round. Accuracy in percent, seconds to "
-        "construct the layer, and units at its end; mean ± standard error over seeds where there are several."
-    )
     comparison = compare(kept, ["a_last", "a_avg", "construction_s", "n_units"])
-    return [Table("search", "Settings of the search, s and B_max", caption, tidy(comparison))]
+    return [Table("search", "Settings of the search, s and B_max", CAPTIONS["search"], tidy(comparison))]
 
 
 def size_table(record_set: RecordSet) -> list[Table]:
@@ -310,11 +291,7 @@ def size_table(record_set: RecordSet) -> list[Table]:
             f"{len(own) - len(converged)} of {len(own)} constructions ended at their cap or out of candidates, not at "
             "the tolerance, and have no final size"
         )
-    caption = (
-        "Units at which the residual of the first task fell below the tolerance; mean ± standard error over seeds. "
-        "Constructions that ended at their cap or out of candidates have no final size."
-    )
-    return [Table("sizes", "Final hidden sizes", caption, tidy(comparison))]
+    return [Table("sizes", "Final hidden sizes", CAPTIONS["sizes"], tidy(comparison))]
 
 
 def _sized(record: Record) -> Record:
@@ -339,11 +316,7 @@ def width_curves(record_set: RecordSet) -> list[Figure]:
         for place, lines in _width_lines(records).items():
             title, labels = f"{place}, {source}", ("Units L", "A_last (%)")
             panels.append(line_panel(slug("width", title), title, labels, lines, log_x=True))
-    caption = (
-        "Accuracy after the last session against the number of units of the layer, all else equal; bands are standard "
-        "errors over seeds."
-    )
-    return [Figure("Accuracy against hidden size", caption, panels)] if panels else []
+    return [Figure("Accuracy against hidden size", CAPTIONS["width"], panels)] if panels else []
 
 
 def _width_lines(records: Sequence[Record]) -> dict[str, list[Line]]:
@@ -412,13 +385,9 @@ def depth_curves(record_set: RecordSet) -> list[Figure | Table]:
                 name = slug("depths", kind, title)
                 panels.append(line_panel(name, f"{heading}: {title}", (label, "Accuracy (%)"), lines))
         tables.append(_depth_table(title, rows))
-    caption = (
-        "Accuracy of blocks of one forward pass by depth and pooling over positions, learned by the recommended head "
-        "without random units, all classes at once; on the test rows, or where there are none on training rows that "
-        "were held out. One block alone: each depth by itself. Last blocks joined: from the last one back. Bands are "
-        "standard errors over the samples that were answered, the same ones for every block."
+    figures = (
+        [Figure("Accuracy against depth and pooling", CAPTIONS["depths"], panels, notes)] if panels or notes else []
     )
-    figures = [Figure("Accuracy against depth and pooling", caption, panels, notes)] if panels or notes else []
     return [*figures, *tables]
 
 
@@ -451,8 +420,4 @@ def _depth_table(title: str, rows: Sequence[_DepthRow]) -> Table:
         for part, value in (("held out", row.folds), ("test", row.test))
         if value is not None
     ]
-    caption = (
-        "Accuracy in percent by depth, counted from the end: on rows held out of the training rows, which choices are "
-        "made by, and on test rows where they were looked at."
-    )
-    return Table(slug("depths", title), f"Depth and pooling: {title}", caption, Comparison(cells))
+    return Table(slug("depths", title), f"Depth and pooling: {title}", CAPTIONS["depths-table"], Comparison(cells))

@@ -5,14 +5,24 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from evergrow.core.escaping import printable
 from evergrow.lab.records import Record
-from evergrow.lab.report.contents import Figure, Group, RecordSet, Table, curve_and_error, groups, plain_label
+from evergrow.lab.report.contents import (
+    CAPTIONS,
+    MEASURE_TEXTS,
+    Figure,
+    Group,
+    RecordSet,
+    Table,
+    curve_and_error,
+    groups,
+    plain_label,
+)
 from evergrow.lab.report.plots import FSA, Dot, Line, Panel, dot_panel, heat_panel, line_panel, slug, style_of
 from evergrow.lab.report.published import known_backbone, published_beside
 from evergrow.lab.tables import JOINT, METRICS, Cell, Comparison, Metric, compare, mean_and_error, titled
@@ -54,14 +64,7 @@ def accuracy_tables(record_set: RecordSet, backbone: str | None = None, publishe
         if not runs or is_strategy(every):
             continue
         comparison = published_beside(compare(runs), runs, published)
-        caption = (
-            "Accuracy after the last session and mean over sessions, in percent; mean ± standard error over seeds, "
-            "best bold, second underlined."
-        )
-        if comparison.quoted:
-            caption += (
-                " Rows named 'published' are quoted from the paper, where data, backbone, protocol and method agree."
-            )
+        caption = CAPTIONS["accuracy"] + (CAPTIONS["quoted"] if comparison.quoted else "")
         name = slug("accuracy" if backbone is None else f"accuracy-{published}", folder)
         tables.append(Table(name, f"Accuracy: {folder}", caption, tidy(comparison)))
     return tables
@@ -69,28 +72,18 @@ def accuracy_tables(record_set: RecordSet, backbone: str | None = None, publishe
 
 def forgetting_tables(record_set: RecordSet) -> list[Table]:
     """Return tables of average forgetting, one per folder."""
-    caption = (
-        "Average forgetting in percent: best accuracy on a task at any earlier session less the one at the end, "
-        "averaged over all tasks but the last; lower is better. Joint training forgets nothing by design and is left "
-        "out."
-    )
     tables = []
     for folder, every in record_set.folders.items():
         runs = [run for run in every if run.method not in JOINT]
         if any(run.results.get("f_avg") is not None for run in runs):
             comparison = published_beside(compare(runs, ["f_avg"]), runs, "forgetting")
             title = f"Average forgetting: {folder}"
-            tables.append(Table(slug("forgetting", folder), title, caption, tidy(comparison)))
+            tables.append(Table(slug("forgetting", folder), title, CAPTIONS["forgetting"], tidy(comparison)))
     return tables
 
 
 def within_tables(record_set: RecordSet) -> list[Table]:
     """Return tables of accuracy within tasks beside the usual one, of folders where some run holds it."""
-    caption = (
-        "Accuracy after the last session, in percent: among all classes, and among those of the sample's own task "
-        "only. What the second lacks of 100 are errors inside tasks; what it has above the first are samples lost to "
-        "classes of other tasks. It tells the method the task, and is no result to compare with others' accuracy."
-    )
     found = {
         folder: [run for run in runs if run.results.get("a_last_within") is not None]
         for folder, runs in record_set.folders.items()
@@ -99,7 +92,7 @@ def within_tables(record_set: RecordSet) -> list[Table]:
         Table(
             slug("within-tasks", folder),
             f"Accuracy within tasks: {folder}",
-            caption,
+            CAPTIONS["within-tasks"],
             tidy(compare(runs, ["a_last", "a_last_within"])),
         )
         for folder, runs in found.items()
@@ -109,12 +102,13 @@ def within_tables(record_set: RecordSet) -> list[Table]:
 
 def strategy_tables(record_set: RecordSet) -> list[Table]:
     """Return accuracy tables of the folders that compare strategies of construction."""
-    caption = (
-        "How the layer comes about, all else equal: guided by MGSM or SCSM, or drawn at random (RI), at equal width L, "
-        "without adapting the backbone. Mean ± standard error over seeds, in percent."
-    )
     return [
-        Table(slug("strategies", folder), f"Strategies of construction: {folder}", caption, tidy(compare(runs)))
+        Table(
+            slug("strategies", folder),
+            f"Strategies of construction: {folder}",
+            CAPTIONS["strategies"],
+            tidy(compare(runs)),
+        )
         for folder, runs in record_set.folders.items()
         if is_strategy(runs)
     ]
@@ -125,10 +119,6 @@ def strategy_tables(record_set: RecordSet) -> list[Table]:
 
 def stage_accuracy(record_set: RecordSet) -> list[Figure]:
     """Draw the accuracy over all classes seen so far, after every session."""
-    caption = (
-        "Top-1 accuracy over the test samples of all classes seen so far, after every session; bands are standard "
-        "errors over seeds."
-    )
     figures = []
     for folder, runs in record_set.folders.items():
         notes: list[str] = []
@@ -143,7 +133,7 @@ def stage_accuracy(record_set: RecordSet) -> list[Figure]:
             if (lines := _stage_lines(group, notes))
         ]
         if panels:
-            figures.append(Figure(f"Accuracy by session: {folder}", caption, panels, notes))
+            figures.append(Figure(f"Accuracy by session: {folder}", CAPTIONS["stage-accuracy"], panels, notes))
     return figures
 
 
@@ -167,56 +157,32 @@ def _stage_lines(group: Group, notes: list[str]) -> list[Line]:
 # -- one number per method --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A number of a run that is drawn as a dot per method.
-
-    Parameters
-    ----------
-    name, title, caption, axis : str
-        Of the figure.
-    read : callable
-        Returns the number, or None.
-    kind : callable
-        Returns the way of measuring, for the title: only numbers of one kind stand in one panel.
-    log : bool
-        Whether the axis is logarithmic.
-    """
-
-    name: str
-    title: str
-    caption: str
-    axis: str
-    read: Callable[[Record], float | None]
-    kind: Callable[[Record], str] = lambda run: ""
-    log: bool = True
-
-
-def measured(record_set: RecordSet, measures: Sequence[Measure]) -> list[Figure]:
+def measured(record_set: RecordSet, measures: Sequence[str]) -> list[Figure]:
     """Draw one figure per measure and folder: a panel per data set and protocol, a dot per method."""
     figures = []
     for measure in measures:
+        words = MEASURE_TEXTS[measure]
         for folder, runs in record_set.folders.items():
             notes: list[str] = []
             panels = []
             for group in groups(runs):
                 for kind, dots in _measured_dots(group, measure, notes).items():
-                    title = f"{group.title}{', ' if kind else ''}{kind}"
-                    name = slug(measure.name, folder, title)
-                    panels.append(dot_panel(name, title, measure.axis, dots, log=measure.log))
+                    title, log = f"{group.title}{', ' if kind else ''}{kind}", measure != "trainable-parameters"
+                    panels.append(dot_panel(slug(measure, folder, title), title, words["axis"], dots, log=log))
             if panels:
-                figures.append(Figure(f"{measure.title}: {folder}", measure.caption, panels, notes))
+                figures.append(Figure(f"{words['title']}: {folder}", words["caption"], panels, notes))
     return figures
 
 
-def _measured_dots(group: Group, measure: Measure, notes: list[str]) -> dict[str, list[Dot]]:
-    """Return dots by the kind of measurement; different kinds are never compared in one panel."""
+def _measured_dots(group: Group, measure: str, notes: list[str]) -> dict[str, list[Dot]]:
+    """Return dots by the way of measuring; numbers of different kinds are never compared in one panel."""
     found: dict[str, list[Dot]] = {}
+    read, kind_of = _MEASURES[measure]
     for title, style, runs in group.styled():
         values: dict[str, list[float]] = {}
         for run in runs:
-            if (value := measure.read(run)) is not None:
-                values.setdefault(measure.kind(run), []).append(value)
+            if (value := read(run)) is not None:
+                values.setdefault(kind_of(run), []).append(value)
         known = sum(map(len, values.values()))
         if 0 < known < len(runs):
             notes.append(f"{title}, {group.title}: missing from {len(runs) - known} of {len(runs)} runs")
@@ -259,49 +225,17 @@ def _memory_kind(run: Record) -> str:
     return "resident memory" + (" of the process" if run.memory.get("rss_scope") == "process" else "")
 
 
-TIME = Measure(
-    "training-time",
-    "Training time",
-    "Seconds to learn all sessions, on a logarithmic axis: fitting the first and updating by every later one, "
-    "or end to end where records say so. Error bars are standard errors over seeds.",
-    "Training time (s)",
-    _train_seconds,
-    _device,
-)
-MEMORY = Measure(
-    "peak-memory",
-    "Peak memory",
-    "Peak memory of a run on a logarithmic axis. Resident memory includes Python and PyTorch themselves.",
-    "Peak memory (MiB)",
-    _peak_mebibytes,
-    _memory_kind,
-)
-COSTS = (
-    Measure(
-        "gflops",
-        "Cost of an answer",
-        "Floating-point operations of the network for one image at test time, on a logarithmic axis.",
-        "Operations per image (GFLOPs)",
-        lambda run: cost(run, "inference_gflops") or cost(run, "gflops") or None,
-    ),
-    Measure(
-        "training-gflops",
-        "Cost of learning",
-        "Floating-point operations of the network for all learning, on a logarithmic axis, without the algebra of "
-        "analytic heads.",
-        "Operations of all learning (GFLOPs)",
-        lambda run: cost(run, "train_gflops") or None,
-    ),
-    Measure(
-        "trainable-parameters",
-        "Trainable parameters",
-        "Most parameters that were trained by gradient at once, in thousands.",
-        "Trainable parameters (thousands)",
+_MEASURES: dict[str, tuple[Callable[[Record], float | None], Callable[[Record], str]]] = {
+    "training-time": (_train_seconds, _device),
+    "peak-memory": (_peak_mebibytes, _memory_kind),
+    "gflops": (lambda run: cost(run, "inference_gflops") or cost(run, "gflops") or None, lambda run: ""),
+    "training-gflops": (lambda run: cost(run, "train_gflops") or None, lambda run: ""),
+    "trainable-parameters": (
         lambda run: None if (value := cost(run, "trainable_parameters")) is None else value / 1e3,
-        log=False,
+        lambda run: "",
     ),
-)
-"""Figures that are drawn from ``extra.cost``."""
+}
+"""Numbers of a run that are drawn as a dot per method: how to read one, or None, and the way that it was measured."""
 
 
 # -- gains ------------------------------------------------------------------------------------------------
@@ -319,10 +253,6 @@ def adapted(run: Record) -> bool:
 
 def probe_gain(record_set: RecordSet) -> list[Figure]:
     """Draw A_last less that of the joint linear probe of the same data, protocol and seed."""
-    caption = (
-        "Accuracy after the last session less that of the joint linear probe on the same data, protocol and seed. "
-        "Above zero, the incremental learner beats a probe that sees all data at once."
-    )
     figures = []
     for folder, every in record_set.folders.items():
         runs = [run for run in every if run.results.get("a_last") is not None]
@@ -342,7 +272,7 @@ def probe_gain(record_set: RecordSet) -> list[Figure]:
                     axis = "A_last less the joint linear probe (points)"
                     panels.append(dot_panel(slug("probe-gain", folder, title), title, axis, dots, text=signed))
         if panels:
-            figures.append(Figure(f"Gain over the joint linear probe: {folder}", caption, panels, notes))
+            figures.append(Figure(f"Gain over the joint linear probe: {folder}", CAPTIONS["probe-gain"], panels, notes))
     return figures
 
 
@@ -383,12 +313,8 @@ def recipe_gain(record_set: RecordSet) -> list[Figure | Table]:
             caption = "A_last in percent, and the gain in points, seed by seed; mean ± standard error over seeds."
             tables.append(Table(name, f"{title}, {folder}", caption, Comparison(cells)))
         if panels:
-            caption = (
-                "Accuracy after the last session of every head on the network's own vector (light) and on features "
-                "from several depths of the same forward pass (dark), all else equal; bars are standard errors over "
-                "seeds, in brackets the gain in points."
-            )
-            parts += [Figure(f"Features from several depths: {folder}", caption, panels, notes), *tables]
+            title = f"Features from several depths: {folder}"
+            parts += [Figure(title, CAPTIONS["recipes"], panels, notes), *tables]
     return parts
 
 
@@ -448,11 +374,7 @@ def confusion(record_set: RecordSet) -> list[Figure]:
                 labels = ("Predicted class", "True class", "Share (%)")
                 name, heading = slug("confusion", folder, title, where), f"{title}, {where}"
                 panels.append(heat_panel(name, heading, shares, limits, labels, _mistakes(shares, names)))
-    caption = (
-        "Share of the test samples of every class (rows) that is taken for each other class (columns), after the last "
-        "session; right answers, on the diagonal, are left white."
-    )
-    return [Figure("Per-class confusion", caption, panels, notes)] if panels or notes else []
+    return [Figure("Per-class confusion", CAPTIONS["confusion"], panels, notes)] if panels or notes else []
 
 
 def _mistakes(shares: Any, names: list[str], most: int = 10) -> str:

@@ -1,0 +1,265 @@
+"""What every request passes: who may ask, under which name and how much; headers, counters, the log, problems."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from evergrow.serve.config import Limits, ServeConfig, is_loopback
+from evergrow.serve.monitoring import Metrics, log
+from evergrow.serve.requests import FORM, Problem, problem_of, problem_response
+
+_GUARDED = ("/api/", "/label-studio/", "/metrics")  # by tokens; the page and its documentation hold nothing of a model
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_READING_METHODS = ("GET", "HEAD", "OPTIONS")
+_READING_POSTS = ("/predict", "/evaluate", "/setup")
+_CALLERS = 10_000  # that the rate limit remembers
+_SLOWEST = 1024  # bytes of a body in a second
+_LOGGED = 300  # characters of a path in the log
+
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; "
+    "connect-src 'self'; font-src 'self'; manifest-src 'self'; worker-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+SECURITY_HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+}
+
+
+class RateLimit:
+    """Limits how often each caller may come, by a bucket that refills.
+
+    Parameters
+    ----------
+    per_second : float
+        Requests in a second; as many may come at once.
+    """
+
+    def __init__(self, per_second: float) -> None:
+        self._rate = per_second
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def allows(self, caller: str, now: float | None = None) -> bool:
+        """Count a request and return whether it may pass.
+
+        Examples
+        --------
+        >>> from evergrow.serve.middleware import RateLimit
+        >>> limit = RateLimit(2)
+        >>> [limit.allows("anna", now) for now in (0.0, 0.0, 0.1, 0.6)]
+        [True, True, False, True]
+        """
+        at = time.monotonic() if now is None else now
+        left, since = self._buckets.pop(caller, (self._rate, at))
+        left = min(self._rate, left + (at - since) * self._rate)
+        allowed = left >= 1
+        self._buckets[caller] = (left - 1 if allowed else left, at)
+        while len(self._buckets) > _CALLERS:
+            self._buckets.popitem(last=False)
+        return allowed
+
+
+def host_name(host: str) -> str:
+    """Return the name in a Host header without the port, or an empty string if the header is malformed.
+
+    Examples
+    --------
+    >>> from evergrow.serve.middleware import host_name
+    >>> host_name("LocalHost:8080"), host_name("[::1]:8080"), host_name("a b")
+    ('localhost', '::1', '')
+    """
+    try:
+        parts = urlsplit(f"//{host}")
+        port_is_number = parts.port is None or parts.port >= 0
+    except ValueError:
+        return ""
+    plain = parts.netloc == host and not set(host) & set(" @/\\?#") and port_is_number
+    return (parts.hostname or "").casefold() if plain else ""
+
+
+class _Exchange:
+    """A request and its answer: the body comes within limits, and the answer goes with security headers."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, limits: Limits, count: Callable[[int], None]
+    ) -> None:
+        self.scope, self.headers, self.id = scope, Headers(scope=scope), uuid.uuid4().hex[:16]
+        self._receive, self._send, self._limits, self._count = receive, send, limits, count
+        self.started, self.status, self.size = time.perf_counter(), 0, 0
+        self.client = str((scope.get("client") or ("",))[0])
+        self.refused = self._complete = False
+        path = scope["path"]
+        if path.endswith(("/jobs", "/api/v1/models/upload")):
+            self._largest = limits.upload_bytes
+        elif path.startswith("/label-studio/") or self.headers.get("content-type", "").lower().startswith(FORM):
+            self._largest = limits.body_bytes  # it may carry image files
+        else:
+            self._largest = limits.json_bytes
+
+    def check_size(self, size: int) -> None:
+        """Raise the problem 413 if the body is larger than it may be."""
+        if size > self._largest:
+            raise Problem(413, f"the body may have at most {self._largest:,} bytes", "TooLarge")
+
+    async def receive(self) -> Message:
+        """Return the next piece of the body."""
+        if self._complete:
+            return await self._receive()
+        seconds = self._limits.body_seconds
+        try:
+            message = await asyncio.wait_for(self._receive(), seconds)
+        except asyncio.TimeoutError:
+            raise Problem(408, f"nothing of the body came for {seconds:g} s", "SlowBody") from None
+        if message["type"] == "http.request":
+            n = len(message.get("body", b""))
+            self._count(n)
+            self.size += n
+            self._complete = not message.get("more_body", False)
+            self.check_size(self.size)
+            if not self._complete and time.perf_counter() - self.started > seconds + self.size / _SLOWEST:
+                raise Problem(408, f"the body came slower than {_SLOWEST} bytes a second", "SlowBody")
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a piece of the answer."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            for name, value in {**SECURITY_HEADERS, "Cache-Control": "no-cache"}.items():
+                headers.setdefault(name, value)
+            headers["X-Request-Id"] = self.id
+            # The rest of a body that is refused is not waited for.
+            if self.status in (408, 413) or (self.refused and self.scope["method"] not in ("GET", "HEAD")):
+                headers["Connection"] = "close"
+        await self._send(message)
+
+
+class ServiceMiddleware:
+    """Lets a request pass by its host, origin, token, rate and size, and answers with a problem where it fails.
+
+    Every request is counted and logged.
+
+    Parameters
+    ----------
+    app : ASGI application
+        The next application.
+    config : ServeConfig
+        Who may ask, and how much.
+    metrics : Metrics
+        Where requests are counted.
+    folder : str
+        The folder of the models, which is removed from messages.
+    """
+
+    def __init__(self, app: ASGIApp, config: ServeConfig, metrics: Metrics, folder: str) -> None:
+        self._app, self._config, self._metrics, self._folder = app, config, metrics, folder
+        self._rate = RateLimit(config.limits.requests_per_second)
+        self._hosts = {name.casefold() for name in config.allowed_hosts}
+        self._hosts |= {config.host.strip("[]").casefold()} - {"0.0.0.0", "::"}
+        self._received = 0  # bytes of all bodies that are being received or answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on and see how it ends."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange, failure = _Exchange(scope, receive, send, self._config.limits, self._count), None
+        scope.setdefault("state", {})["request_id"] = exchange.id
+        try:
+            try:
+                self._check(exchange)
+            except Problem:
+                exchange.refused = True
+                raise
+            await self._app(scope, exchange.receive, exchange.send)
+        except Exception as error:
+            failure = error
+            if exchange.status:  # the answer has begun: the server must close the connection
+                raise
+            response = problem_response(problem_of(error, self._folder), exchange.id)
+            await response(scope, receive, exchange.send)
+        finally:
+            self._received -= exchange.size
+            self._record(exchange, failure)
+
+    def _count(self, n: int) -> None:
+        """Count bytes of a body, or raise the problem 503 if all requests together hold too many."""
+        if self._received + n > self._config.limits.waiting_bytes:
+            raise Problem(503, "other requests hold all memory: try again later", "Busy", retry_after=2)
+        self._received += n
+
+    def _check(self, exchange: _Exchange) -> None:
+        """Raise a problem unless the request may pass."""
+        scope, headers = exchange.scope, exchange.headers
+        path, method = scope["path"], scope["method"]
+        # A page elsewhere can let its own name lead to this machine (DNS rebinding), so foreign names are refused.
+        hosts = headers.getlist("host")
+        name = host_name(hosts[0]) if len(hosts) == 1 else ""
+        if not name or not (is_loopback(name) or name in self._hosts):
+            detail = f"the service does not answer to the host {name[:80]!r}: allow it with --allow-host"
+            raise Problem(421, detail, "WrongHost")
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+        guarded = path.startswith(_GUARDED)
+        followed_link = method == "GET" and not guarded and headers.get("sec-fetch-mode") == "navigate"
+        if origin is not None:
+            if urlsplit(origin).netloc.casefold() != hosts[0].casefold():
+                raise Problem(403, f"requests from pages of {origin[:80]!r} are not answered", "CrossOrigin")
+        elif site not in ("none", "same-origin") and not followed_link:
+            raise Problem(403, "requests from pages of other sites are not answered", "CrossOrigin")
+        caller = exchange.client
+        if self._config.tokens.entries and guarded:
+            holder = self._config.tokens.holder(headers.get("authorization", ""))
+            if holder is None:
+                raise Problem(401, "send 'Authorization: Bearer TOKEN' with a token of this service", "BadToken")
+            reads = method in _READING_METHODS or (method == "POST" and path.endswith(_READING_POSTS))
+            if holder.role == "read" and not reads:
+                detail = "this token has the role read; changes need a token with the role teach"
+                raise Problem(403, detail, "ReadToken")
+            scope["state"]["token"] = caller = holder.name
+        if not self._rate.allows(caller):
+            raise Problem(429, "too many requests in a second: slow down", "TooOften", retry_after=1)
+        length = headers.get("content-length", "0")
+        if not (length.isascii() and length.isdecimal()):
+            raise Problem(400, "Content-Length is not a number", "BadLength")
+        exchange.check_size(int(length[:20]))
+
+    def _record(self, exchange: _Exchange, failure: Exception | None) -> None:
+        """Count and log a request; the labels of metrics come from fixed sets, not from callers."""
+        scope, seconds = exchange.scope, time.perf_counter() - exchange.started
+        route = getattr(scope.get("route"), "path", "") or "other"
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.requests.labels(method, route, str(exchange.status)).inc()
+        self._metrics.seconds.labels(method, route).observe(seconds)
+        problem = None if failure is None else problem_of(failure)
+        bug = problem is not None and problem.status_code == 500
+        log(
+            "request",
+            level=logging.ERROR if bug else logging.INFO,
+            error=failure if bug else None,
+            method=method,
+            path=scope["path"][:_LOGGED],
+            status=exchange.status,
+            seconds=round(seconds, 4),
+            request_id=exchange.id,
+            client=exchange.client,
+            **({"token": scope["state"]["token"]} if "token" in scope["state"] else {}),
+            **({"refused": problem.kind} if problem and exchange.refused else {}),
+        )

@@ -1,0 +1,179 @@
+"""Folders that others can write to: what lies there in the place of a file is no way out, no hang and no crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.adapt.tiny import tiny_vit
+from tests.altered import WRONG
+from tests.hostile.mutate import at, join, mutations, put, replacements, split, walk
+from tests.hostile.samples import pictures, rows
+from tests.hostile.trial import limited
+from tests.serve.conftest import api, folder, serve  # noqa: F401
+
+from evergrow import Learner
+from evergrow.core.errors import EvergrowError, FileFormatError
+from evergrow.data.items import Images
+from evergrow.features import encode
+from evergrow.features.cache import FeatureCache
+from evergrow.learner.watching import WatchedFolder, watch_once
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links and pipes")
+
+ODD: dict[str, Callable[[Path, Path], None]] = {
+    "folder": lambda path, outside: path.mkdir(),
+    "pipe": lambda path, outside: os.mkfifo(path),
+    "link to a file": lambda path, outside: path.symlink_to(outside / "precious"),
+    "link to a folder": lambda path, outside: path.symlink_to(outside),
+    "link in a circle": lambda path, outside: path.symlink_to(path),
+    "link to nothing": lambda path, outside: path.symlink_to(outside / "nothing"),
+    "empty file": lambda path, outside: path.write_bytes(b"") and None,
+}
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Any:
+    """A folder that links lead to; it must stay as it is."""
+    place = tmp_path / "outside"
+    place.mkdir()
+    (place / "precious").write_bytes(b"precious")
+    yield place
+    assert [(path.name, path.read_bytes()) for path in place.iterdir()] == [("precious", b"precious")]
+
+
+def placed(path: Path, kind: str, outside: Path) -> None:
+    """Put something odd in the place of a file or folder."""
+    if path.exists():
+        path.rename(outside.parent / "moved")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ODD[kind](path, outside)
+
+
+# -- the feature cache --------------------------------------------------------------------------------------
+
+
+class Cached:
+    """Features of a few pictures in a cache, and what they must be."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.backbone, self.items = root, tiny_vit(), Images(pictures()["first"])
+        self.features = self.encoded()
+        (self.chunk,) = root.rglob("*.safetensors")
+
+    def encoded(self) -> np.ndarray:
+        return encode(self.backbone, self.items, cache=self.root).X
+
+    def check(self, words: str) -> None:
+        with limited(20), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says that it computes again
+            json.dumps([(entry.to_dict(), entry.age_seconds) for entry in FeatureCache(self.root).list()])
+            features = self.encoded()
+        assert features.shape == self.features.shape, words
+        assert np.isfinite(features).all(), words
+
+
+def test_damaged_chunks_are_computed_again(tmp_path: Path) -> None:
+    cached = Cached(tmp_path)
+    for words, hostile in mutations(cached.chunk.read_bytes(), seed=0, n=60):
+        cached.chunk.write_bytes(hostile)
+        cached.check(words)
+
+
+def test_whatever_a_description_says_the_cache_is_listed_and_used(tmp_path: Path) -> None:
+    cached = Cached(tmp_path)
+    meta = cached.chunk.with_name("meta.json")
+    body = json.loads(meta.read_text())
+    for key in body:
+        for value in (*WRONG, "2026-13-45", "a\x1b[2J", 2**70, float("nan")):
+            meta.write_text(json.dumps({**body, key: value}))
+            cached.check(f"{key} is {value!r:.30}")
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("name", ["chunk", "meta.json", "entry"])
+def test_odd_things_in_a_cache(name: str, kind: str, tmp_path: Path, outside: Path) -> None:
+    cached = Cached(tmp_path / "cache")
+    entry = cached.chunk.parent
+    placed({"chunk": cached.chunk, "entry": entry}.get(name, entry / name), kind, outside)
+    cached.check(f"{kind} as {name}")
+
+
+# -- a watched folder ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> tuple[Path, Path]:
+    """A model, and a folder in which a class and a question have arrived."""
+    data, model, root = rows(), tmp_path / "model.evg", tmp_path / "new"
+    labels = np.array(["ant", "bee", "cat"])[data["y_first"]]
+    Learner(None, options={"n_units": 9}, cache=False).fit((data["first"], labels)).save(model)
+    for place, name in (("dog", "first"), ("inbox", "query")):
+        (root / place).mkdir(parents=True)
+        np.save(root / place / "rows.npy", data[name])
+    return model, root
+
+
+def look(model: Path, root: Path) -> Any:
+    place = WatchedFolder(root, quiet=0.0)
+    with limited(20), place.held():
+        return watch_once(model, place)
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("dog/odd.npy", "inbox/odd.npy", "dog", "inbox", "other", "odd.npy", "done", "done/working"),
+        *("done/working/dog", "done/working/dog/odd.npy", "done/working/odd.npy", "done/learned", "done/learned/dog"),
+        *("done/answered", "done/refused", "done/answered/rows.npy", "done/answered/rows.npy.json"),
+        *("done/learned/dog/rows.npy", "done/refused/dog/odd.npy.reason.txt"),
+    ],
+)
+def test_odd_things_in_a_watched_folder(place: str, kind: str, watched: tuple[Path, Path], outside: Path) -> None:
+    model, root = watched
+    placed(root / place, kind, outside)
+    for _ in range(2):
+        with suppress(EvergrowError):  # what it cannot put in order itself it says
+            look(model, root)
+
+
+def test_whatever_a_model_says_of_the_files_it_learned(watched: tuple[Path, Path]) -> None:
+    model, root = watched
+    look(model, root)
+    parts = split(model.read_bytes())
+    for path in [path for path, _ in walk(parts.meta) if "watched" in path]:
+        value = at(parts.meta, path)
+        for _, _, other in islice(replacements(None if isinstance(value, (dict, list)) else value), 0, None, 3):
+            changed = put(parts.meta, path, other)
+            model.write_bytes(join(type(parts)(parts.schema, parts.kind, changed, parts.tensors)))
+            np.save(root / "inbox" / "again.npy", rows()["query"])
+            with suppress(FileFormatError):
+                look(model, root)
+
+
+# -- the folder of the models -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("name", ["odd.evg", "m.evg.history", "odd.evg.history", ".odd.evg.part"])
+def test_odd_things_among_the_models(name: str, kind: str, api: Any, folder: Path, outside: Path) -> None:  # noqa: F811
+    api.taught()
+    placed(folder / name, kind, outside)
+    with limited(20):
+        listed = api.client.get("/api/v1/models")
+        assert listed.status_code == 200
+        assert "m" in [entry["name"] for entry in listed.json()["models"]]
+        for answer in (api.get(), api.post("teach", {"rows": rows()["query"][:1, :4].tolist(), "label": "0"})):
+            # A history that is none is named, until somebody mends it; the model itself is as it was.
+            assert answer.status_code < 500 or (name == "m.evg.history" and "FileFormatError" in answer.text)
+        if name == "odd.evg":
+            assert api.get("odd").status_code >= 400
