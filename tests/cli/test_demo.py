@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from tests.commands import evergrow
 
-from evergrow import __version__
 from evergrow.cli import demo
 from evergrow.core.errors import WeightsError
 from evergrow.data import load_data
@@ -58,7 +57,3 @@ def test_it_writes_images_that_the_other_commands_take(tmp_path: Path) -> None:
     again = evergrow("demo", "--pictures", str(tmp_path / "digits"))
     assert again.exit_code == 2
     assert "new or empty folder" in again.stderr
-
-
-def test_version() -> None:
-    assert evergrow("--version").output.strip() == __version__

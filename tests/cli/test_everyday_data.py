@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -116,15 +114,6 @@ def test_a_broken_image_on_standard_input(shell: Shell, image_model: Path) -> No
     result = CliRunner().invoke(build_app(), ["predict", str(image_model), "-"], input=b"\xff\xd8\xff\xe0broken")
     assert result.exit_code == 2
     assert "image must be a readable image file" in result.stderr
-
-
-@pytest.mark.slow
-def test_an_image_through_a_real_pipe(shell: Shell, image_model: Path, images: Path) -> None:
-    program = "from evergrow.cli.main import main; main()"
-    command = [sys.executable, "-c", program, "predict", str(image_model), "-", "--json"]
-    with open(images / "lying" / "1.png", "rb") as source:
-        result = subprocess.run(command, stdin=source, capture_output=True, check=True)
-    assert json.loads(result.stdout)["answered"] == 1
 
 
 # -- --check ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.cli.conftest import NAMES, clouds
 
-from evergrow.cli.question import read_question
+from evergrow.cli.predict import read_question
 from evergrow.core.errors import InputError
 from evergrow.learner.modelfile import open_model
 
@@ -167,14 +167,12 @@ def test_texts_are_gathered_from_everywhere(shell, monkeypatch):
     Path("lines.txt").write_text("first\n\nsecond\n")
     Path("table.csv").write_text("text,n\nthird,1\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"fourth\n \n")))
-    asked = read_question("text", ["lines.txt", "table.csv", "-"], ["fi\nfth"])
-    items = asked.items.raw_items()
+    items, names = read_question("text", ["lines.txt", "table.csv", "-"], ["fi\nfth"])
+    items = items.raw_items()
     assert [items.raw(row) for row in range(len(items))] == ["first", "second", "third", "fourth", "fi\nfth"]
-    assert asked.names[-1] == "fi fth"
+    assert names[-1] == "fi fth"
     with pytest.raises(InputError, match="no text to ask about"):
         read_question("text", [], [])
-    with pytest.raises(FileNotFoundError, match='--text "where is it"'):
-        read_question("text", ["where is it"], [])
 
 
 def test_model_without_probabilities_gives_scores(shell, first, asked):

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from evergrow.core import archive as module
-from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.archive import Archive, read_archive, read_header, write_archive
 from evergrow.core.errors import FileFormatError, NewerSchemaError
 
 
@@ -50,21 +50,6 @@ def test_a_file_that_cannot_grow_is_an_oserror_and_leaves_the_old_one(tmp_path, 
     assert os.listdir(tmp_path) == ["m.evg"]
 
 
-def test_failure_while_writing_leaves_the_old_file_and_no_litter(tmp_path, sample, monkeypatch):
-    path = tmp_path / "m.evg"
-    write_archive(path, sample)
-    old = path.read_bytes()
-
-    def fail(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(module, "_save_tensors", fail)
-    with pytest.raises(OSError, match="No space"):
-        write_archive(path, sample)
-    assert path.read_bytes() == old
-    assert os.listdir(tmp_path) == ["m.evg"]
-
-
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
 def test_truncated(tmp_path, sample, share):
     path = tmp_path / "m.evg"
@@ -98,32 +83,18 @@ def test_newer_schema(tmp_path, sample, monkeypatch):
 
 
 def test_foreign_files(tmp_path, sample):
-    text = tmp_path / "a.txt"
-    text.write_text("hello, I am not a model at all, only a text file")
-    with pytest.raises(FileFormatError, match="must be an evergrow file"):
-        read_archive(text, "Thing")
-    other = tmp_path / "b.safetensors"
-    save_file({"w": torch.zeros(2)}, other)
-    with pytest.raises(FileFormatError, match="must be an evergrow file"):
-        read_archive(other, "Thing")
+    (tmp_path / "a.txt").write_text("hello, I am not a model at all, only a text file")
+    (tmp_path / "endless").write_bytes(struct.pack("<Q", 2**62) + b"{}")
+    save_file({"w": torch.zeros(2)}, tmp_path / "b.safetensors")
+    torch.save({"x": 1}, tmp_path / "pickle.evg")
+    for other in list(tmp_path.iterdir()):
+        for read in (read_archive, read_header):
+            with pytest.raises(FileFormatError, match="must be an evergrow file"):
+                read(other)
     path = tmp_path / "c.evg"
     write_archive(path, sample)
     with pytest.raises(FileFormatError, match="must hold a Other, got 'Thing'"):
         read_archive(path, "Other")
-
-
-def test_pickle_is_never_opened(tmp_path):
-    path = tmp_path / "evil.evg"
-    torch.save({"x": 1}, path)
-    with pytest.raises(FileFormatError):
-        read_archive(path, "Thing")
-
-
-def test_header_with_absurd_length(tmp_path):
-    path = tmp_path / "m.evg"
-    path.write_bytes(struct.pack("<Q", 2**62) + json.dumps({}).encode())
-    with pytest.raises(FileFormatError):
-        read_archive(path, "Thing")
 
 
 def test_a_key_given_twice_is_refused(tmp_path):

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from evergrow.core.errors import BusyError, MissingExtraError
+from evergrow.core.errors import BusyError
 from evergrow.core.files import PARTIAL, atomic_path, locked
-from evergrow.core.optional import require
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -49,8 +48,3 @@ def test_a_lock_is_refused_to_a_second_process(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
     with locked(tmp_path), pytest.raises(BusyError, match="must not be in use"), locked(tmp_path):
         pass
-
-
-def test_a_missing_extra_names_the_pip_line() -> None:
-    with pytest.raises(MissingExtraError, match=r"pip install 'evergrow\[onnx\]'"):
-        require("no_such_module.part", extra="onnx", purpose="exporting")

@@ -87,6 +87,10 @@ class Owner:
     age: Annotated[int, Between(0, 150)] = 30
     extra: Extra = NOTHING
 
+    def __post_init__(self) -> None:
+        if self.name == "nobody":
+            raise ParameterError("somebody must own it")
+
 
 @record("tests/everything")
 @dataclass(frozen=True, eq=False)
@@ -156,9 +160,7 @@ def item() -> Everything:
 def test_what_is_written_is_read_again_and_gives_the_same_bytes(tmp_path: Path, item: Everything) -> None:
     digest = write_record(tmp_path / "a.evg", item)
     back = read_record(Everything, tmp_path / "a.evg")
-    for name in ("flag", "count", "number", "text", "choice", "owner", "owners", "table", "words", "pair", "mixed"):
-        assert getattr(back, name) == getattr(item, name)
-    for name in ("anything", "folder", "shape", "shapes", "by_name", "bias", "seed"):
+    for name in set(vars(item)) - {"head", "cache", "raw", "gram", "cross", "factors", "named", "rows"}:
         assert getattr(back, name) == getattr(item, name)
     assert back.head.scale == 0.5
     assert back.cache == []
@@ -172,34 +174,24 @@ def test_what_is_written_is_read_again_and_gives_the_same_bytes(tmp_path: Path, 
     assert (tmp_path / "a.evg").read_bytes() == (tmp_path / "b.evg").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("flag", 1),
-        ("count", -1),
-        ("count", True),
-        ("count", 1.0),
-        ("count", 10**400),
-        ("count", 13),
-        ("number", "1"),
-        ("number", 10**400),
-        ("text", None),
-        ("choice", "c"),
-        ("choice", 3.0),
-        ("choice", [3]),
-        ("owner", []),
-        ("owner", {"name": "ann", "age": 200}),
-        ("owner", {}),
-        ("owners", {}),
-        ("owners", [1]),
-        ("table", {"x": [True]}),
-        ("words", [["a"]]),
-        ("pair", [1]),
-        ("mixed", "other"),
-        ("seed", "x"),
-        ("folder", 3),
-    ],
-)
+IMPOSSIBLE: dict[str, list[Any]] = {
+    "flag": [1],
+    "count": [-1, True, 1.0, 10**400, 13],
+    "number": ["1", 10**400],
+    "text": [None],
+    "choice": ["c", 3.0, [3]],
+    "owner": [[], {"name": "ann", "age": 200}, {}, {"name": "nobody"}],
+    "owners": [{}, [1]],
+    "table": [{"x": [True]}],
+    "words": [[["a"]]],
+    "pair": [[1]],
+    "mixed": ["other"],
+    "seed": ["x"],
+    "folder": [3],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key in IMPOSSIBLE for value in IMPOSSIBLE[key]])
 def test_a_value_that_cannot_be_is_a_file_error(item: Everything, key: str, value: object) -> None:
     archive = to_archive(item)
     archive.meta[key] = value
@@ -263,20 +255,6 @@ def test_another_kind_a_newer_version_and_a_part_of_the_wrong_family_are_refused
     archive.parts["by_name.first"] = to_archive(Frame(Square(1.0)))
     with pytest.raises(FileFormatError, match=r"by_name\.first holds 'tests/frame', not 'tests/square'"):
         from_archive(Everything, archive)
-
-
-def test_what_a_constructor_refuses_is_a_file_error() -> None:
-    @record("tests/strict")
-    @dataclass(frozen=True)
-    class Strict:
-        n: int
-
-        def __post_init__(self) -> None:
-            if self.n > 3:
-                raise ParameterError("n must be at most 3")
-
-    with pytest.raises(FileFormatError, match="the archive is damaged or contradicts itself: n must be at most 3"):
-        from_archive(Strict, Archive("tests/strict", {"n": 4}))
 
 
 def test_files_of_before_say_in_one_line_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,22 +48,16 @@ def test_an_unknown_key_is_named_with_the_nearest() -> None:
             refused()
 
 
-def test_a_thing_without_any_settings_says_so() -> None:
-    with pytest.raises(UnknownNameError, match="nearest: none, there are none"):
-        check_keys(["x"], [], "option")
-
-
 @pytest.mark.parametrize("values", [[("size", 3)], "size", None, 3])
 def test_what_is_no_mapping_is_refused(values: Any) -> None:
     with pytest.raises(ParameterError, match="values by name"):
         from_mapping(_Settings, values, "setting")
 
 
-def test_a_missing_setting_is_a_typed_error() -> None:
+def test_what_is_missing_or_cannot_be_known() -> None:
+    with pytest.raises(UnknownNameError, match="nearest: none, there are none"):
+        check_keys(["x"], [], "option")
     with pytest.raises(ParameterError, match="size"):
         from_mapping(_Settings, {}, "setting")
-
-
-def test_keys_that_are_no_strings_are_unknown() -> None:
     with pytest.raises(UnknownNameError, match="got 3"):
         from_mapping(_Settings, {3: 4}, "setting")  # type: ignore[dict-item]

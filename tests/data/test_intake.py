@@ -47,20 +47,6 @@ def test_one_image_is_enough_and_what_is_odd_is_said_once(tmp_path: Path) -> Non
     assert len(said) == 1
 
 
-def test_tables_lists_and_arrays(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("text,label\nhello,greeting\nbye,farewell\n")
-    samples = read_labelled(tmp_path / "t.csv", "train")
-    assert (samples.kind, samples.required_labels().tolist()) == ("text", ["greeting", "farewell"])
-    np.savez(
-        tmp_path / "f.npz", X_train=np.eye(3), y_train=[0, 1, 1], X_test=np.eye(3), y_test=[1, 0, 0], classes=["a", "b"]
-    )
-    assert read_labelled(tmp_path / "f.npz", "train").required_labels().tolist() == ["a", "b", "b"]
-    assert read_labelled(tmp_path / "f.npz", "test").required_labels().tolist() == ["b", "a", "a"]
-    write_folder(tmp_path / "p", {"red": 0}, n=2)
-    (tmp_path / "p" / "l.txt").write_text("red/0.png 0\nred/1.png 0\n")
-    assert read_labelled(tmp_path / "p" / "l.txt", "test").names() == ["red/0.png", "red/1.png"]
-
-
 def test_data_sets_in_memory() -> None:
     y = np.array([0, 1])
     raw = Dataset.of(Texts(("a", "b")), y, Texts(("c", "d")), y, names=("one", "two"), name="r")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.data.conftest import Tree
 
-from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError
+from evergrow.core.errors import FileFormatError, InputError, LabelError
 from evergrow.data import load_data
 from evergrow.data.items import Texts
 
@@ -111,14 +111,6 @@ def test_flat_folders_with_tables_beside_them(tree: Tree) -> None:
     _csv(root / "train.csv", [(f"train/{row:03d}.png", "ab"[row % 2]) for row in range(12)], "path,label")
     _csv(root / "test.csv", [(f"test/{row:03d}.png", "ab"[row % 2]) for row in range(4)], "path,label")
     assert load_data(root).train_counts.tolist() == [6, 6]
-
-
-def test_images_of_tables_must_exist_once(tree: Tree) -> None:
-    root = tree({"all": 3})
-    with pytest.raises(DatasetNotFoundError, match=r"1 of 2 are not: 'all/gone.png'"):
-        load_data(_csv(root / "x.csv", [("all/000.png", "a"), ("all/gone.png", "a")], "path,label"))
-    with pytest.raises(InputError, match=r"'all/000.png' twice"):
-        load_data(_csv(root / "x.csv", [("all/000.png", "a"), ("./all/000.png", "a")], "path,label"))
 
 
 @pytest.mark.parametrize(

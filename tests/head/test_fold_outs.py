@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.head.models import small
 
 from evergrow import Classifier
 from evergrow.core.errors import InputError, ParameterError
@@ -27,11 +28,7 @@ def data() -> Data:
 
 
 def make(X: np.ndarray, y: np.ndarray, **settings: Any) -> Classifier:
-    solver = settings.pop("solver", "auto")
-    options = {"n_units": 60, "random_state": 0, "device": "cpu", "shape_directions": 6, **settings}
-    model = Classifier(**options)
-    model.solver = solver
-    return model.fit(X, y)
+    return small(device="cpu", **settings).fit(X, y)
 
 
 def without(model: Classifier, X: np.ndarray, y: np.ndarray) -> Classifier:
@@ -54,7 +51,7 @@ def losses_by_hand(scores: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"solver": "dense"}, {"solver": "compact"}, {"shape_directions": 0}, {"alpha": 0.5}],
+    [{"solver": "dense"}, {"solver": "compact"}, {"shape_directions": 0}, {"alpha": 0.5}, {"blocks": (5, 4, 3)}],
     ids=str,
 )
 def test_rows_are_scored_as_by_a_model_that_never_saw_them(data: Data, settings: dict[str, Any]) -> None:

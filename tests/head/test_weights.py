@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.head.models import small
 
 from evergrow.core.errors import InputError, LabelError, UnlearnError, UnsupportedError
 from evergrow.head import Classifier, SCLClassifier
@@ -17,6 +18,7 @@ from evergrow.lab.heads import SimpleCILClassifier
 from evergrow.lab.methods import create_method, list_methods
 
 Data = tuple[np.ndarray, np.ndarray]
+head = partial(small, n_units=40)
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +26,6 @@ def data() -> Data:
     rng = np.random.default_rng(0)
     y = np.arange(300) % 5
     return rng.normal(size=(300, 10)) + 3.0 * np.eye(10)[y], y
-
-
-def head(solver: str = "auto", **options: Any) -> Classifier:
-    made = Classifier(**{"n_units": 40, "random_state": 0, "shape_directions": 6, **options})
-    made.solver = solver
-    return made
 
 
 @pytest.mark.parametrize("solver", ["dense", "compact"])

@@ -4,22 +4,5 @@ A command is a function under :func:`evergrow.cli.registry.command` in a module 
 modules in the order in which people meet their commands.
 """
 
-MODULES = (
-    "fit",
-    "predict",
-    "evaluate",
-    "inspect",
-    "diff",
-    "change",
-    "answering",
-    "watch",
-    "share",
-    "export",
-    "serve",
-    "demo",
-    "data",
-    "features",
-    "engine",
-    "cache",
-)
+MODULES = ("fit", "predict", "inspect", "change", "answering", "watch", "share", "demo", "data", "engine", "cache")
 """Modules that hold commands."""

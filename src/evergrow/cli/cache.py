@@ -9,7 +9,6 @@ import typer
 
 from evergrow.cli.console import Answer, plural, table, warn_line
 from evergrow.cli.exits import ExitCode
-from evergrow.cli.options import Json
 from evergrow.cli.registry import command, command_group
 from evergrow.core.errors import BusyError, ParameterError
 from evergrow.core.escaping import printable
@@ -19,13 +18,12 @@ if TYPE_CHECKING:
 
 command_group("cache", "List and clear the features that were extracted earlier.")
 
-Folder = Annotated[
-    Path | None, typer.Option("--folder", help="Folder of the cache; EVERGROW_CACHE or the user's cache by default.")
-]
+_FOLDER = "Folder of the cache; EVERGROW_CACHE or the user's cache by default."
+Folder = Annotated[Path | None, typer.Option(help=_FOLDER)]
 
 
 @command("cache list")
-def list_command(folder: Folder = None, as_json: Json = False) -> Answer:
+def list_command(folder: Folder = None) -> Answer:
     """List the features that are kept, the newest first.
 
     Exit codes: 0 listed.
@@ -41,19 +39,30 @@ def list_command(folder: Folder = None, as_json: Json = False) -> Answer:
 
 @command("cache clear")
 def clear_command(
-    keys: Annotated[list[str] | None, typer.Argument(help="Keys, or their first characters.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Clear every entry.")] = False,
-    older_than: Annotated[
-        float | None, typer.Option("--older-than", metavar="DAYS", min=0, help="Clear what was begun before that.")
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    keys: Annotated[list[str] | None, typer.Argument()] = None,
+    everything: Annotated[bool, typer.Option("--all")] = False,
+    older_than: Annotated[float | None, typer.Option(min=0)] = None,
+    yes: Annotated[bool, typer.Option("-y")] = False,
     folder: Folder = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as JSON; needs --yes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> Answer:
     """Remove entries; those that another process is writing stay.
 
     Exit codes: 0 all removed, 1 the question was answered with no, 2 the request makes no sense, 3 some are in use by
     another process and stay, the others are removed.
+
+    Parameters
+    ----------
+    keys
+        Keys, or their first characters.
+    everything
+        Clear every entry.
+    older_than : DAYS
+        Clear what was begun before that.
+    yes
+        Do not ask.
+    as_json
+        Print the outcome as JSON; needs --yes.
     """
     from evergrow.features.cache import FeatureCache
 
@@ -87,31 +96,24 @@ def clear_command(
 
 
 def _table(infos: list[CacheInfo]) -> list[str]:
+    rows = []
+    for info in infos:
+        what = f"{info.kind}s" if info.kind else "?"
+        if info.first:
+            what += f" from {info.first if len(info.first) <= 32 else '...' + info.first[-29:]}"
+        items = f"{info.n_items:,}" if info.state == "finished" else f"{info.done:,}/{info.n_items:,}"
+        state = info.state + (f", {info.failures} unreadable" if info.failures else "")
+        units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+        length, unit = next((pair for pair in units if info.age_seconds >= pair[0]), units[-1])
+        age = f"{info.age_seconds / length:.0f} {unit}"
+        rows.append([info.key[:12], what, items, _size(info.bytes), age, info.backbone or "?", info.preset, state])
     columns = ("key", "what", "items", "size", "age", "backbone", "preset", "state")
-    return table(columns, map(_cells, infos), right=("items", "size", "age")) if infos else []
+    return table(columns, rows, right=("items", "size", "age")) if rows else []
 
 
-def _cells(info: CacheInfo) -> tuple[str, ...]:
-    what = f"{info.kind}s" if info.kind else "?"
-    if info.first:
-        what += f" from {info.first if len(info.first) <= 32 else '...' + info.first[-29:]}"
-    items = f"{info.n_items:,}" if info.state == "finished" else f"{info.done:,}/{info.n_items:,}"
-    state = info.state + (f", {info.failures} unreadable" if info.failures else "")
-    size, age = _size(info.bytes), _age(info.age_seconds)
-    return info.key[:12], what, items, size, age, info.backbone or "?", info.preset, state
-
-
-def _size(n_bytes: int) -> str:
-    size = float(n_bytes)
+def _size(n_bytes: float) -> str:
     for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
-
-
-def _age(seconds: float) -> str:
-    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
+        if n_bytes < 1000:
+            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:.1f} GB"

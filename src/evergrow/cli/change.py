@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from evergrow.engine.job_steps import JobReport
     from evergrow.learner.snapshot import Change
 
+Classes = Annotated[list[str], typer.Argument(metavar="CLASS...")]
+Number = Annotated[int, typer.Option("--number", "-n", min=1)]
+
 
 @command("update", panel="Learn")
 def update_command(
@@ -33,7 +36,6 @@ def update_command(
     run: options.ImageOptions = options.RUN_IMAGES,
     wait: options.Wait = False,
     spread: EngineOptions = HERE,
-    as_json: options.Json = False,
 ) -> Answer:
     """Teach a model more: new classes, more of old ones, or both. No earlier data is needed or touched.
 
@@ -66,15 +68,16 @@ def update_command(
 
         def job(engine: Engine) -> tuple[models.ModelChange, JobReport] | None:
             if spread.shard:  # leaves the model alone: others may do their share at the same time
-                engine.partial_fit(models.load_model(model, run, quiet=as_json), source)
+                engine.partial_fit(models.load_model(model, run), source)
                 return None
-            with models.changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
+            with models.changing_model(model, run, settle=settle, wait=wait) as change:
                 report = engine.partial_fit(change.learner, source)
             return None if report is None else (change, report)
 
-        result = spread.run(job, model=model, quiet=as_json)
-        return result if isinstance(result, Answer) else _shards_answer(*result)
-    with models.changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
+        change, report = spread.run(job, model=model, quiet=run.as_json)
+        timed: dict[str, Any] = {"seconds": change.seconds, "settled": change.settled}
+        return change.answer([_learned(change)], report.summary(), **timed, engine=report.to_values())
+    with models.changing_model(model, run, settle=settle, wait=wait) as change:
         learner = change.learner
         samples = read_labelled(data, "train", learner.kind_, reading.options())
         before = learned_data(learner.history_)
@@ -85,8 +88,8 @@ def update_command(
         cautions.append(f"the same data were learned before and now count twice: 'evergrow rollback {model}' undoes it")
     tested = None if trial.tested is None else trial.tested.to_dict()
     lines = [_learned(change), *models.trial_lines(learner, trial)]
-    values = {"seconds": change.seconds, "settled": change.settled, "test": tested, "test_remark": trial.remark}
-    return change.answer(lines, cautions, code, **values)
+    timed = {"seconds": change.seconds, "settled": change.settled}
+    return change.answer(lines, cautions, code, **timed, test=tested, test_remark=trial.remark)
 
 
 def _learned(change: models.ModelChange) -> str:
@@ -94,19 +97,9 @@ def _learned(change: models.ModelChange) -> str:
     return f"learned {plural(change.record.samples, 'sample')}{news} in {change.seconds:.1f} s"
 
 
-def _shards_answer(change: models.ModelChange, report: JobReport) -> Answer:
-    """Return what was learned on an engine."""
-    values: dict[str, Any] = {"seconds": change.seconds, "settled": change.settled, "engine": report.to_values()}
-    return change.answer([_learned(change)], report.summary(), **values)
-
-
 @command("forget", panel="Edit")
 def forget_command(
-    model: options.ModelFile,
-    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to forget.")],
-    settle: options.Settle = False,
-    wait: options.Wait = False,
-    as_json: options.Json = False,
+    model: options.ModelFile, classes: Classes, settle: options.Settle = False, wait: options.Wait = False
 ) -> Answer:
     """Forget whole classes: they are never predicted again. Needs no data and no backbone.
 
@@ -121,6 +114,11 @@ def forget_command(
 
     Exit codes: 0 forgotten, 2 a class is not known and nothing changed (the message has the nearest names), 3 another
     process is changing the model, 130 interrupted and nothing changed.
+
+    Parameters
+    ----------
+    classes
+        Classes to forget.
     """
     with models.changing_model(model, settle=settle, wait=wait) as change:
         change.learner.forget_classes(classes)
@@ -136,7 +134,6 @@ def unlearn_command(
     settle: options.Settle = False,
     run: options.RunOptions = options.RUN,
     wait: options.Wait = False,
-    as_json: options.Json = False,
 ) -> Answer:
     """Take samples out again, with the labels they were learned with: the model then equals one that never saw them.
 
@@ -153,19 +150,14 @@ def unlearn_command(
     """
     from evergrow.data.intake import read_labelled
 
-    with models.changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
+    with models.changing_model(model, run, settle=settle, wait=wait) as change:
         change.learner.unlearn(read_labelled(data, "train", change.learner.kind_, reading.options()))
     said = f"unlearned {plural(change.record.samples, 'sample')}{models.classes_note(change.record.classes, 'whole')}"
     return change.answer([said], settled=change.settled)
 
 
 @command("rollback", panel="Edit")
-def rollback_command(
-    model: options.ModelFile,
-    n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many changes to undo.")] = 1,
-    wait: options.Wait = False,
-    as_json: options.Json = False,
-) -> Answer:
+def rollback_command(model: options.ModelFile, n: Number = 1, wait: options.Wait = False) -> Answer:
     """Undo the last changes: the file is again, byte for byte, what it was before them.
 
     The last ten states are kept beside the model, in MODEL.history. [bold]redo[/bold] takes it back.
@@ -177,6 +169,11 @@ def rollback_command(
       evergrow rollback birds.evg -n 3 --json
 
     Exit codes: 0 undone, 2 not as many changes are kept and nothing changed, 3 another process is changing the model.
+
+    Parameters
+    ----------
+    n
+        How many changes to undo.
     """
     from evergrow.learner.modelfile import rollback
 
@@ -184,12 +181,7 @@ def rollback_command(
 
 
 @command("redo", panel="Edit")
-def redo_command(
-    model: options.ModelFile,
-    n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many rollbacks to take back.")] = 1,
-    wait: options.Wait = False,
-    as_json: options.Json = False,
-) -> Answer:
+def redo_command(model: options.ModelFile, n: Number = 1, wait: options.Wait = False) -> Answer:
     """Take the last rollback back: the file is again, byte for byte, what it was before it.
 
     That is possible until the model learns or changes otherwise.
@@ -201,28 +193,27 @@ def redo_command(
       evergrow redo birds.evg -n 2 --json
 
     Exit codes: 0 redone, 2 nothing can be redone and nothing changed, 3 another process is changing the model.
+
+    Parameters
+    ----------
+    n
+        How many rollbacks to take back.
     """
     from evergrow.learner.modelfile import redo
 
     return _restored(model, redo(model, n, wait=wait))
 
 
-def _restored(model: Path, change: Change) -> Answer:
-    learner = models.load_model(model)
-    values = models.change_values(model, learner, change, note=change.note)
-    done = f"{model} is revision {learner.revision_} again"
-    return Answer(values, [change.note or "undone", models.model_line(model, learner)], done=done)
+def _restored(model: Path, record: Change) -> Answer:
+    change = models.ModelChange(model, models.load_model(model), restored=record)
+    return change.answer([record.note or "undone"], note=record.note)
 
 
 @command("rename", panel="Edit")
 def rename_command(
     model: options.ModelFile,
-    names: Annotated[
-        list[str],
-        typer.Argument(metavar="OLD NEW...", help="A class and its new name; more pairs may follow."),
-    ],
+    names: Annotated[list[str], typer.Argument(metavar="OLD NEW...")],
     wait: options.Wait = False,
-    as_json: options.Json = False,
 ) -> Answer:
     """Give classes other names: answers are the same under them. Needs no data and no backbone.
 
@@ -236,8 +227,18 @@ def rename_command(
 
     Exit codes: 0 renamed, 2 a class is not known or the new name is that of another and nothing changed, 3 another
     process is changing the model, 130 interrupted and nothing changed.
+
+    Parameters
+    ----------
+    names
+        A class and its new name; more pairs may follow.
     """
-    pairs = _pairs(names)
+    if len(names) % 2:
+        raise ParameterError(f"Give names in pairs, OLD NEW; {plural(len(names), 'name')} cannot be paired.")
+    pairs = dict(zip(names[::2], names[1::2], strict=True))
+    for name in pairs:
+        if names[::2].count(name) > 1:
+            raise ParameterError(f"{one_line(name)!r} is to be renamed twice; name it once.")
     with models.changing_model(model, wait=wait) as change:
         change.learner.rename_classes(pairs)
     renamed = dict(change.record.names)
@@ -245,27 +246,13 @@ def rename_command(
     return change.answer([f"renamed {said}"], names=renamed)
 
 
-def _pairs(names: list[str]) -> dict[str, str]:
-    """Return new names by old ones from a list of both in turn."""
-    if len(names) % 2:
-        raise ParameterError(f"Give names in pairs, OLD NEW; {plural(len(names), 'name')} cannot be paired.")
-    old = names[::2]
-    twice = next((name for name in old if old.count(name) > 1), None)
-    if twice is not None:
-        raise ParameterError(f"{one_line(twice)!r} is to be renamed twice; name it once.")
-    return dict(zip(old, names[1::2], strict=True))
-
-
 @command("merge-classes", panel="Edit")
 def merge_classes_command(
     model: options.ModelFile,
-    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to merge.")],
-    into: Annotated[
-        str, typer.Option("--into", metavar="CLASS", help="Name of the one that they become; may be one of them.")
-    ],
+    classes: Classes,
+    into: Annotated[str, typer.Option()],
     settle: options.Settle = False,
     wait: options.Wait = False,
-    as_json: options.Json = False,
 ) -> Answer:
     """Make several classes one, exactly as if their samples had been learned under one name. Needs no data.
 
@@ -277,6 +264,13 @@ def merge_classes_command(
 
     Exit codes: 0 merged, 2 a class is not known or there is only one and nothing changed, 3 another process is changing
     the model, 130 interrupted and nothing changed.
+
+    Parameters
+    ----------
+    classes
+        Classes to merge.
+    into : CLASS
+        Name of the one that they become; may be one of them.
     """
     with models.changing_model(model, settle=settle, wait=wait) as change:
         learner = change.learner
@@ -293,13 +287,12 @@ def merge_classes_command(
 def relabel_command(
     model: options.ModelFile,
     data: options.Data,
-    source: Annotated[str, typer.Option("--from", metavar="CLASS", help="The class they were learned as.")],
-    target: Annotated[str, typer.Option("--to", metavar="CLASS", help="The class they are of; it may be new.")],
+    source: Annotated[str, typer.Option("--from")],
+    target: Annotated[str, typer.Option("--to")],
     reading: options.Reading = options.AS_FOUND,
     settle: options.Settle = False,
     run: options.RunOptions = options.RUN,
     wait: options.Wait = False,
-    as_json: options.Json = False,
 ) -> Answer:
     """Take samples out of one class and into another, exactly as if they had been learned as the second.
 
@@ -314,10 +307,17 @@ def relabel_command(
 
     Exit codes: 0 moved, 2 some were never learned as --from, or cannot be read, and nothing changed, 3 another process
     is changing the model, 130 interrupted and nothing changed.
+
+    Parameters
+    ----------
+    source : CLASS
+        The class they were learned as.
+    target : CLASS
+        The class they are of; it may be new.
     """
     from evergrow.learner.edits import read_movable
 
-    with models.changing_model(model, run, settle=settle, wait=wait, quiet=as_json) as change:
+    with models.changing_model(model, run, settle=settle, wait=wait) as change:
         learner = change.learner
         learner.relabel(read_movable(data, learner.kind_, reading.options()), source, target)
     gone = "" if source in learner.samples_by_name_ else f"; {source} is gone, since none of its samples remained"

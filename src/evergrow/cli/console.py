@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import sys
@@ -61,6 +60,14 @@ class Answer:
         return ExitCode.LOOK if self.cautions else ExitCode.OK
 
 
+class Finished(Exception):  # noqa: N818  not an error
+    """Ends a command early, with its answer."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer)
+        self.answer = answer
+
+
 def answer_with(name: str, command: Callable[[], Answer], *, as_json: bool) -> ExitCode:
     """Run a command and print its answer: as lines, or as one JSON object with all warnings in it.
 
@@ -81,8 +88,22 @@ def answer_with(name: str, command: Callable[[], Answer], *, as_json: bool) -> E
     said: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", EvergrowWarning)
-        warnings.showwarning = functools.partial(_show_warning, said, warnings.showwarning)
-        answer = command()
+        otherwise = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            """Print evergrow's own warnings as one line, once; leave those of others as they are."""
+            text = one_line(str(message))
+            if not issubclass(category, EvergrowWarning):
+                otherwise(message, category, *rest, **more)
+            elif text not in said:
+                said.append(text)
+                warn_line(text)
+
+        warnings.showwarning = show
+        try:
+            answer = command()
+        except Finished as early:
+            answer = early.answer
     for caution in answer.cautions:
         warn_line(caution)
     try:
@@ -97,19 +118,6 @@ def answer_with(name: str, command: Callable[[], Answer], *, as_json: bool) -> E
     return answer.exit_code
 
 
-def _show_warning(
-    said: list[str], otherwise: Callable[..., None], message: Warning | str, category: type[Warning], *rest: Any
-) -> None:
-    """Print evergrow's own warnings as one line, once; leave those of others as they are."""
-    if not issubclass(category, EvergrowWarning):
-        otherwise(message, category, *rest)
-        return
-    text = one_line(str(message))
-    if text not in said:
-        said.append(text)
-        warn_line(text)
-
-
 def warn_line(text: str) -> None:
     """Print a warning on standard error."""
     complain(f"warning: {one_line(text)}", typer.colors.YELLOW)
@@ -122,14 +130,11 @@ def note_line(text: str) -> None:
 
 def print_json(values: Any) -> None:
     """Print one JSON object, in ASCII so that every terminal and every file name can take it."""
-    typer.echo(json.dumps(values, indent=1, default=_plain))
 
+    def plain(value: Any) -> Any:
+        return value.tolist() if hasattr(value, "tolist") else str(value)  # NumPy's numbers and arrays, and paths
 
-def _plain(value: Any) -> Any:
-    """Return a NumPy scalar or array, or a path, as a plain value."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return str(value)
+    typer.echo(json.dumps(values, indent=1, default=plain))
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:

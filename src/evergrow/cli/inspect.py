@@ -1,35 +1,31 @@
-"""``evergrow inspect`` and ``evergrow log``: what a model knows, and who changed it when and how."""
+"""``evergrow inspect``, ``log`` and ``diff``: what a model knows, who changed it, and what differs between two."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evergrow.cli.console import Answer, facts, listed, percent, plural, table
+from evergrow.cli import options
+from evergrow.cli.console import Answer, facts, listed, percent, plural, share, table
 from evergrow.cli.models import adapted_note, load_model, recipe_note
-from evergrow.cli.options import Json, ModelFile
 from evergrow.cli.registry import command
 
 if TYPE_CHECKING:
+    from evergrow.learner.comparison import Comparison
+    from evergrow.learner.learner import Learner
     from evergrow.learner.snapshot import Change
 
 _CLASSES, _CHANGES = 20, 10
 
+Revision = Annotated[str, typer.Argument(metavar="MODEL", help="A model file, or MODEL@3 for its revision 3.")]
+
 
 @command("inspect", panel="Ask")
-def inspect_command(
-    model: ModelFile,
-    numerics: Annotated[
-        bool,
-        typer.Option(
-            "--numerics/--no-numerics", help="Effective rank and conditioning: seconds, for wide layers more."
-        ),
-    ] = True,
-    full: Annotated[bool, typer.Option("--full", help="List all classes and all changes.")] = False,
-    as_json: Json = False,
-) -> Answer:
+def inspect_command(model: options.ModelFile, numerics: bool = True, full: bool = False) -> Answer:
     """Show what a model knows: its classes and counts, layer, backbone, preprocessing and history. Loads no backbone.
 
     For example:
@@ -39,24 +35,34 @@ def inspect_command(
       evergrow inspect birds.evg --no-numerics --json
 
     Exit codes: 0 shown, 2 no model or a damaged one.
+
+    Parameters
+    ----------
+    numerics
+        Effective rank and conditioning: seconds, for wide layers more.
+    full
+        List all classes and all changes.
     """
+    from evergrow.learner.answers import LIKELIEST
     from evergrow.learner.modelfile import history
 
     # The file's own history, which knows what was rolled back too.
     changes = history(model)
-    info = {**load_model(model).info(numerics=numerics), "history": [change.to_dict() for change in changes]}
+    learner = load_model(model)
+    info = {**learner.info(numerics=numerics), "history": [change.to_dict() for change in changes]}
+    answers = "" if learner.answering_ == LIKELIEST else learner.answering_.summary()
     size = model.stat().st_size
-    lines = [*facts(_about(info, size)), "", *_classes(info["classes"], full), ""]
-    lines += _history(changes, None if full else _CHANGES)
+    classes = [[row["name"], f"{row['samples']:,}"] for row in info["classes"]]
+    listing = _shown(["class", "samples"], classes, ["samples"], None if full else _CLASSES)
+    lines = [*facts(_about(info, size, answers)), "", *listing, "", *_history(changes, None if full else _CHANGES)]
     return Answer({"model": str(model), "bytes": size, **info}, lines)
 
 
 @command("log", panel="Ask")
 def log_command(
-    model: ModelFile,
-    n: Annotated[int, typer.Option("--number", "-n", min=1, help="How many of the latest changes to list.")] = 20,
-    full: Annotated[bool, typer.Option("--full", help="List all changes.")] = False,
-    as_json: Json = False,
+    model: options.ModelFile,
+    n: Annotated[int, typer.Option("--number", "-n", min=1)] = 20,
+    full: bool = False,
 ) -> Answer:
     """List the changes of a model, the latest first: who, when, what, and accuracy where it was tested.
 
@@ -69,6 +75,13 @@ def log_command(
       evergrow log birds.evg --full --json
 
     Exit codes: 0 listed, 2 no model or a damaged one.
+
+    Parameters
+    ----------
+    n
+        How many of the latest changes to list.
+    full
+        List all changes.
     """
     from evergrow.learner.modelfile import history
 
@@ -77,49 +90,53 @@ def log_command(
     return Answer(values, _history(changes, None if full else n))
 
 
-def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
-    options = "".join(f", {name} = {value}" for name, value in info["options"].items())
-    return [
+def _about(info: dict[str, Any], size: int, answers: str) -> list[tuple[str, str]]:
+    settings = "".join(f", {name} = {value}" for name, value in info["options"].items())
+    spec, numerics = info["backbone"], info.get("numerics") or {}
+    novelty, reference = info["novelty"], info["reference"]
+    entries = [
         ("classes", f"{info['n_classes']:,}"),
         ("samples learned", f"{info['n_samples']:,}"),
-        ("method", f"{info['method']}{options}"),
-        *_layer(info, info.get("numerics") or {}),
-        *_backbone(info["backbone"]),
-        ("adapted", adapted_note(info["adaptation"]) if info["adaptation"] else ""),
-        ("unknown things", _novelty(info["novelty"])),
-        ("answers", _answering(info["answering"])),
-        ("tested with", _reference(info["reference"])),
-        ("revision", str(info["revision"])),
-        ("file", f"{size / 1e6:.1f} MB"),
+        ("method", f"{info['method']}{settings}"),
     ]
-
-
-def _layer(info: dict[str, Any], numerics: dict[str, Any]) -> list[tuple[str, str]]:
-    lines = []
     if info["n_units"] is not None:
         status = f", {numerics['status']}" if numerics.get("status") else ""
-        lines.append(("layer", f"{info['n_units']:,} units on {info['n_features']:,} features{status}"))
+        entries.append(("layer", f"{info['n_units']:,} units on {info['n_features']:,} features{status}"))
     if info["blocks"]:
-        said = [f"{block['weight']:.2f} x {block['columns']:,} columns" for block in info["blocks"]]
-        lines.append(("blocks", "weight and width: " + ", ".join(said)))
+        blocks = [f"{block['weight']:.2f} x {block['columns']:,} columns" for block in info["blocks"]]
+        entries.append(("blocks", "weight and width: " + ", ".join(blocks)))
     if numerics:
         shown = (
             f"effective rank {numerics['effective_rank']:.0f}, condition number {numerics['condition_number']:.1e}, "
             f"ridge {numerics['alpha']:.2g}, {numerics['solver']} statistics of {numerics['state_bytes'] / 1e6:.1f} MB"
         )
-        lines.append(("numerics", shown))
-    return lines
-
-
-def _backbone(spec: dict[str, Any] | None) -> list[tuple[str, str]]:
+        entries.append(("numerics", shown))
     if spec is None:
-        return [("backbone", "none: samples are feature vectors")]
-    origin = str(spec["weights"]).partition(":")[0]
-    settings = ", ".join(f"{name} {_short(value)}" for name, value in spec["preprocessing"].items())
+        entries.append(("backbone", "none: samples are feature vectors"))
+    else:
+        weights = f"{str(spec['weights']).partition(':')[0]} weights {str(spec['weights_hash'])[:12]}"
+        steps = ", ".join(f"{name} {_short(value)}" for name, value in spec["preprocessing"].items())
+        entries += [
+            ("backbone", f"{spec['name']} for {spec['kind']}s, {weights}"),
+            ("features", recipe_note(spec)),
+            ("preprocessing", f"{spec['preset']}: {steps}" if steps else ""),
+        ]
+    unknown = "not calibrated"
+    if novelty is not None:
+        alarms = f"{100 * novelty['false_alarm']:g} % false alarms"
+        samples = plural(novelty["calibrated_on"], "held-out sample")
+        unknown = f"above novelty {novelty['threshold']:.4g} at {alarms}, from {samples}"
+    tested = ""
+    if reference is not None:
+        tested = f"{reference['source'] or 'data in memory'}, {plural(reference['samples'], 'sample')}"
     return [
-        ("backbone", f"{spec['name']} for {spec['kind']}s, {origin} weights {str(spec['weights_hash'])[:12]}"),
-        ("features", recipe_note(spec)),
-        ("preprocessing", f"{spec['preset']}: {settings}" if settings else ""),
+        *entries,
+        ("adapted", adapted_note(info["adaptation"]) if info["adaptation"] else ""),
+        ("unknown things", unknown),
+        ("answers", answers),
+        ("tested with", tested),
+        ("revision", str(info["revision"])),
+        ("file", f"{size / 1e6:.1f} MB"),
     ]
 
 
@@ -127,31 +144,6 @@ def _short(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "x".join(_short(item) for item in value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _answering(found: dict[str, Any]) -> str:
-    """Return how answers follow from probabilities, where that was set."""
-    prior = "" if found["prior"] == "learned" else f"prior {found['prior']}"
-    limits = ", ".join(f"{name} from {limit:g}" for name, limit in found["thresholds"].items())
-    return "; ".join(part for part in (prior, limits) if part)
-
-
-def _reference(found: dict[str, Any] | None) -> str:
-    return "" if found is None else f"{found['source'] or 'data in memory'}, {plural(found['samples'], 'sample')}"
-
-
-def _novelty(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return "not calibrated"
-    samples = plural(found["calibrated_on"], "held-out sample")
-    return f"above novelty {found['threshold']:.4g} at {100 * found['false_alarm']:g} % false alarms, from {samples}"
-
-
-def _classes(classes: list[dict[str, Any]], full: bool) -> list[str]:
-    shown = classes if full else classes[:_CLASSES]
-    lines = table(["class", "samples"], [[row["name"], f"{row['samples']:,}"] for row in shown], right=["samples"])
-    rest = len(classes) - len(shown)
-    return [*lines, f"(and {rest} more: --full)"] if rest else lines
 
 
 def _history(changes: Sequence[Change], most: int | None) -> list[str]:
@@ -178,3 +170,105 @@ def _described(change: Change) -> str:
         before = "" if change.tested.before is None else f"{percent(change.tested.before)} -> "
         parts.append(f"accuracy {before}{percent(change.tested.after)}")
     return "; ".join([*parts, *([change.note] if change.note else [])])
+
+
+@command("diff", panel="Ask")
+def diff_command(
+    first: Revision,
+    second: Revision,
+    data: str | None = None,
+    reading: options.Reading = options.AS_FOUND,
+    full: bool = False,
+    run: options.ImageOptions = options.RUN_IMAGES,
+) -> Answer:
+    """Compare two models, or two revisions of one: classes, samples, and with --data accuracy and changed answers.
+
+    Of data with a training and a test part the test part is asked about. Where the second came of the first, answers of
+    the first are shown under the names that its classes have now.
+
+    For example:
+
+      evergrow diff birds.evg@3 birds.evg --data birds/test
+
+      evergrow diff monday.evg friday.evg --json
+
+    Exit codes: 0 compared, 2 no model, a revision that is not kept or bad data, 130 interrupted.
+
+    Parameters
+    ----------
+    data : DATA
+        Labelled data to ask both about.
+    full
+        List all classes and all changed answers.
+    """
+    from evergrow.data.intake import read_labelled
+    from evergrow.learner.comparison import compare_learners
+
+    models = _opened(first, run), _opened(second, run)
+    samples = None if data is None else read_labelled(data, "test", models[0].kind_, reading.options())
+    found = compare_learners(*models, samples)
+    values = {
+        "models": [first, second],
+        "revisions": [learner.revision_ for learner in models],
+        "n_classes": [len(learner.classes_) for learner in models],
+        "total_samples": [sum(learner.n_samples_.values()) for learner in models],
+        "data": data,
+        **found.to_dict(),
+    }
+    return Answer(values, _differences((first, second), models, found, None if full else _CLASSES))
+
+
+def _opened(name: str, run: options.ImageOptions) -> Learner:
+    """Return a model, or one of its revisions where the name ends in one; a file of that very name comes first."""
+    from evergrow.learner.modelfile import open_revision
+
+    matched = re.fullmatch(r"(.+)@(\d{1,9})", name)
+    if matched is None or Path(name).exists():
+        return load_model(Path(name), run)
+    return open_revision(matched[1], int(matched[2]), **run.loading())
+
+
+def _differences(
+    names: tuple[str, str], models: tuple[Learner, Learner], found: Comparison, most: int | None
+) -> list[str]:
+    entries = [
+        (
+            name,
+            f"{plural(len(learner.classes_), 'class', 'classes')}, "
+            f"{plural(sum(learner.n_samples_.values()), 'sample')} (revision {learner.revision_})",
+        )
+        for name, learner in zip(names, models, strict=True)
+    ]
+    entries += [
+        ("only in the first", listed(found.first_only, 10)),
+        ("only in the second", listed(found.second_only, 10)),
+        ("now called", listed([f"{old} -> {new}" for old, new in found.names.items()], 10)),
+    ]
+    lines = facts(entries)
+    if found.counts:
+        rows = [[name, f"{old:,}", f"{new:,}"] for name, (old, new) in found.counts.items()]
+        lines += ["", *_shown(["class", "samples", "then"], rows, ["samples", "then"], most)]
+    if found.results is None:
+        return lines
+    figures = [f"{share(result.accuracy)} of {plural(result.n_known, 'sample')}" for result in found.results]
+    lines += ["", *facts([("accuracy", f"{figures[0]}, then {figures[1]}")])]
+    recalls = [(name, old, new) for name, (old, new) in found.recalls().items() if old != new]
+    if recalls:
+        recalls.sort(key=lambda entry: (entry[2] or 0.0) - (entry[1] or 0.0))
+        rows = [[name, share(old), share(new)] for name, old, new in recalls]
+        lines += ["", *_shown(["class", "found", "then"], rows, ["found", "then"], most)]
+    if not found.changed:
+        return [*lines, "no answer changed"]
+    rows = []
+    for entry in found.changed:
+        right = "now wrong" if entry.first == entry.label else "wrong before and now"
+        verdict = "now right" if entry.second == entry.label else right
+        rows.append([entry.item, entry.label, entry.first, entry.second, verdict])
+    lines += ["", f"{plural(len(found.changed), 'answer')} changed:"]
+    return [*lines, *_shown(["item", "class", "answer", "then", ""], rows, [], most)]
+
+
+def _shown(columns: list[str], rows: list[list[str]], right: list[str], most: int | None) -> list[str]:
+    kept = rows[:most]
+    more = [f"(and {len(rows) - len(kept)} more: --full)"] if len(kept) < len(rows) else []
+    return [*table(columns, kept, right), *more]

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from evergrow.learner.snapshot import Change
 
 
-def load_model(path: Path, run: RunOptions = RUN, *, quiet: bool = False) -> Learner:
+def load_model(path: Path, run: RunOptions = RUN) -> Learner:
     """Return a model to be asked, not changed."""
     from evergrow.learner.modelfile import open_model
 
-    return open_model(path, **run.loading(quiet=quiet))
+    return open_model(path, **run.loading())
 
 
 @dataclass
@@ -43,6 +43,8 @@ class ModelChange:
         The same for people.
     seconds : float
         How long the change took.
+    restored : Change, optional
+        The change, where it only brought an earlier state back.
     """
 
     path: Path
@@ -50,11 +52,12 @@ class ModelChange:
     settled: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    restored: Change | None = None
 
     @property
     def record(self) -> Change:
         """The change, as the history has it."""
-        return self.learner.history_[-1]
+        return self.restored or self.learner.history_[-1]
 
     def answer(
         self, said: list[str], cautions: Sequence[str] = (), code: ExitCode | None = None, **more: Any
@@ -70,24 +73,54 @@ class ModelChange:
         **more
             Further values for ``--json``.
         """
-        lines = [*said, *self.notes, model_line(self.path, self.learner)]
-        values = change_values(self.path, self.learner, self.record, **more)
-        done = f"revision {self.learner.revision_} of {self.path} was written"
+        learner = self.learner
+        values = {
+            "model": str(self.path),
+            "revision": learner.revision_,
+            "samples": self.record.samples,
+            "classes": list(self.record.classes),
+            "n_classes": len(learner.classes_),
+            "n_samples": sum(learner.n_samples_.values()),
+            **more,
+        }
+        lines = [*said, *self.notes, model_line(self.path, learner)]
+        done = f"revision {learner.revision_} of {self.path} was written"
         return Answer(values, lines, list(cautions), code, done=done)
+
+    def settle(self) -> None:
+        """Solve for the class weights, and note what that came to."""
+        learner = self.learner
+        before = _ridge(learner)  # an update that calibrates has solved, though perhaps with the ridge of fewer samples
+        started = time.perf_counter()
+        learner.settle()
+        seconds, ridge = time.perf_counter() - started, _ridge(learner)
+        self.settled = {"solved": ridge is not None, "seconds": seconds, "ridge": ridge}
+        note = f"nothing to settle: models of method {learner.method} have no solution to keep"
+        if ridge is not None:
+            took = "already" if before == ridge else f"in {seconds:.1f} s"
+            note = f"settled {took}: class weights and ridge ({ridge:.4g}) are in the file, no answer solves for them"
+        self.notes = [note]
+
+
+def _ridge(learner: Learner) -> float | None:
+    """Return the ridge of a solution that is there to be kept; None where there is none."""
+    solution = learner.head_.solution()
+    return None if solution is None or "readout" not in solution.parts else solution.parts["readout"].meta["alpha"]
 
 
 @contextmanager
 def changing_model(
-    path: Path, run: RunOptions = RUN, *, settle: bool = False, wait: bool = False, quiet: bool = False
+    path: Path, run: RunOptions = RUN, *, settle: bool = False, wait: bool = False
 ) -> Iterator[ModelChange]:
     """Yield a model that nobody else changes meanwhile; it is settled and committed where the block ends well."""
     from evergrow.learner.modelfile import commit, locked_model
 
-    with locked_model(path, wait=wait, **run.loading(quiet=quiet)) as learner:
+    with locked_model(path, wait=wait, **run.loading()) as learner:
         started = time.perf_counter()
         change = ModelChange(path, learner)
         yield change
-        change.settled, change.notes = settle_model(learner, settle)
+        if settle:
+            change.settle()
         commit(path, learner)
         change.seconds = time.perf_counter() - started
 
@@ -118,45 +151,11 @@ def check_target(name: str, path: Path, *, force: bool = True, existing: str = "
         raise ParameterError(f"{path} exists: {existing}.")
 
 
-def change_values(path: Path, learner: Learner, change: Change, **more: Any) -> dict[str, Any]:
-    """Return a change and the model after it as plain values."""
-    return {
-        "model": str(path),
-        "revision": learner.revision_,
-        "samples": change.samples,
-        "classes": list(change.classes),
-        "n_classes": len(learner.classes_),
-        "n_samples": sum(learner.n_samples_.values()),
-        **more,
-    }
-
-
 def model_line(path: Path, learner: Learner) -> str:
     """Return one line on the classes and samples that a model knows."""
     known = plural(len(learner.classes_), "class", "classes")
     samples = plural(sum(learner.n_samples_.values()), "sample")
     return f"{path} knows {known} from {samples} (revision {learner.revision_})"
-
-
-def settle_model(learner: Learner, wanted: bool) -> tuple[dict[str, Any] | None, list[str]]:
-    """Solve for the class weights, if that is wanted, and return the outcome for programs and for people."""
-    if not wanted:
-        return None, []
-    before = _ridge(learner)  # an update that calibrates has solved, though perhaps with the ridge of fewer samples
-    started = time.perf_counter()
-    learner.settle()
-    seconds, ridge = time.perf_counter() - started, _ridge(learner)
-    values = {"solved": ridge is not None, "seconds": seconds, "ridge": ridge}
-    if ridge is None:
-        return values, [f"nothing to settle: models of method {learner.method} have no solution to keep"]
-    took = "already" if before == ridge else f"in {seconds:.1f} s"
-    return values, [f"settled {took}: class weights and ridge ({ridge:.4g}) are in the file, no answer solves for them"]
-
-
-def _ridge(learner: Learner) -> float | None:
-    """Return the ridge of a solution that is there to be kept; None where there is none."""
-    solution = learner.head_.solution()
-    return None if solution is None or "readout" not in solution.parts else solution.parts["readout"].meta["alpha"]
 
 
 def classes_note(classes: tuple[str, ...], what: str) -> str:
@@ -204,18 +203,17 @@ def trial_lines(learner: Learner, trial: Trial) -> list[str]:
     """Return how a change did on test data, and which classes have few samples, for people."""
     from evergrow.learner.labels import few_samples
 
-    found = trial.tested
+    found, lines = trial.tested, [trial.remark] if trial.remark else []
     if found is None:
-        return [trial.remark] if trial.remark else []
+        return lines
     now = "no class in it is known" if found.after is None else f"accuracy {percent(found.after)}"
     if found.before is not None:
         now = f"accuracy {percent(found.before)} of {plural(found.samples_before, 'sample')} before, {now[9:]}"
-    lines = [*([trial.remark] if trial.remark else []), f"tested: {now} of {plural(found.samples, 'sample')} now"]
-    fell = [f"{name} {percent(old)} -> {percent(new)}" for name, (old, new) in found.fell.items()]
-    few = [f"{name} ({count})" for name, count in few_samples(learner.n_samples_).items()]
-    if fell:
+    lines.append(f"tested: {now} of {plural(found.samples, 'sample')} now")
+    if found.fell:
+        fell = [f"{name} {percent(old)} -> {percent(new)}" for name, (old, new) in found.fell.items()]
         lines.append(f"fell: {listed(fell, 10)}")
-    if few:
+    if few := [f"{name} ({count})" for name, count in few_samples(learner.n_samples_).items()]:
         lines.append(f"few samples beside others: {listed(few, 10)}; such classes are recognised less surely")
     return lines
 

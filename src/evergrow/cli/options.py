@@ -4,48 +4,22 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
 
-WEIGHT_SOURCES = "{evergrow.features.sources:WEIGHT_SOURCES}"
-PRESETS = "{evergrow.features.preprocess:PRESETS}"
-TUNERS = "{evergrow.adapt.tuners:adapting_tuners}"
-LAYOUTS = "{evergrow.data:list_readers}"
-"""Registries, or functions that list names, as a help text marks them; the names are filled in when it is shown."""
+T = TypeVar("T")
 
+RARE = "rare"
 
-class OnError(str, Enum):
-    """What to do about an image that cannot be read."""
+Rare = Annotated[T, RARE]
+"""A parameter that few people need: it has no option of its own but is set by ``--set NAME=VALUE``."""
 
-    RAISE = "raise"
-    SKIP = "skip"
-
-
-class Decode(str, Enum):
-    """What decodes JPEG files."""
-
-    CPU = "cpu"
-    GPU = "gpu"
-
-
-@dataclass(frozen=True)
-class Rare:
-    """Marks a parameter that few people need: no option of its own, but set by ``--set NAME=VALUE``.
-
-    Parameters
-    ----------
-    help : str
-        What it is, for the help of ``--set``.
-    """
-
-    help: str
-
+# A mark such as {module:NAME} in a help is replaced by the names in that registry when the help is shown.
 
 ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="The model file.")]
 
@@ -62,61 +36,55 @@ Json = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSO
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...: where to compute.")]
 
-Weights = Annotated[str | None, Rare(f"the backbone's weights, if not where they were: a file, or {WEIGHT_SOURCES}")]
+FalseAlarm = Annotated[float, typer.Option(help="Share of known things that may be called unknown, between 0 and 1.")]
 
-Cache = Annotated[bool, Rare("whether features are kept, so that images are looked at once")]
+Wait = Annotated[bool, typer.Option(help="Wait for another process that changes the model.")]
 
-OnErrorOption = Annotated[
-    OnError, typer.Option("--on-error", help="Images that cannot be read: stop, or leave them out and say so.")
-]
+Settle = Annotated[bool, typer.Option(help="Solve for the class weights now, so that no later predict has to.")]
 
-DecodeOption = Annotated[Decode, Rare("cpu or gpu: what decodes JPEG files")]
+_TESTED = "Labelled data to test with before and after; remembered for later updates."
+TestData = Annotated[str | None, typer.Option(metavar="DATA", help=_TESTED)]
 
-FalseAlarm = Annotated[
-    float, typer.Option("--false-alarm", help="Share of known things that may be called unknown, between 0 and 1.")
-]
-
-Wait = Annotated[bool, typer.Option("--wait", help="Wait for another process that changes the model.")]
-
-RECIPE_HELP = "final, rich or max (from several depths), or blocks such as final,mean@-2"
+_RECIPES = "What features are made of: final, rich or max (from several depths), or blocks such as final,mean@-2."
+Recipe = Annotated[str, typer.Option("--features", help=_RECIPES)]
 
 
-def checked_recipe(option: str, text: str) -> str | list[str]:
-    """Return the recipe that an option names, or raise :class:`ParameterError` in the option's words."""
+def checked_recipe(text: str) -> str | list[str]:
+    """Return the recipe that ``--features`` names; raise :class:`ParameterError` if there is none."""
     from evergrow.features.recipes import check_recipe, recipe_of_text
 
     recipe = recipe_of_text(text)
-    check_recipe(recipe, option)
+    check_recipe(recipe, "--features")
     return recipe
-
-
-Settle = Annotated[
-    bool, typer.Option("--settle", help="Solve for the class weights now, so that no later predict has to.")
-]
-
-TestData = Annotated[
-    str | None,
-    typer.Option(
-        "--test", metavar="DATA", help="Labelled data to test with before and after; remembered for later updates."
-    ),
-]
 
 
 class OptionGroup:
     """Options that belong together: a command takes them as one parameter, people type them one by one.
 
-    A subclass is a frozen dataclass whose fields are annotated as parameters of commands are.
+    A subclass is a frozen dataclass whose fields are annotated and documented as parameters of commands are.
     """
 
 
 @dataclass(frozen=True)
 class Reading(OptionGroup):
-    """How a command reads data: the columns of tables, and how deep the folders of classes lie."""
+    """How a command reads data.
 
-    image_column: Annotated[str, Rare("column of images in a table")] = ""
-    text_column: Annotated[str, Rare("column of texts in a table")] = ""
-    label_column: Annotated[str, Rare("column of classes in a table")] = ""
-    class_level: Annotated[int, Rare("how many folders down the class folders are")] = 0
+    Parameters
+    ----------
+    image_column
+        Column of images in a table.
+    text_column
+        Column of texts in a table.
+    label_column
+        Column of classes in a table.
+    class_level
+        How many folders down the class folders are.
+    """
+
+    image_column: Rare[str] = ""
+    text_column: Rare[str] = ""
+    label_column: Rare[str] = ""
+    class_level: Rare[int] = 0
 
     def options(self, **more: Any) -> DataOptions:
         """Return the settings of reading, with what else a command has to say about it."""
@@ -127,42 +95,51 @@ class Reading(OptionGroup):
 
 @dataclass(frozen=True)
 class RunOptions(OptionGroup):
-    """How a command runs a model's backbone."""
+    """How a command runs a model's backbone, and whether a person or a program reads what it prints.
+
+    Parameters
+    ----------
+    cache
+        Whether features are kept, so that images are looked at once.
+    weights
+        The backbone's weights, if not where they were: a file, or {evergrow.features.sources:WEIGHT_SOURCES}.
+    """
 
     device: Device = "auto"
-    cache: Cache = True
-    weights: Weights = None
+    cache: Rare[bool] = True
+    weights: Rare[str | None] = None
+    as_json: Json = False
 
-    @property
-    def cache_setting(self) -> bool | None:
-        """The cache as a learner takes it."""
-        return None if self.cache else False
-
-    def encode_settings(self, *, quiet: bool = False) -> dict[str, Any]:
-        """Return the settings of encoding; ``quiet`` shows no progress bar."""
-        return {"progress": not quiet and sys.stderr.isatty()}
-
-    def loading(self, *, quiet: bool = False) -> dict[str, Any]:
+    def loading(self) -> dict[str, Any]:
         """Return the settings of :meth:`evergrow.Learner.load`."""
         device = None if self.device == "auto" else self.device
-        extract = self.encode_settings(quiet=quiet)
-        return {"weights": self.weights, "device": device, "cache": self.cache_setting, "extract": extract}
+        cache = None if self.cache else False
+        return {"weights": self.weights, "device": device, "cache": cache, "extract": self.encoding()}
+
+    def encoding(self) -> dict[str, Any]:
+        """Return the settings of encoding; programs are shown no progress bar."""
+        return {"progress": not self.as_json and sys.stderr.isatty()}
 
 
 @dataclass(frozen=True)
 class ImageOptions(RunOptions):
-    """How a command runs a model's backbone, and what it does about images that cannot be read."""
+    """How a command runs a model's backbone, and what it does about images.
 
-    on_error: OnErrorOption = OnError.RAISE
-    decode: DecodeOption = Decode.CPU
+    Parameters
+    ----------
+    on_error
+        Images that cannot be read: stop, or leave them out and say so.
+    decode
+        What decodes JPEG files, cpu or gpu.
+    """
 
-    def encode_settings(self, *, quiet: bool = False) -> dict[str, Any]:
-        """Return the settings of encoding; ``quiet`` shows no progress bar."""
-        return {**super().encode_settings(quiet=quiet), "on_error": self.on_error.value, "decode": self.decode.value}
+    on_error: Literal["raise", "skip"] = "raise"
+    decode: Rare[Literal["cpu", "gpu"]] = "cpu"
+
+    def encoding(self) -> dict[str, Any]:
+        """Return the settings of encoding."""
+        return {**super().encoding(), "on_error": self.on_error, "decode": self.decode}
 
 
-RUN, RUN_IMAGES = RunOptions(), ImageOptions()
-"""As the machine suggests; images that cannot be read stop a command."""
-
-AS_FOUND = Reading()
-"""Reading as the data suggest."""
+AS_FOUND, RUN, RUN_IMAGES = Reading(), RunOptions(), ImageOptions()
+"""What commands do unless told otherwise."""

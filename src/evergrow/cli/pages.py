@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,11 +114,8 @@ def evaluation_page(evaluation: Evaluation, *, title: str, lead: str = "") -> st
     >>> "Pets &amp; co" in page, "<cat>" in page, page.count('class="miss"')
     (True, False, 1)
     """
-    samples = evaluation.samples
+    samples, scores = evaluation.samples, worst_first(evaluation.per_class)
     places = {name: place for place, name in enumerate(evaluation.classes)}
-    mistakes = [] if samples is None else _mistakes(samples, places)
-    shown = _chosen(mistakes)
-    scores = worst_first(evaluation.per_class)
     return _render(
         "evaluation_page.html",
         title=title,
@@ -128,9 +124,7 @@ def evaluation_page(evaluation: Evaluation, *, title: str, lead: str = "") -> st
         charts=[] if samples is None else _charts(samples, np.isin(samples.true, evaluation.classes)),
         places=places,
         matrix=_matrix(evaluation),
-        linked={mistake.cell for mistake in shown},
-        groups=[] if samples is None else _groups(samples, evaluation.classes, mistakes, shown),
-        left=len(mistakes) - len(shown),
+        **_wrong_answers(samples, places),
         shown=SHOWN,
         scores=scores[:_ROWS],
         more_classes=len(scores) - _ROWS,
@@ -165,55 +159,7 @@ def _matrix(evaluation: Evaluation) -> dict[str, Any]:
 # -- its charts ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A bar of a chart: from where to where, how high, of which kind, and what it says."""
-
-    low: float
-    high: float
-    height: float
-    kind: str
-    opacity: float
-    words: str
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Bars over numbers, with a dashed line, on a canvas of 420 x 300.
-
-    Parameters
-    ----------
-    heading, below, caption : str
-        What stands above it, under its axis and beside it.
-    x, y : tuple of float
-        Smallest and largest number on each axis.
-    ticks : tuple of list of float
-        Numbers to write on each axis.
-    rule : tuple of float
-        Ends of the dashed line: x, y, x, y.
-    bars : list of Bar
-        The bars.
-    """
-
-    heading: str
-    below: str
-    caption: str
-    x: tuple[float, float]
-    y: tuple[float, float]
-    ticks: tuple[list[float], list[float]]
-    rule: tuple[float, float, float, float]
-    bars: list[Bar]
-
-    def across(self, value: float) -> float:
-        """Return how far right on the canvas a number lies."""
-        return 46 + (value - self.x[0]) / (self.x[1] - self.x[0]) * 364
-
-    def down(self, value: float) -> float:
-        """Return how far down on the canvas a number lies."""
-        return 256 - (value - self.y[0]) / (self.y[1] - self.y[0]) * 244
-
-
-def _charts(samples: SampleAnswers, known: NDArray[np.bool_]) -> list[Chart]:
+def _charts(samples: SampleAnswers, known: NDArray[np.bool_]) -> list[dict[str, Any]]:
     """Return the reliability diagram and the histogram of novelty, where there are numbers for them."""
     charts = []
     if samples.certainty is not None and known.any():
@@ -224,7 +170,29 @@ def _charts(samples: SampleAnswers, known: NDArray[np.bool_]) -> list[Chart]:
     return charts
 
 
-def _reliability(certainty: Array, right: NDArray[np.bool_]) -> Chart:
+def _chart(x: tuple[float, float], y: tuple[float, float], **parts: Any) -> dict[str, Any]:
+    """Return bars over numbers with a dashed line, and how far right and down numbers lie on a canvas of 420 x 300.
+
+    Parameters
+    ----------
+    x, y : tuple of float
+        Smallest and largest number on each axis.
+    **parts
+        ``heading``, ``below`` and ``caption``; ``ticks``, the numbers to write on each axis; ``rule``, the ends of the
+        dashed line as x, y, x, y; and ``bars``.
+    """
+    return {
+        "across": lambda value: 46 + (value - x[0]) / (x[1] - x[0]) * 364,
+        "down": lambda value: 256 - (value - y[0]) / (y[1] - y[0]) * 244,
+        **parts,
+    }
+
+
+def _bar(low: float, high: float, height: float, kind: str, opacity: float, words: str) -> dict[str, Any]:
+    return {"low": low, "high": high, "height": height, "kind": kind, "opacity": opacity, "words": words}
+
+
+def _reliability(certainty: Array, right: NDArray[np.bool_]) -> dict[str, Any]:
     """Return the share of right answers by certainty; where all is well the bars end on the diagonal."""
     bins = np.clip((certainty * _BINS).astype(int), 0, _BINS - 1)
     counts = np.bincount(bins, minlength=_BINS)
@@ -234,22 +202,27 @@ def _reliability(certainty: Array, right: NDArray[np.bool_]) -> Chart:
         gap += abs(mean - accuracy) * n / len(certainty)
         words = f"certainty {mean:.2f}: {100 * accuracy:.1f} % of {n:,} right"
         opacity = 0.35 + 0.65 * math.sqrt(n / counts.max())
-        bars.append(Bar(place / _BINS, (place + 1) / _BINS, float(accuracy), "hit", opacity, words))
-    caption = (
-        "Share of right answers by certainty: the line is where both agree, stronger bars stand for more answers. "
-        f"On average they are {percent(gap)} apart (expected calibration error)."
+        bars.append(_bar(place / _BINS, (place + 1) / _BINS, float(accuracy), "hit", opacity, words))
+    quarters = [0, 0.25, 0.5, 0.75, 1]
+    return _chart(
+        (0.0, 1.0),
+        (0.0, 1.0),
+        heading="How far certainty can be trusted",
+        below="certainty of the answer",
+        caption="Share of right answers by certainty: the line is where both agree, stronger bars stand for more "
+        f"answers. On average they are {percent(gap)} apart (expected calibration error).",
+        ticks=(quarters, quarters),
+        rule=(0, 0, 1, 1),
+        bars=bars,
     )
-    whole, quarters = (0.0, 1.0), [0, 0.25, 0.5, 0.75, 1]
-    heading, below = "How far certainty can be trusted", "certainty of the answer"
-    return Chart(heading, below, caption, whole, whole, (quarters, quarters), (0, 0, 1, 1), bars)
 
 
-def _novelty(known: Array, strange: Array, threshold: float) -> Chart:
+def _novelty(known: Array, strange: Array, threshold: float) -> dict[str, Any]:
     """Return histograms of the novelty of known and of never learned samples, with the threshold between them."""
     both = np.concatenate([known, strange])
     both = both[np.isfinite(both)]
-    low = float(min(np.quantile(both, 0.005), threshold)) if len(both) else threshold
-    high = float(max(np.quantile(both, 0.98), threshold)) if len(both) else threshold
+    low, high = np.quantile(both, [0.005, 0.98]).tolist() if len(both) else (threshold, threshold)
+    low, high = min(low, threshold), max(high, threshold)
     margin = 0.05 * (high - low) or 1.0
     edges = np.linspace(low - margin, high + margin, _NOVELTY_BINS + 1)
     bars = []
@@ -259,14 +232,22 @@ def _novelty(known: Array, strange: Array, threshold: float) -> Chart:
         shares = np.histogram(inside, edges)[0] / max(len(values), 1)
         for place in np.flatnonzero(shares).tolist():
             left, right, height = (float(value) for value in (edges[place], edges[place + 1], shares[place]))
-            words = f"{name}: {100 * height:.1f} % from {left:.3g} to {right:.3g}"
-            bars.append(Bar(left, right, height, kind, 0.6, words))
-    top = 1.08 * max((bar.height for bar in bars), default=1e-9)
-    caption = f"Samples above {threshold:.4g}, the dashed line, are called unknown. Blue: known classes"
-    caption += ", red: never learned." if len(strange) else "; the data hold none that were never learned."
+            bars.append(
+                _bar(left, right, height, kind, 0.6, f"{name}: {100 * height:.1f} % from {left:.3g} to {right:.3g}")
+            )
+    top = 1.08 * max((bar["height"] for bar in bars), default=1e-9)
+    others = ", red: never learned." if len(strange) else "; the data hold none that were never learned."
     span = float(edges[0]), float(edges[-1])
-    ticks, rule = (_ticks(*span, 6), _ticks(0.0, top, 4)), (threshold, 0.0, threshold, top)
-    return Chart("Novelty", "novelty", caption, span, (0.0, top), ticks, rule, bars)
+    return _chart(
+        span,
+        (0.0, top),
+        heading="Novelty",
+        below="novelty",
+        caption=f"Samples above {threshold:.4g}, the dashed line, are called unknown. Blue: known classes{others}",
+        ticks=(_ticks(*span, 6), _ticks(0.0, top, 4)),
+        rule=(threshold, 0.0, threshold, top),
+        bars=bars,
+    )
 
 
 def _ticks(low: float, high: float, wanted: int) -> list[float]:
@@ -280,57 +261,44 @@ def _ticks(low: float, high: float, wanted: int) -> list[float]:
 # -- its wrong answers -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Mistake:
-    """A wrong answer: its row, its class and its answer as places among the classes, and how certain it was."""
+def _wrong_answers(samples: SampleAnswers | None, places: dict[str, int]) -> dict[str, Any]:
+    """Return the wrong answers class by class, the cells that have one to link to, and how many are not shown.
 
-    row: int
-    cell: tuple[int, int]
-    certainty: float | None
-
-
-def _mistakes(samples: SampleAnswers, places: dict[str, int]) -> list[_Mistake]:
-    """Return every wrong answer about samples of known classes, the most certain first."""
-    found = []
+    Of every cell the most certain is shown, then of every cell the next, up to so many.
+    """
+    if samples is None:
+        return {"groups": [], "linked": set(), "left": 0}
+    wrong: list[tuple[float | None, int, tuple[int, int]]] = []  # certainty, row and cell
     for row, (true, predicted) in enumerate(zip(samples.true.tolist(), samples.predicted.tolist(), strict=True)):
         if true != predicted and true in places:
             certainty = None if samples.certainty is None else float(samples.certainty[row])
-            found.append(_Mistake(row, (places[true], places[predicted]), certainty))
-    return sorted(found, key=lambda mistake: -(mistake.certainty or 0.0))
-
-
-def _chosen(mistakes: Sequence[_Mistake]) -> list[_Mistake]:
-    """Return those that are shown: of every cell the most certain one, then of every cell the next, up to so many."""
+            wrong.append((certainty, row, (places[true], places[predicted])))
+    wrong.sort(key=lambda mistake: -(mistake[0] or 0.0))
     seen: Counter[tuple[int, int]] = Counter()
     ranks = []
-    for mistake in mistakes:
-        ranks.append(seen[mistake.cell])
-        seen[mistake.cell] += 1
-    first = sorted(range(len(mistakes)), key=ranks.__getitem__)[:SHOWN]
-    return [mistakes[place] for place in sorted(first)]
-
-
-def _groups(
-    samples: SampleAnswers, classes: Sequence[str], mistakes: Sequence[_Mistake], shown: Sequence[_Mistake]
-) -> list[dict[str, Any]]:
-    """Return the wrong answers class by class, those with most of them first."""
-    counts = Counter(mistake.cell[0] for mistake in mistakes)
-    by_class: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for _, _, cell in wrong:
+        ranks.append(seen[cell])
+        seen[cell] += 1
+    shown = sorted(sorted(range(len(wrong)), key=ranks.__getitem__)[:SHOWN])
+    counts = Counter(cell[0] for _, _, cell in wrong)
+    names = list(places)
+    groups: dict[int, dict[str, Any]] = {}
+    for place in sorted({wrong[index][2][0] for index in shown}, key=lambda place: (-counts[place], place)):
+        groups[place] = {"name": names[place], "count": counts[place], "mistakes": []}
     linked: set[tuple[int, int]] = set()
-    for mistake in shown:
-        row = int(samples.rows[mistake.row])
-        by_class[mistake.cell[0]].append(
+    for certainty, row, cell in (wrong[index] for index in shown):
+        row, items = int(samples.rows[row]), samples.items
+        groups[cell[0]]["mistakes"].append(
             {
-                "anchor": "" if mistake.cell in linked else "mistake-{}-{}".format(*mistake.cell),
-                "sample": _sample(samples.items, row),
-                "name": f"row {row}" if samples.items is None else samples.items.name(row),
-                "answer": classes[mistake.cell[1]],
-                "certainty": mistake.certainty,
+                "anchor": "" if cell in linked else "mistake-{}-{}".format(*cell),
+                "sample": _sample(items, row),
+                "name": f"row {row}" if items is None else items.name(row),
+                "answer": names[cell[1]],
+                "certainty": certainty,
             }
         )
-        linked.add(mistake.cell)
-    order = sorted(by_class, key=lambda place: (-counts[place], place))
-    return [{"name": classes[place], "count": counts[place], "mistakes": by_class[place]} for place in order]
+        linked.add(cell)
+    return {"groups": list(groups.values()), "linked": linked, "left": len(wrong) - len(shown)}
 
 
 # -- the page of a check ---------------------------------------------------------------------------------------
@@ -359,11 +327,6 @@ def check_page(check: DataCheck, samples: tuple[Samples, ...], *, title: str, le
     >>> "Mail &amp; co" in page, "<b>hi" in page, "&lt;b&gt;hi" in page
     (True, False, True)
     """
-    return _render("check_page.html", title=title, lead=lead, check=check, sample=_bounded_samples(samples))
-
-
-def _bounded_samples(samples: tuple[Samples, ...]) -> Callable[[int], Markup]:
-    """Return a function that shows a row of the samples, until all that it showed takes too much room."""
     room = _ALL_THUMBNAILS
 
     def show(row: int) -> Markup:
@@ -375,4 +338,4 @@ def _bounded_samples(samples: tuple[Samples, ...]) -> Callable[[int], Markup]:
         room -= len(shown)
         return shown
 
-    return show
+    return _render("check_page.html", title=title, lead=lead, check=check, sample=show)

@@ -1,73 +1,54 @@
-"""``evergrow predict``: ask a model about images, texts or feature vectors."""
+"""``evergrow predict`` and ``evaluate``: ask a model, and see how well it answers what people have labelled."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from enum import Enum
+import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from evergrow.cli import options
-from evergrow.cli.console import Answer, percent, plural, table
+from evergrow.cli.console import Answer, facts, listed, percent, plural, share, table
 from evergrow.cli.engine import HERE, EngineOptions, source_of
 from evergrow.cli.models import check_target, load_model, skipped_code
-from evergrow.cli.question import Question, check_items, read_question
 from evergrow.cli.registry import command
-from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.escaping import csv_text
+from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
+from evergrow.core.escaping import csv_text, one_line
 
 if TYPE_CHECKING:
-    from evergrow.data import Source
-    from evergrow.engine.job_steps import JobReport
+    from evergrow.data.items import Items
     from evergrow.learner.answers import Answers
+    from evergrow.learner.evaluation import Evaluation
     from evergrow.learner.learner import Learner
 
-UNKNOWN = "(unknown)"
+STDIN = "-"
+KINDS = {"image": "images", "text": "texts", "features": "feature vectors"}
+_LONGEST = 256 * 2**20  # bytes that an image, or a list of names, on standard input may have
+Question = tuple[Any, list[str]]
+"""Items in any form that a learner takes, and a name of each for people."""
 
-
-class Format(str, Enum):
-    """How answers are written."""
-
-    TABLE = "table"
-    CSV = "csv"
-    JSONL = "jsonl"
-    LABEL_STUDIO = "label-studio"
-    FIFTYONE = "fiftyone"
+_WORST = 10  # classes and pairs of classes that are listed at most
 
 
 @command("predict", panel="Ask")
 def predict_command(
     model: options.ModelFile,
-    items: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="ITEMS",
-            help="Images, folders or archives of images, .txt/.csv/.jsonl/.parquet files of texts, tables of images, "
-            ".npy/.npz of features; - reads standard input: one image, or per line one file name or text.",
-        ),
-    ] = None,
-    text: Annotated[list[str] | None, typer.Option("--text", "-t", help="A text to ask about; repeatable.")] = None,
-    top: Annotated[int, typer.Option("--top", "-k", min=1, help="How many classes to show of each.")] = 1,
-    reject_unknown: Annotated[
-        bool, typer.Option("--reject-unknown", help="Say so where something belongs to no learned class.")
-    ] = False,
+    items: Annotated[list[str] | None, typer.Argument()] = None,
+    text: Annotated[list[str] | None, typer.Option("-t")] = None,
+    top: Annotated[int, typer.Option("-k", min=1)] = 1,
+    reject_unknown: bool = False,
     false_alarm: options.FalseAlarm = 0.05,
-    format: Annotated[Format, typer.Option("--format", "-f", help="How to write the answers.")] = Format.TABLE,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File to write them to; with --engine a folder.")
-    ] = None,
-    root: Annotated[
-        Path,
-        options.Rare("for --format label-studio: the folder that Label Studio serves images from"),
-    ] = Path("."),
+    format: Annotated[Literal["table", "csv", "jsonl", "label-studio", "fiftyone"], typer.Option("-f")] = "table",
+    out: Annotated[Path | None, typer.Option("-o")] = None,
+    root: options.Rare[Path] = Path("."),
     reading: options.Reading = options.AS_FOUND,
     run: options.ImageOptions = options.RUN_IMAGES,
     spread: EngineOptions = HERE,
-    as_json: options.Json = False,
 ) -> Answer:
     """Say what images or texts show.
 
@@ -90,50 +71,64 @@ def predict_command(
     With --engine the answers are Parquet files in OUT/predict, one per shard.
 
     Exit codes: 0 answered, 1 answered but some could not be read (--on-error skip), 2 bad input, 130 interrupted.
+
+    Parameters
+    ----------
+    items : ITEMS
+        Images, folders or archives of images, .txt/.csv/.jsonl/.parquet files of texts, tables of images, .npy/.npz of
+        features; - reads standard input: one image, or per line one file name or text.
+    text
+        A text to ask about; repeatable.
+    top
+        How many classes to show of each.
+    reject_unknown
+        Say so where something belongs to no learned class.
+    format
+        How to write the answers.
+    out
+        File to write them to; with --engine a folder.
+    root
+        For --format label-studio: the folder that Label Studio serves images from.
     """
     if out is not None and spread.engine is None:
         check_target("--out", out)
-    check_items(list(items or ()))
-    learner = load_model(model, run, quiet=as_json)
+    asked = list(items or ())
+    check_items(asked)
+    learner = load_model(model, run)
     alarm = false_alarm if reject_unknown else None
     if spread.engine is not None:
         spread.refuse(text=text)
-        source = _one_source(list(items or ()), out, reading)
+        if len(asked) != 1 or asked[0] == STDIN:
+            raise ParameterError("With --engine name one folder, file or address to ask about.")
+        if out is None:
+            raise ParameterError("With --engine name a folder by --out: the answers are written there.")
+        source = source_of(asked[0], reading, part="all", labelled=False)
         report = spread.run(
-            lambda engine: engine.predict(learner, source, top=top, false_alarm=alarm), folder=out, quiet=as_json
+            lambda engine: engine.predict(learner, source, top=top, false_alarm=alarm), folder=out, quiet=run.as_json
         )
-        return report if isinstance(report, Answer) else _shards_answer(model, f"{out}/predict", report)
-    question = read_question(learner.kind_, list(items or ()), list(text or ()), reading)
-    found = learner.ask(question.items, false_alarm=alarm)
-    rows = answer_rows(found, question.names, top)
+        done, written = report.to_values(), f"{out}/predict"
+        values = {"model": str(model), "answered": done["rows"], "left_out": dict(done["left_out"]), "out": written}
+        line = f"{plural(done['rows'], 'answer')} in {written}"
+        return Answer({**values, "engine": done}, [line], report.summary(), done=f"{written} was written")
+    things, names = read_question(learner.kind_, asked, list(text or ()), reading)
+    found = learner.ask(things, false_alarm=alarm)
+    rows = answer_rows(found, names, top)
     code = skipped_code(len(found.failures))
-    values: dict[str, Any] = {"model": str(model), "answered": len(rows), "left_out": dict(found.failures)}
-    if format in (Format.LABEL_STUDIO, Format.FIFTYONE):
-        lines = review_lines(format, learner, question, found, title=f"{model.name} {learner.revision_}", root=root)
+    values = {"model": str(model), "answered": len(rows), "left_out": dict(found.failures)}
+    if format in ("label-studio", "fiftyone"):
+        lines = _review(format, learner, (things, names), found, title=f"{model.name} {learner.revision_}", root=root)
+    elif format == "jsonl":
+        lines = [json.dumps(row) for row in rows]
     else:
-        lines = answer_lines(format, rows, found.measure)
-    if out is not None:
-        _write(out, lines)
-        values["out"] = str(out)
-        return Answer(values, [f"{plural(len(rows), 'answer')} in {out}"], code=code, done=f"{out} was written")
-    return Answer({**values, "predictions": rows}, lines, code=code)
-
-
-def _one_source(items: list[str], out: Path | None, reading: options.Reading) -> Source:
-    """Return the one thing that an engine asks about; its answers need a folder."""
-    if len(items) != 1 or items[0] == "-":
-        raise ParameterError("With --engine name one folder, file or address to ask about.")
+        lines = (_csv if format == "csv" else _table)(rows, found.measure)
     if out is None:
-        raise ParameterError("With --engine name a folder by --out: the answers are written there.")
-    return source_of(items[0], reading, part="all", labelled=False)
+        return Answer({**values, "predictions": rows}, lines, code=code)
+    from evergrow.core.files import atomic_path
 
-
-def _shards_answer(model: Path, out: str, report: JobReport) -> Answer:
-    """Return where an engine has written its answers."""
-    found = report.to_values()
-    values = {"model": str(model), "answered": found["rows"], "left_out": dict(found["left_out"]), "out": out}
-    line = f"{plural(found['rows'], 'answer')} in {out}"
-    return Answer({**values, "engine": found}, [line], report.summary(), done=f"{out} was written")
+    with atomic_path(out) as temporary:
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    line = f"{plural(len(rows), 'answer')} in {out}"
+    return Answer({**values, "out": str(out)}, [line], code=code, done=f"{out} was written")
 
 
 def answer_rows(found: Answers, names: list[str], top: int) -> list[dict[str, Any]]:
@@ -164,14 +159,12 @@ def answer_rows(found: Answers, names: list[str], top: int) -> list[dict[str, An
     return rows
 
 
-def answer_lines(format: Format, rows: list[dict[str, Any]], measure: str) -> list[str]:
-    """Return answers as lines of a table, of CSV or of JSON."""
-    if format is Format.JSONL:
-        return [json.dumps(row) for row in rows]
-    return _csv(rows, measure) if format is Format.CSV else _table(rows, measure)
-
-
 def _csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
+    """Return answers as lines of CSV."""
+
+    def cells(entry: dict[str, Any]) -> list[str]:
+        return ["", ""] if entry["class"] is None else [csv_text(entry["class"]), f"{entry[measure]:.6g}"]
+
     columns = ["item", "class", measure]
     first = rows[0] if rows else {"top": []}
     if "novelty" in first:
@@ -182,18 +175,12 @@ def _csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        cells = [csv_text(row["item"]), *_csv_cells(row, measure)]
+        line = [csv_text(row["item"]), *cells(row)]
         if "novelty" in row:
-            cells += [str(row["unknown"]).lower(), f"{row['novelty']:.6g}", f"{row['threshold']:.6g}"]
-            cells += _csv_cells(row["nearest"], measure)
-        for _, entry in zip(ranks, row["top"], strict=False):
-            cells += _csv_cells(entry, measure)
-        writer.writerow(cells)
+            line += [str(row["unknown"]).lower(), f"{row['novelty']:.6g}", f"{row['threshold']:.6g}"]
+            line += cells(row["nearest"])
+        writer.writerow([*line, *(cell for _, entry in zip(ranks, row["top"]) for cell in cells(entry))])
     return text.getvalue().removesuffix("\n").split("\n")
-
-
-def _csv_cells(entry: dict[str, Any], measure: str) -> list[str]:
-    return ["", ""] if entry["class"] is None else [csv_text(entry["class"]), f"{entry[measure]:.6g}"]
 
 
 def _table(rows: list[dict[str, Any]], measure: str) -> list[str]:
@@ -203,44 +190,244 @@ def _table(rows: list[dict[str, Any]], measure: str) -> list[str]:
         value = entry[measure]
         return [entry["class"], percent(value) if measure == "probability" else f"{value:.4g}"]
 
-    columns, right = ["item", "class", measure], [measure]
-    if rows and "novelty" in rows[0]:
-        columns, right = [*columns, "novelty", "threshold", "nearest"], [*right, "novelty", "threshold"]
+    novelty = ["novelty", "threshold"] if rows and "novelty" in rows[0] else []
+    columns = ["item", "class", measure, *novelty, *(["nearest"] if novelty else [])]
     cells = []
     for row in rows:
         unknown = row["class"] is None
-        line = [row["item"], *([UNKNOWN, ""] if unknown else shown(row))]
-        if "novelty" in row:
-            line += [f"{row['novelty']:.4g}", f"{row['threshold']:.4g}"]
+        line = [row["item"], *(["(unknown)", ""] if unknown else shown(row)), *(f"{row[name]:.4g}" for name in novelty)]
+        if novelty:
             line.append(" ".join(shown(row["nearest"])) if unknown else "")
         cells.append(line)
         for entry in row["top"][1:]:
             more = ["", "", "", "", "", " ".join(shown(entry))] if unknown else ["", *shown(entry)]
             cells.append([*more, *[""] * (len(line) - len(more))])
-    return table(columns, cells, right=right)
+    return table(columns, cells, right=[measure, *novelty])
 
 
-def review_lines(
-    format: Format, learner: Learner, question: Question, found: Answers, *, title: str, root: Path
-) -> list[str]:
+def _review(format: str, learner: Learner, question: Question, found: Answers, *, title: str, root: Path) -> list[str]:
     """Return answers as the lines of a file that an annotation tool loads."""
     from evergrow.export.review import fiftyone_labels, label_studio_tasks
 
     kind = learner.kind_
-    if kind == "features" or (kind == "text" and format is Format.FIFTYONE):
-        raise InputError(f"--format {format.value} does not work for a model of {kind}; take table, csv or jsonl.")
-    samples = question.names
+    if kind == "features" or (kind == "text" and format == "fiftyone"):
+        raise InputError(f"--format {format} does not work for a model of {kind}; take table, csv or jsonl.")
+    items, samples = question
     if kind == "text":  # whole, as they came: names are on one line
-        samples = [question.items.raw_items().raw(row) for row in range(len(question.names))]
-    if format is Format.FIFTYONE:
+        samples = [items.raw_items().raw(row) for row in range(len(samples))]
+    if format == "fiftyone":
         content: Any = fiftyone_labels(found, samples)
     else:
         content = label_studio_tasks(found, samples, kind, version=title, root=root)
     return json.dumps(content, indent=1, ensure_ascii=False).split("\n")
 
 
-def _write(out: Path, lines: list[str]) -> None:
-    from evergrow.core.files import atomic_path
+# -- what is asked about --------------------------------------------------------------------------------------
 
-    with atomic_path(out) as temporary:
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+def check_items(items: list[str]) -> None:
+    """Refuse items that are no files, before a model is loaded to be asked about them."""
+    for item in items:
+        if item != STDIN and not os.path.exists(item):
+            raise _missing(item)
+
+
+def _missing(item: str) -> DatasetNotFoundError:
+    quoted = '"' + item.replace('"', '\\"') + '"'
+    text = "" if os.path.splitext(item)[1] else f"; give a text itself by --text {quoted}"
+    return DatasetNotFoundError(f"No file or folder {item!r} here{text}.")
+
+
+def read_question(
+    kind: str, items: list[str], texts: list[str], reading: options.Reading = options.AS_FOUND
+) -> Question:
+    """Return the items that the arguments name.
+
+    Parameters
+    ----------
+    kind : {"image", "text", "features"}
+        What the model takes.
+    items : list of str
+        Arguments: paths, or ``-`` for standard input.
+    texts : list of str
+        Texts given as such.
+    reading : options.Reading
+        Names of the columns of tables.
+    """
+    from evergrow.data.intake import read_items
+
+    if texts and kind != "text":
+        raise InputError(f"--text is for models of texts, and this one takes {KINDS[kind]}.")
+    if items.count(STDIN) > 1:
+        raise ParameterError("Give - once: standard input can be read only once.")
+    if kind == "image":
+        return _images(items, reading)
+    if kind == "features":
+        if len(items) != 1 or items[0] == STDIN:
+            raise InputError("This model takes feature vectors: name one .npy or .npz file.")
+        samples = read_items(Path(items[0]), "features")
+        return samples, samples.names()
+    found: list[str] = []
+    for item in items:
+        if item == STDIN:
+            found += [line.strip() for line in _lines(_piped())]
+            continue
+        if not os.path.isfile(item):
+            raise _missing(item)
+        listed = read_items(Path(item), "text", reading.options()).raw_items()
+        found += [listed.raw(row) for row in range(len(listed))]
+    found += texts
+    if not found:
+        raise InputError("There is no text to ask about: name a file, give --text or pipe lines into -.")
+    for text in found:
+        if text.encode("utf-8", "replace").decode() != text:  # in a file name other bytes would be part of the name
+            raise InputError(f"The text {one_line(text)!r} is not UTF-8.")
+    return read_items(found, "text"), [one_line(text) for text in found]
+
+
+def _images(items: list[str], reading: options.Reading) -> Question:
+    """Return images by the names they were given by; a single folder stays one, so that it is found in the cache."""
+    from evergrow.data.intake import read_items
+    from evergrow.data.items import Images, concat_items, is_image
+    from evergrow.data.readers import reader_of_file
+
+    names: list[str] = []
+    parts: list[Items] = []
+    for item in items:
+        body = _piped() if item == STDIN else b""
+        # File names hold no zero bytes, and images do; of a damaged one the beginning tells.
+        if b"\0" in body[:4096] or body.startswith((b"\xff\xd8\xff", b"\x89PNG")):
+            names.append(STDIN)
+            parts.append(Images((body,), (STDIN,)))
+            continue
+        for name in _lines(body) if item == STDIN else [item]:
+            images = read_items(Path(name), "image", reading.options()).raw_items()
+            parts.append(images)
+            if not os.path.isdir(name) and (is_image(name) or reader_of_file(name) is None):
+                names.append(name)
+            else:
+                names += [os.path.join(name, images.name(row)) for row in range(len(images))]
+    if not names:
+        raise InputError("There is no image to ask about: name files or folders, or pipe names or one image into -.")
+    return concat_items(parts), names
+
+
+def _piped() -> bytes:
+    """Return what standard input holds: one image, or lines."""
+    try:
+        body: bytes = sys.stdin.buffer.read(_LONGEST + 1)
+    except OSError as error:
+        raise InputError(f"Standard input cannot be read: {error.strerror or error}") from error
+    if len(body) > _LONGEST:
+        raise InputError(f"Standard input holds more than the {_LONGEST // 2**20} MiB that are read of it.")
+    return body
+
+
+def _lines(body: bytes) -> list[str]:
+    """Return the lines that hold something; a file name need not be UTF-8."""
+    lines = body.decode("utf-8", "surrogateescape").split("\n")
+    return [line.rstrip("\r") for line in lines if line.strip()]
+
+
+# -- answers compared with labels ------------------------------------------------------------------------------
+
+
+@command("evaluate", panel="Ask")
+def evaluate_command(
+    model: options.ModelFile,
+    data: options.Data,
+    report: Path | None = None,
+    unknown: str | None = None,
+    false_alarm: options.FalseAlarm = 0.05,
+    min_accuracy: float | None = None,
+    reading: options.Reading = options.AS_FOUND,
+    run: options.ImageOptions = options.RUN_IMAGES,
+    spread: EngineOptions = HERE,
+) -> Answer:
+    """Compare a model's answers with labels: accuracy, every class, and which classes are confused.
+
+    Of data with a training and a test part the test part is used, else all of it. Classes in DATA that the model never
+    learned count neither as right nor as wrong; they are used, as those of --unknown are, to see whether it notices.
+
+    For example:
+
+      evergrow evaluate birds.evg birds/test --report birds.html
+
+      evergrow evaluate birds.evg birds/test --unknown other-birds/
+
+      evergrow evaluate birds.evg birds/test --min-accuracy 0.9 --json
+
+      evergrow evaluate birds.evg s3://bucket/test/ --engine local --workers 4
+
+    Exit codes: 0 done, 1 done but below --min-accuracy or images were left out (--on-error skip), 2 bad input, 130
+    interrupted.
+
+    Parameters
+    ----------
+    report
+        HTML page to write, whole in one file.
+    unknown : DATA
+        Data of classes that were never learned.
+    min_accuracy
+        Accuracy, between 0 and 1, below which to leave with 1.
+    """
+    from evergrow.data.intake import read_labelled, read_unknown
+
+    if min_accuracy is not None and not 0 <= min_accuracy <= 1:
+        raise ParameterError(f"--min-accuracy is a share between 0 and 1, not {min_accuracy:g}.")
+    if report is not None:
+        check_target("--report", report)
+    learner = load_model(model, run)
+    job = None
+    if spread.engine is not None:
+        spread.refuse(report=report, unknown=unknown)
+        source = source_of(data, reading, part="test")
+        result, job = spread.run(
+            lambda engine: engine.evaluate(learner, source, false_alarm=false_alarm), model=model, quiet=run.as_json
+        )
+    else:
+        strange = None if unknown is None else read_unknown(unknown, learner.kind_, options=reading.options())
+        samples = read_labelled(data, "test", learner.kind_, reading.options())
+        kept = report is not None
+        result = learner.evaluate(samples, unknown=strange, false_alarm=false_alarm, keep_samples=kept)
+    values = {"model": str(model), "data": data, **result.to_dict(), "report": None if report is None else str(report)}
+    lines, cautions, done = evaluation_lines(result), [], ""
+    # Written so that an accuracy that is not a number fails too.
+    if min_accuracy is not None and not result.accuracy >= min_accuracy:
+        cautions.append(f"accuracy is {share(result.accuracy)}, below the {percent(min_accuracy)} of --min-accuracy")
+    if job is not None:
+        return Answer({**values, "engine": job.to_values()}, lines, [*cautions, *job.summary()])
+    if report is not None:
+        from evergrow.cli.pages import evaluation_page, write_page
+
+        title, lead = f"{model.stem} on {Path(data).name}", f"{model.name}, asked about {data}"
+        write_page(report, evaluation_page(result, title=title, lead=lead))
+        lines, done = [*lines, "", f"report in {report}"], f"{report} was written"
+    return Answer(values, lines, cautions, skipped_code(len(result.left_out)), done=done)
+
+
+def evaluation_lines(result: Evaluation) -> list[str]:
+    """Return an evaluation for people: the figures, the worst classes and the commonest mistakes."""
+    from evergrow.cli.pages import worst_first
+
+    known = f"{share(result.accuracy)} of {plural(result.n_known, 'sample')}"
+    entries = [("accuracy", known), ("mean over classes", share(result.balanced_accuracy))]
+    if result.unknown_classes:
+        names = listed(list(result.unknown_classes), 3)
+        entries.append(("never learned", f"{plural(result.n_unknown, 'sample')} of {names}; not in the accuracy"))
+    if (found := result.unknown) is not None:
+        spotted = f"{share(found.detection_rate)} of {plural(found.n_unknown, 'sample')}"
+        alarms = f"{share(found.false_alarm_rate)} false alarms ({share(found.false_alarm)} aimed at)"
+        entries.append(("unknown spotted", f"{spotted}, at {alarms}; AUROC {share(found.auroc)}"))
+    lines = facts([*entries, ("seconds", f"{result.seconds:.1f}")])
+    wrong = [row for row in worst_first(result.per_class) if row.n and row.recall < 1]
+    if wrong:
+        rows = [[row.name, str(row.n), share(row.recall), share(row.precision)] for row in wrong[:_WORST]]
+        lines += ["", *table(["class", "samples", "recall", "precision"], rows, ["samples", "recall", "precision"])]
+        perfect = sum(1 for row in result.per_class if row.n) - len(wrong)
+        more = plural(len(wrong) - len(rows), "more class", "more classes")
+        lines.append(f"({more} with errors, {perfect} without)")
+    if result.confused:
+        pairs = [[pair.true, pair.predicted, str(pair.n), share(pair.share)] for pair in result.confused[:_WORST]]
+        lines += ["", *table(["taken", "for", "times", "of the class"], pairs, ["times", "of the class"])]
+    return lines

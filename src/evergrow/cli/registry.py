@@ -1,29 +1,32 @@
 """The one list of commands, filled by a decorator, and the application that is built from it.
 
-What few people need is no option of its own: ``--set NAME=VALUE`` sets it, by the name that it has in Python.
+The docstring of a command is its help, and the section on parameters that of its options. What few people need is no
+option of its own: ``--set NAME=VALUE`` sets it, by the name that it has in Python.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import functools
 import importlib
 import inspect
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 from evergrow.cli import MODULES
 from evergrow.cli.console import Answer, answer_with
 from evergrow.cli.exits import CommandGroup
-from evergrow.cli.options import OptionGroup, Rare
+from evergrow.cli.options import RARE, Json, OptionGroup
 from evergrow.core.errors import ParameterError, UnknownNameError
 from evergrow.core.registry import load_plugins, nearest
+from evergrow.core.version import __version__
 
 ABOUT = "Classifiers that keep learning new classes, without old data and without forgetting."
 
@@ -31,6 +34,7 @@ OTHERS = "Data and tools"
 """Heading of the commands that name none; the help would else list them before all others."""
 
 _SET = "set_"  # the parameter that holds what --set was given
+_PARAMETERS = "\n\nParameters\n----------\n"
 
 Function = TypeVar("Function", bound=Callable[..., Answer])
 
@@ -64,7 +68,8 @@ GROUPS: dict[str, str] = {}
 def command(name: str, *, panel: str | None = None) -> Callable[[Function], Function]:
     """Return a decorator that makes a function a command; the function itself stays as it is.
 
-    Errors need no care: whatever a command raises becomes one line, one JSON object and an exit code.
+    Errors need no care: whatever a command raises becomes one line, one JSON object and an exit code. Every command has
+    ``--json``; one that has to know takes it as ``as_json``.
 
     Parameters
     ----------
@@ -78,7 +83,7 @@ def command(name: str, *, panel: str | None = None) -> Callable[[Function], Func
     >>> from evergrow.cli.console import Answer
     >>> from evergrow.cli.registry import COMMANDS, build_app, command
     >>> @command("greet")
-    ... def greet(who: str, as_json: bool = False) -> Answer:
+    ... def greet(who: str) -> Answer:
     ...     '''Say hello.'''
     ...     return Answer({"who": who}, [f"hello {who}"])
     >>> "greet" in [entry.name for entry in build_app().registered_commands]
@@ -103,8 +108,6 @@ def command_group(name: str, help: str) -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from evergrow.core.version import __version__
-
         typer.echo(__version__)
         raise typer.Exit
 
@@ -137,11 +140,10 @@ def build_app() -> typer.Typer:
     return app
 
 
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
-    ] = False,
-) -> None:
+_VERSION = typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+
+
+def _root(version: Annotated[bool, _VERSION] = False) -> None:
     """Take the options that stand before any command."""
 
 
@@ -161,7 +163,7 @@ class LateCommand(TyperCommand):
         from evergrow.data.load import check_source
 
         for each in self.params:
-            if each.name in ("model", "models") and each.metavar in ("MODEL", "MODEL MODEL..."):
+            if each.name in ("model", "sources") and each.metavar in ("MODEL", "MODEL MODEL..."):
                 given = ctx.params[each.name]
                 for path in given if isinstance(given, (list, tuple)) else [given]:
                     existing_model(path)
@@ -177,32 +179,28 @@ def _names(mark: re.Match[str]) -> str:
 
 def _printing(entry: Command) -> Callable[..., None]:
     """Return a command for typer: it prints the answer and leaves with its exit code."""
-    # In Python 3.10 typing.get_type_hints hides what an option is where None is its default.
-    hints = inspect.get_annotations(entry.function, eval_str=True)
-    groups: dict[str, Any] = {}
-    options: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(entry.function).parameters.items():
-        if not (isinstance(hints[name], type) and issubclass(hints[name], OptionGroup)):
-            options.append(_parameter(name, hints[name], parameter.default))
-            continue
-        groups[name] = hints[name]
-        inner = typing.get_type_hints(hints[name], include_extras=True)
-        options += [_parameter(field.name, inner[field.name], field.default) for field in _fields(hints[name])]
-    rare = {option.name: option for option in options if _rare_help(option)}
-    shown = [option for option in options if option.name not in rare]
+    groups = {name: kind for name, kind in _hints(entry.function).items() if _is_group(kind)}
+    options = list(_options(entry.function))
+    takes_json = any(option.name == "as_json" for option, _ in options)
+    rare = {option.name: option for option, _ in options if RARE in option.annotation.__metadata__}
+    shown = [option for option, _ in options if option.name not in rare]
+    shown.sort(key=lambda option: option.name == "as_json")  # last
+    if not takes_json:
+        shown.append(inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json))
     if rare:
-        names = "; ".join(f"{name}: {_rare_help(option)}" for name, option in rare.items())
-        about = f"What is rarely needed; repeatable. {names}."
+        names = " ".join(f"{option.name}: {text}" for option, text in options if option.name in rare)
+        about = f"What is rarely needed; repeatable. {names}"
         kind = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=about)]
-        shown.append(_parameter(_SET, kind, None))
+        shown.append(inspect.Parameter(_SET, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind))
 
     @functools.wraps(entry.function)
-    def run(**given: Any) -> None:
+    def run(as_json: bool, **given: Any) -> None:
+        given |= {"as_json": as_json} if takes_json else {}
         given |= settings_of(given.pop(_SET, None) or [], rare)
         for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in _fields(group)})
+            given[name] = group(**{field: given.pop(field) for field in inspect.signature(group).parameters})
         work = functools.partial(entry.function, **given)
-        code = answer_with(entry.name, work, as_json=bool(given.get("as_json")))
+        code = answer_with(entry.name, work, as_json=as_json)
         if code:
             raise typer.Exit(int(code))
 
@@ -211,18 +209,41 @@ def _printing(entry: Command) -> Callable[..., None]:
     return run
 
 
-def _fields(group: Any) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(group)
+def _is_group(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, OptionGroup)
 
 
-def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+def _hints(owner: Any) -> dict[str, Any]:
+    if isinstance(owner, type):
+        return typing.get_type_hints(owner, include_extras=True)
+    # In Python 3.10 typing.get_type_hints hides the option of a parameter whose default is None.
+    return inspect.get_annotations(owner, eval_str=True)
 
 
-def _rare_help(option: inspect.Parameter) -> str:
-    """Return what an option is that only ``--set`` sets; empty for all others."""
-    marks = getattr(option.annotation, "__metadata__", ())
-    return next((mark.help for mark in marks if isinstance(mark, Rare)), "")
+def _options(owner: Any) -> Iterator[tuple[inspect.Parameter, str]]:
+    """Yield the options of a command or a group as typer takes them, each with its help from the docstring."""
+    hints = _hints(owner)
+    texts: dict[str, tuple[str, str]] = {}
+    for base in reversed(inspect.getmro(owner) if isinstance(owner, type) else [owner]):
+        texts |= parameter_texts(base.__doc__ or "")
+    for name, parameter in inspect.signature(owner).parameters.items():
+        if _is_group(hints[name]):
+            yield from _options(hints[name])
+            continue
+        kind, *marks = typing.get_args(hints[name]) if hasattr(hints[name], "__metadata__") else [hints[name]]
+        metavar, text = texts.get(name, ("", ""))
+        if RARE not in marks:
+            is_option = parameter.default is not parameter.empty
+            info = copy.copy(marks[0]) if marks else typer.Option() if is_option else typer.Argument()
+            info.help, info.metavar = info.help or text or None, info.metavar or metavar or None
+            # Where an option is annotated, typer takes its first name as the default.
+            if isinstance(info, OptionInfo) and not str(info.default).startswith("--"):
+                long = name.replace("_", "-")
+                switch = f"--{long}/--no-{long}" if parameter.default is True else f"--{long}"
+                short = [] if info.default is ... else [str(info.default)]
+                info.default, info.param_decls = switch, (*short, *(info.param_decls or ()))
+            marks = [info]
+        yield parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=Annotated[(kind, *marks)]), text
 
 
 def settings_of(given: Sequence[str], rare: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
@@ -233,7 +254,7 @@ def settings_of(given: Sequence[str], rare: Mapping[str, inspect.Parameter]) -> 
     given : sequence of str
         As typed, ``NAME=VALUE`` each.
     rare : mapping
-        What there is to set: the parameters of the command that are marked as rare.
+        The parameters of the command that are marked as rare.
     """
     values = {name: option.default for name, option in rare.items()}
     for text in given:
@@ -248,20 +269,38 @@ def settings_of(given: Sequence[str], rare: Mapping[str, inspect.Parameter]) -> 
 
 
 def _converted(name: str, value: str, kind: Any) -> Any:
-    """Return a typed value as what a setting must be."""
-    kind = next((option for option in typing.get_args(kind) if option is not type(None)), kind)
+    """Return the text of a setting as the type that it has in Python."""
+    words = {bool: "true or false", int: "a whole number", float: "a number"}
+    kinds = typing.get_args(kind) or (kind,)  # of int | None its parts, of Literal["cpu", "gpu"] its values
     try:
+        if isinstance(kinds[0], str):
+            return {choice: choice for choice in kinds}[value]
         if kind is bool:
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
-        return kind(value)
+        return kinds[0](value)
     except (KeyError, ValueError) as error:
-        words = {bool: "true or false", int: "a whole number", float: "a number"}
-        wanted = words[kind] if kind in words else ", ".join(str(member.value) for member in kind)
-        raise ParameterError(f"{name} is {wanted}, not {value!r}.") from error
+        raise ParameterError(f"{name} is {words.get(kinds[0]) or ', '.join(kinds)}, not {value!r}.") from error
+
+
+def parameter_texts(doc: str) -> dict[str, tuple[str, str]]:
+    r"""Return metavar and help of the parameters in a numpydoc docstring; the metavar stands where a type would.
+
+    Examples
+    --------
+    >>> from evergrow.cli.registry import parameter_texts
+    >>> parameter_texts("Ask.\n\nParameters\n----------\ndata : DATA\n    Never\n    learned.\ntop\n    How many.")
+    {'data': ('DATA', 'Never learned.'), 'top': ('', 'How many.')}
+    """
+    entries = re.split(r"\n(?=\S)", inspect.cleandoc(doc).partition(_PARAMETERS)[2])
+    texts = {}
+    for head, _, text in (entry.partition("\n") for entry in entries):
+        name, _, metavar = head.partition(" : ")
+        texts[name] = metavar, " ".join(text.split())
+    return texts
 
 
 def reflowed(text: str) -> str:
-    r"""Return a docstring with one line per paragraph, for a terminal that is narrower than the source.
+    r"""Return a docstring without its parameters, one line per paragraph: a terminal is narrower than the source.
 
     Examples
     --------
@@ -269,5 +308,5 @@ def reflowed(text: str) -> str:
     >>> reflowed("One\nparagraph.\n\n    Another\n    one.")
     'One paragraph.\n\nAnother one.'
     """
-    paragraphs = inspect.cleandoc(text).split("\n\n")
+    paragraphs = inspect.cleandoc(text).partition(_PARAMETERS)[0].split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

@@ -1,24 +1,31 @@
-"""``evergrow spawn`` and ``merge``: learn in several places and add it up, exactly."""
+"""Commands that bring a model to others: ``spawn`` and ``merge``, ``export`` to ONNX, and ``serve`` over HTTP."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
+from evergrow.cli import models, options
 from evergrow.cli.console import Answer, plural
-from evergrow.cli.models import REPLACING, ModelChange, check_target, classes_note, load_model, settle_model
-from evergrow.cli.options import Json, ModelFile, Settle
+from evergrow.cli.exits import flush
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
+from evergrow.core.escaping import printable
+from evergrow.core.optional import require
 
-Output = Annotated[Path, typer.Option("--output", "-o", help="File to write.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing file, keeping what it was for rollback.")]
+Output = Annotated[Path, typer.Option("-o", help="File to write.")]
+
+ONE_WRITER = (
+    "Leave --workers out: one process writes a model, so that no change is lost and no answer mixes two "
+    "revisions. More processes may read: start them on the same folder with --read-only and another --port"
+)
 
 
 @command("spawn", panel="Share")
-def spawn_command(model: ModelFile, output: Output, as_json: Json = False) -> Answer:
+def spawn_command(model: options.ModelFile, output: Output) -> Answer:
     """Write an empty model with the same backbone and layer, to be taught elsewhere and merged back.
 
     For example:
@@ -31,8 +38,9 @@ def spawn_command(model: ModelFile, output: Output, as_json: Json = False) -> An
 
     Exit codes: 0 written, 2 bad input or the file exists.
     """
-    check_target("--output", output, force=False, existing="choose another name")
-    load_model(model).spawn().save(output)  # a beginning, not a change: its history starts with what it is taught
+    models.check_target("--output", output, force=False, existing="choose another name")
+    # A beginning, not a change: its history starts with what it is taught.
+    models.load_model(model).spawn().save(output)
     values = {"model": str(output), "parent": str(model), "n_classes": 0}
     line = f"{output} has the layer of {model} and knows nothing yet: teach it with evergrow update"
     return Answer(values, [line], done=f"{output} was written")
@@ -40,14 +48,11 @@ def spawn_command(model: ModelFile, output: Output, as_json: Json = False) -> An
 
 @command("merge", panel="Share")
 def merge_command(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL MODEL...", help="Models to add up.")],
+    sources: Annotated[list[Path], typer.Argument(metavar="MODEL MODEL...", help="Models to add up.")],
     output: Output,
-    base: Annotated[
-        Path | None, typer.Option("--base", help="The model that all began as copies of: it is counted once.")
-    ] = None,
-    force: Force = False,
-    settle: Settle = False,
-    as_json: Json = False,
+    base: Path | None = None,
+    force: bool = False,
+    settle: options.Settle = False,
 ) -> Answer:
     """Add up what several models know: exactly as if one had learned everything. Needs no data and no backbone.
 
@@ -62,22 +67,193 @@ def merge_command(
 
     Exit codes: 0 merged, 2 they do not go together or the file exists, and nothing written, 3 another process is
     changing the output.
+
+    Parameters
+    ----------
+    base
+        The model that all began as copies of: it is counted once.
+    force
+        Replace an existing file, keeping what it was for rollback.
     """
     from evergrow.learner.modelfile import commit
 
-    if len(models) < 2:
+    if len(sources) < 2:
         raise ParameterError("Name at least two models to merge.")
-    check_target("--output", output, force=force, existing=REPLACING)
-    learner, origin = load_model(models[0]), None if base is None else load_model(base)
-    known = set(learner.class_names_.tolist())
-    samples = sum(learner.n_samples_.values())
-    for path in models[1:]:
-        learner.merge(load_model(path), base=origin)
-    settled, notes = settle_model(learner, settle)
+    models.check_target("--output", output, force=force, existing=models.REPLACING)
+    learner, origin = models.load_model(sources[0]), None if base is None else models.load_model(base)
+    known, samples = set(learner.class_names_.tolist()), sum(learner.n_samples_.values())
+    for path in sources[1:]:
+        learner.merge(models.load_model(path), base=origin)
+    change = models.ModelChange(output, learner)
+    if settle:
+        change.settle()
     commit(output, learner)
     added = sum(learner.n_samples_.values()) - samples
     news = tuple(name for name in learner.class_names_.tolist() if name not in known)
-    said = f"added {plural(added, 'sample')}{classes_note(news, 'new')} to what {models[0]} knows"
-    merged = [str(path) for path in models]
-    more: dict[str, Any] = {"samples": added, "classes": list(news), "merged": merged, "settled": settled}
-    return ModelChange(output, learner, settled, notes).answer([said], **more)
+    said = f"added {plural(added, 'sample')}{models.classes_note(news, 'new')} to what {sources[0]} knows"
+    merged = [str(path) for path in sources]
+    return change.answer([said], samples=added, classes=list(news), merged=merged, settled=change.settled)
+
+
+@command("export", panel="Share")
+def export_command(
+    model: options.ModelFile,
+    onnx: Annotated[Path, typer.Option("-o")],
+    opset: int = 18,
+    check: Annotated[bool | None, typer.Option("--check/--no-check")] = None,
+    head_only: bool = False,
+    weights: options.Rare[str | None] = None,
+    force: bool = False,
+) -> Answer:
+    """Write a model as one ONNX file: from pixels to scores and labels, without evergrow or torch.
+
+    Its input is [bold]pixels[/bold], bytes of shape (n, 3, height, width), resized and cropped as its metadata say;
+    normalisation, backbone, layer and class weights are in the graph. The labels are in the metadata.
+
+    Of a model of texts the inputs are [bold]input_ids[/bold], [bold]attention_mask[/bold] and, where the encoder has
+    them, [bold]token_type_ids[/bold]; its tokenizer is written beside the graph, as intents.tokenizer.json.
+
+    For example:
+
+      evergrow export birds.evg --onnx birds.onnx
+
+      evergrow export intents.evg --onnx intents.onnx
+
+    Exit codes: 0 written, 2 it cannot be exported, or the file exists, and nothing was written.
+
+    Parameters
+    ----------
+    onnx
+        File to write, such as birds.onnx.
+    opset
+        Version of ONNX's operators, from 17.
+    check
+        Compare with onnxruntime before writing; where it is, the default.
+    head_only
+        Leave the backbone out: the input is features.
+    weights
+        The backbone's weights, if not where they were: a file, or {evergrow.features.sources:WEIGHT_SOURCES}.
+    force
+        Replace an existing file.
+    """
+    from evergrow.export.onnx_backbone import tokenizer_path
+    from evergrow.export.onnx_export import ExportConfig, export_learner
+    from evergrow.learner.answers import LIKELIEST
+
+    models.check_target("--onnx", onnx, force=force)
+    config = ExportConfig(opset=opset, check=check)
+    learner = models.load_model(model, options.RunOptions(device="cpu", weights=weights, as_json=True))
+    if learner.spec_ is not None and learner.spec_.kind == "text" and not head_only:
+        models.check_target("the tokenizer beside --onnx", tokenizer_path(onnx), force=force)
+    report = export_learner(learner, onnx, config=config, head_only=head_only)
+    shape = ", ".join(str(size) for size in report.input["shape"])
+    names = ", ".join(entry["name"] for entry in report.inputs)
+    lines = [
+        f"{report.path}: {names}, {report.input['type']} ({shape}), to {plural(report.n_classes, 'class', 'classes')}; "
+        f"{report.nbytes / 2**20:.1f} MiB, operator set {report.opset}, in {report.seconds:.1f} s",
+        *(f"{path}: its tokenizer, which belongs to it" for path in report.beside),
+        "not checked: pip install 'evergrow[onnx]' brings onnxruntime",
+    ]
+    if report.check is not None:
+        rows = f"({report.check.rows} {report.check.samples})"
+        lines[-1] = f"checked: onnxruntime's scores differ by {report.check.difference:.1g} of their spread {rows}"
+    if learner.answering_ != LIKELIEST:
+        lines.append(f"not in the graph, which gives scores: {learner.answering_.summary()}")
+    return Answer({"model": str(model), **report.to_dict()}, lines, done=f"{onnx} was written")
+
+
+@command("serve", panel="Share")
+def serve_command(
+    folder: Annotated[Path, typer.Argument(metavar="MODELS")],
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    token_file: Path | None = None,
+    allow_host: list[str] | None = None,
+    read_only: bool = False,
+    device: options.Device = "auto",
+    rate: float = 500.0,
+    label_studio: str | None = None,
+    label_studio_token_file: Path | None = None,
+    log_level: Literal["debug", "info", "warning", "error"] = "info",
+    open_page: Annotated[bool, typer.Option("--open")] = False,
+    workers: Annotated[int | None, typer.Option(hidden=True)] = None,
+    as_json: options.Json = False,
+) -> Answer:
+    """Serve the models of a folder: a page to teach them on, and an HTTP API to ask and change them.
+
+    Nothing leaves this machine and no sample is kept. A change is on disk before it is acknowledged. Other commands may
+    change the same files meanwhile. Ctrl-C ends it, after the change in flight.
+
+    For example:
+
+      evergrow serve models/
+
+      evergrow serve models/ --open
+
+      evergrow serve models/ --host 0.0.0.0 --token-file tokens.txt --allow-host birds.example.org
+
+      evergrow serve models/ --read-only --port 8081
+
+    Exit codes: 0 ended as asked, 2 it could not begin (the address is taken, a file cannot be read).
+
+    Parameters
+    ----------
+    folder
+        Folder of model files; made if missing.
+    host
+        Address to bind; any but this machine's own needs --token-file.
+    port
+        Port to bind; 0 takes a free one.
+    token_file
+        File of lines 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'.
+    allow_host
+        A further name that the service is reached by, as behind a proxy.
+    read_only
+        Answer, and change nothing.
+    rate
+        Requests in a second of one token, or of one address.
+    label_studio
+        Address of a Label Studio that images of tasks may be fetched from.
+    label_studio_token_file
+        File with the token for it.
+    log_level
+        Least level of the log.
+    open_page
+        Open the page in a browser.
+    """
+    if workers is not None:
+        raise ParameterError(ONE_WRITER)
+    for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
+        require(module, extra="serve", purpose="serving models")
+    from evergrow.serve.app import run_server
+    from evergrow.serve.config import Limits, ServeConfig, Tokens
+
+    try:
+        secret = "" if label_studio_token_file is None else label_studio_token_file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        about = f"{label_studio_token_file}: {error}"
+        raise ParameterError(f"The file of --label-studio-token-file cannot be read: {about}") from error
+    config = ServeConfig(
+        folder,
+        host=host,
+        port=port,
+        tokens=Tokens() if token_file is None else Tokens.read(token_file),
+        read_only=read_only,
+        allowed_hosts=tuple(allow_host or ()),
+        device=device,
+        limits=Limits(requests_per_second=rate),
+        label_studio=label_studio or "",
+        label_studio_token=secret,
+    )
+
+    def announce(address: str) -> None:
+        if not as_json:
+            typer.echo(f"serving {printable(os.fspath(folder))} on {address}")
+            flush()
+        if open_page:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    run_server(config, announce, log_level=log_level)
+    return Answer({"models": os.fspath(folder), "read_only": read_only}, ["ended; all changes are on disk"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,22 +16,20 @@ from evergrow.cli.registry import command
 from evergrow.core.errors import BusyError, ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.learner.watching import Watched, WatchedFolder
+    from evergrow.learner.watching import Watched
 
 
 @command("watch", panel="Learn")
 def watch_command(
     model: options.ModelFile,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with a subfolder per class, and inbox.")],
-    once: Annotated[bool, typer.Option("--once", help="Look once and end, as for cron, instead of going on.")] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between looks.")] = 2.0,
-    quiet: Annotated[float, typer.Option(help="Seconds for which a file must not have changed to be taken.")] = 2.0,
-    reject_unknown: Annotated[
-        bool, typer.Option("--reject-unknown/--no-reject-unknown", help="Say in answers what is of no learned class.")
-    ] = True,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER")],
+    once: bool = False,
+    interval: float = 2.0,
+    quiet: float = 2.0,
+    reject_unknown: bool = True,
     false_alarm: options.FalseAlarm = 0.05,
     device: options.Device = "auto",
-    weights: options.Weights = None,
+    weights: options.Rare[str | None] = None,
     wait: options.Wait = False,
     as_json: options.Json = False,
 ) -> Answer:
@@ -50,67 +49,59 @@ def watch_command(
 
     Exit codes: 0 done, or ended by Ctrl-C, 1 done but files were refused, 2 bad input, 3 another process is changing
     the model (with --once) or watches the folder.
+
+    Parameters
+    ----------
+    folder
+        Folder with a subfolder per class, and inbox.
+    once
+        Look once and end, as for cron, instead of going on.
+    interval
+        Seconds between looks.
+    quiet
+        Seconds for which a file must not have changed to be taken.
+    reject_unknown
+        Say in answers what is of no learned class.
+    weights
+        The backbone's weights, if not where they were: a file, or {evergrow.features.sources:WEIGHT_SOURCES}.
     """
-    from evergrow.learner.watching import WatchedFolder
+    from evergrow.learner.watching import Watched, WatchedFolder, watch_once
 
     for name, value in (("--interval", interval), ("--quiet", quiet)):
         if not 0 <= value < float("inf"):
             raise ParameterError(f"{name} is a number of seconds from 0 on, not {value:g}.")
     if not 0 < false_alarm < 1:
         raise ParameterError(f"--false-alarm lies between 0 and 1, not at {false_alarm:g}.")
-    run = options.ImageOptions(device, False, weights, options.OnError.SKIP)
+    run = options.ImageOptions(device, False, weights, as_json, on_error="skip")
     load_model(model, run)  # refuses what is no model before anything is moved
     place = WatchedFolder(folder, quiet)
-    settings = {"false_alarm": false_alarm if reject_unknown else None, "wait": wait, **run.loading(quiet=as_json)}
-    with place.held():
-        total = _look_once(model, place, settings) if once else _look_on(model, place, interval, settings)
-    return _answer(model, total)
+    alarm = false_alarm if reject_unknown else None
 
-
-def _look_once(model: Path, place: WatchedFolder, settings: dict[str, Any]) -> Watched:
-    """Look, and a second time where files had just arrived; what changes still is left for the next run."""
-    from evergrow.learner.watching import watch_once
-
-    total = watch_once(model, place, **settings)
-    if total.waiting:
-        time.sleep(place.quiet)
-        total.add(watch_once(model, place, **settings))
-    return total
-
-
-def _look_on(model: Path, place: WatchedFolder, interval: float, settings: dict[str, Any]) -> Watched:
-    """Look until interrupted, and say what happened."""
-    from evergrow.learner.watching import Watched, watch_once
+    def look() -> Watched:
+        return watch_once(model, place, false_alarm=alarm, wait=wait, **run.loading())
 
     total, told = Watched(), set[tuple[str, str]]()
-    note_line(f"watching {place.root} for {model}; Ctrl-C ends it")
-    try:
-        while True:
-            try:
-                done = watch_once(model, place, **settings)
-            except BusyError as error:
-                warn_line(f"{error}")
-                done = Watched()
-            done.refused = [entry for entry in done.refused if entry not in told]
-            told.update(done.refused)
-            if done.anything:
-                note_line(_told(done))
-            total.add(done)
-            time.sleep(interval)
-    except KeyboardInterrupt:
-        return total
-
-
-def _told(done: Watched) -> str:
-    parts = [f"learned {plural(done.learned, 'file')}", f"answered {done.answered}"]
-    if done.again:
-        parts.append(f"{done.again} learned before")
-    if done.refused:
-        parts.append(f"refused {listed([name for name, _ in done.refused])}: {done.refused[0][1]}")
-    return ", ".join(parts)
-
-
-def _answer(model: Path, total: Watched) -> Answer:
+    with place.held():
+        if once:
+            total.add(look())
+            if total.waiting:  # files had just arrived; what changes still is left for the next run
+                time.sleep(quiet)
+                total.add(look())
+        else:
+            note_line(f"watching {folder} for {model}; Ctrl-C ends it")
+            with suppress(KeyboardInterrupt):
+                while True:
+                    try:
+                        done = look()
+                    except BusyError as error:
+                        warn_line(f"{error}")
+                        done = Watched()
+                    done.refused = [entry for entry in done.refused if entry not in told]
+                    told.update(done.refused)
+                    if done.anything:
+                        note_line(_told(done))
+                    total.add(done)
+                    time.sleep(interval)
     learner = load_model(model)
     values = {
         "model": str(model),
@@ -121,8 +112,15 @@ def _answer(model: Path, total: Watched) -> Answer:
         "refused": dict(total.refused),
         "waiting": total.waiting,
     }
-    cautions = []
-    if total.refused:
-        names = [name for name, _ in total.refused]
-        cautions.append(f"{plural(len(names), 'file or folder', 'files or folders')} refused: {listed(names)}")
-    return Answer(values, [_told(total), model_line(model, learner)], cautions)
+    names = [name for name, _ in total.refused]
+    refused = f"{plural(len(names), 'file or folder', 'files or folders')} refused: {listed(names)}"
+    return Answer(values, [_told(total), model_line(model, learner)], [refused] if names else [])
+
+
+def _told(done: Watched) -> str:
+    parts = [f"learned {plural(done.learned, 'file')}", f"answered {done.answered}"]
+    if done.again:
+        parts.append(f"{done.again} learned before")
+    if done.refused:
+        parts.append(f"refused {listed([name for name, _ in done.refused])}: {done.refused[0][1]}")
+    return ", ".join(parts)

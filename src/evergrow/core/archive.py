@@ -16,6 +16,7 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,13 +106,15 @@ def write_archive(path: str | os.PathLike[str], archive: Archive, *, like: str |
     OSError
         If it cannot be written, for example because the disk is full; what was there before stays.
     """
+    from safetensors.torch import save_file  # torch is imported here, so that headers can be read without it
+
     text, tensors, digest = _prepared(archive)
     head = {"schema": SCHEMA_VERSION, "needs": _NEEDS, "digest": digest, "archive": text}
     # One key only: safetensors writes several in no fixed order, and the same model must give the same file.
     metadata = {_KEY: json.dumps(head, sort_keys=True)}
     with atomic_path(path, like=like) as temporary:
         try:
-            _save_tensors(tensors, temporary, metadata=metadata)
+            save_file(tensors, temporary, metadata=metadata)
         except safetensors.SafetensorError as error:  # what it makes of a full disk
             raise OSError(f"{path} could not be written: {error}") from error
     return digest
@@ -148,6 +151,8 @@ def read_archive(path: str | os.PathLike[str], kind: str | None = None) -> Archi
     NewerSchemaError
         If a newer evergrow wrote it.
     """
+    from safetensors.torch import load
+
     data = Path(path).read_bytes()
     head, dtypes = _read_head(path, data)
     _require_schema(path, head)
@@ -155,7 +160,7 @@ def read_archive(path: str | os.PathLike[str], kind: str | None = None) -> Archi
     if strange:
         raise FileFormatError(f"{path} must hold tensors of {sorted(_STORED_DTYPES)}, got {strange[:3]}")
     try:
-        tensors = _load_tensors(data)
+        tensors = load(data)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         raise FileFormatError(f"{path} must be a whole evergrow file, got a damaged one: {error}") from error
     if _digest(head["needs"] + head["archive"], tensors) != head["digest"]:
@@ -182,12 +187,9 @@ def read_header(path: str | os.PathLike[str]) -> Archive:
         If a newer evergrow wrote it.
     """
     with open(path, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
-        size = os.fstat(file.fileno()).st_size
-        if length > size - 8:
-            raise FileFormatError(f"{path} must be an evergrow file, got {size} bytes that are none or are truncated")
-        file.seek(0)
-        head, _ = _read_head(path, file.read(8 + length))
+        start = file.read(8)
+        length = min(int.from_bytes(start, "little"), os.fstat(file.fileno()).st_size)
+        head, _ = _read_head(path, start + file.read(length))
     _require_schema(path, head)
     return _described_by(path, head, {})
 
@@ -199,32 +201,18 @@ def _described_by(path: str | os.PathLike[str], head: dict[str, Any], tensors: d
 
 
 def _flat_tensors(archive: Archive, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in archive.tensors.items():
+    for name in (*archive.tensors, *archive.parts):
         if _SEPARATOR in name:
-            raise ValueError(f"the name of a tensor must have no {_SEPARATOR!r}, got {name!r}")
+            raise ValueError(f"the name of a tensor or a part must have no {_SEPARATOR!r}, got {name!r}")
+    for name, tensor in archive.tensors.items():
         yield prefix + name, tensor
     for name, part in archive.parts.items():
-        if _SEPARATOR in name:
-            raise ValueError(f"the name of a part must have no {_SEPARATOR!r}, got {name!r}")
         yield from _flat_tensors(part, f"{prefix}{name}{_SEPARATOR}")
 
 
 def _described(archive: Archive) -> dict[str, Any]:
     parts = {name: _described(part) for name, part in archive.parts.items()}
     return {"kind": archive.kind, "version": archive.version, "meta": archive.meta, "parts": parts}
-
-
-def _load_tensors(data: bytes) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file; torch is imported here, so that headers can be read without it."""
-    from safetensors.torch import load
-
-    return load(data)
-
-
-def _save_tensors(tensors: dict[str, torch.Tensor], path: str | os.PathLike[str], metadata: dict[str, str]) -> None:
-    from safetensors.torch import save_file
-
-    save_file(tensors, path, metadata)
 
 
 def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
@@ -291,12 +279,10 @@ def shallow(values: Any) -> Any:
     """
     level = [values]
     for _ in range(_MAX_NESTING):
-        level = [
-            inner
-            for value in level
-            if isinstance(value, (dict, list))
-            for inner in (value.values() if isinstance(value, dict) else value)
-        ]
+        objects = (
+            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, (dict, list))
+        )
+        level = list(chain.from_iterable(objects))
         if not level:
             return values
     raise ValueError(f"values are nested more than {_MAX_NESTING} deep")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
-
-class Meter(Protocol):
-    """Something that can be told how far the work is."""
-
-    def __call__(self, completed: float, note: str = "") -> None:
-        """Report ``completed`` out of the total, with a short note."""
+Meter = Callable[..., None]
+"""Something that can be told how far the work is: a number out of the total, and a short ``note``."""
 
 
 @contextmanager

@@ -39,22 +39,13 @@ import json
 import math
 import os
 import types
-from collections.abc import Callable, Iterable, Mapping
+import typing
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    NoReturn,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
@@ -309,27 +300,22 @@ def _put(archive: Archive, name: str, value: Any) -> bool:
         value = torch.from_numpy(np.ascontiguousarray(value))
     if _is_tensor(value):
         archive.tensors[name] = value
-    elif isinstance(value, Archive):
-        archive.parts[name] = value
-    elif any(base in _KINDS for base in type(value).__mro__):
-        archive.parts[name] = to_archive(value)
-    elif isinstance(value, (tuple, list)) and value and _has_numbers(value[0]):
-        for index, entry in enumerate(value):
-            _put(archive, f"{name}.{index}", entry)
-    elif isinstance(value, Mapping) and value and _has_numbers(next(iter(value.values()))):
-        for key, entry in value.items():
+    elif _is_part(value):
+        archive.parts[name] = value if isinstance(value, Archive) else to_archive(value)
+    elif isinstance(value, (tuple, list, Mapping)) and value:
+        entries = value if isinstance(value, Mapping) else dict(enumerate(value))
+        first = next(iter(entries.values()))
+        if not (_is_tensor(first) or _is_part(first) or isinstance(first, np.ndarray)):
+            return False
+        for key, entry in entries.items():
             _put(archive, f"{name}.{key}", entry)
     else:
         return False
     return True
 
 
-def _has_numbers(value: Any) -> bool:
-    return (
-        _is_tensor(value)
-        or isinstance(value, (np.ndarray, Archive))
-        or any(base in _KINDS for base in type(value).__mro__)
-    )
+def _is_part(value: Any) -> bool:
+    return isinstance(value, Archive) or any(base in _KINDS for base in type(value).__mro__)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -410,18 +396,20 @@ class _Reader:
 
     def build(self, cls: type[T]) -> T:
         arguments: dict[str, Any] = {}
-        extra: list[tuple[str, bool]] = []
+        keepers: dict[str, bool] = {}  # fields for what no other asks for: all of it, or plain values alone
         for entry, hint in _plan(cls):  # type: ignore[arg-type]
             if hint is Extra or entry.metadata.get("unknown"):
-                extra.append((entry.name, hint is Extra))
+                keepers[entry.name] = hint is Extra
                 continue
             value = self.read(entry.name, hint)
             if value is not MISSING:
                 arguments[entry.name] = value
             elif entry.default is MISSING and entry.default_factory is MISSING:
                 raise FileFormatError(f"{self.name} lacks {entry.name!r}; it is damaged, or something else")
-        for name, whole in extra:
-            arguments[name] = self.rest() if whole else self.rest().values
+        contents: Any = (self.archive.meta, self.archive.tensors, self.archive.parts)
+        for name, whole in keepers.items():
+            rest = Extra(*({key: kept[key] for key in kept if key not in self.used} for kept in contents))
+            arguments[name] = rest if whole else rest.values
         try:
             made = cls(**arguments)
             if hasattr(made, "check"):
@@ -432,31 +420,18 @@ class _Reader:
             raise FileFormatError(f"{self.name} is damaged or contradicts itself: {error}") from error
         return made
 
-    def rest(self) -> Extra:
-        """Return everything that no field has asked for."""
-        unused: Any = ({k: v for k, v in kept.items() if k not in self.used} for kept in self._contents())
-        return Extra(*unused)
-
-    def _contents(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        return self.archive.meta, self.archive.tensors, self.archive.parts
-
     def read(self, key: str, hint: Any) -> Any:
         """Return the value of a field, or MISSING where the file has none."""
         self.used.add(key)
-        optional, inner = _without_none(hint)
-        spec, bare = _specified(inner)
-        if _is_stored_apart(bare):
-            found = self.apart(key, bare, spec)
-        elif _container(bare) is not None and _is_stored_apart(_specified(_container(bare)[1])[1]):
-            found = self.several(key, *_container(bare))
-        else:
-            meta = self.archive.meta
+        meta, stored = self.archive.meta, _stored_apart(hint)
+        if stored is None:
             return _loader(hint)(meta[key], f"{self.name}: {key!r}") if key in meta else MISSING
-        return None if found is MISSING and optional and key in self.archive.meta else found
+        optional, form, bare, spec = stored
+        found = self.apart(key, bare, spec) if form is None else self.several(key, form, bare, spec)
+        return None if found is MISSING and optional and key in meta else found
 
-    def several(self, key: str, form: type, hint: Any) -> Any:
+    def several(self, key: str, form: type, bare: Any, spec: Spec) -> Any:
         """Return all tensors or records of a tuple or a dict."""
-        spec, bare = _specified(hint)
         source = self.archive.tensors if _is_array(bare) else self.archive.parts
         names = [name.removeprefix(f"{key}.") for name in source if name.startswith(f"{key}.")]
         if not names and key not in self.archive.meta:
@@ -514,69 +489,71 @@ Loader = Callable[[Any, str], Any]
 def _loader(hint: Any) -> Loader:
     """Return the function that turns what JSON holds into a value of a type."""
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated and arguments[0] in (int, float):
+        return _bounded(arguments[0], next((note for note in arguments[1:] if isinstance(note, Between)), None))
     if origin is Annotated:
-        return _bounded(arguments[0], next((item for item in arguments[1:] if isinstance(item, Between)), None))
+        return _loader(arguments[0])
     if hint in (int, float):
         return _bounded(hint, None)
     if hint is Any:
         return lambda value, name: value
     if hint in (bool, str, type(None)):
-        return _exactly(hint)
+        words = {bool: "true or false", str: "a string", type(None): "null"}
+        return _checked(words[hint], lambda value: isinstance(value, hint))
+    if hint is Path:
+        return _checked("a string", lambda value: isinstance(value, str), lambda value, name: Path(value))
     if origin is Literal:
-        return _one_of(arguments)
+        choices = f"one of {', '.join(map(repr, arguments))}"
+        return _checked(choices, lambda value: any(type(each) is type(value) and each == value for each in arguments))
     if origin in (Union, types.UnionType):
         return _any_of(arguments)
-    if hint is Path:
-        return lambda value, name: Path(_loader(str)(value, name))
-    if origin is dict:
-        return _object_of(arguments[1])
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        return _fixed(arguments)
-    if origin in (tuple, list, frozenset):
-        return _list_of(origin, arguments[0])
     if isinstance(hint, type) and is_dataclass(hint):
         return lambda value, name: from_values(hint, value, name)
-    raise TypeError(f"a field of type {hint!r} cannot be read from a file; see evergrow.core.record")
+    if origin not in (dict, tuple, list, frozenset):
+        raise TypeError(f"a field of type {hint!r} cannot be read from a file; see evergrow.core.record")
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        items = [_loader(each) for each in arguments]
+        return _checked(
+            f"a list of {len(items)}",
+            lambda value: isinstance(value, list) and len(value) == len(items),
+            lambda value, name: tuple(items[i](entry, f"{name} {i}") for i, entry in enumerate(value)),
+        )
+    item = _loader(arguments[1 if origin is dict else 0])
+    if origin is dict:
+        return _checked(
+            "an object",
+            lambda value: isinstance(value, dict),
+            lambda value, name: {key: item(entry, f"{name}: {key!r}") for key, entry in value.items()},
+        )
+    return _checked(
+        "a list",
+        lambda value: isinstance(value, list),
+        lambda value, name: origin(item(entry, f"{name} {i}") for i, entry in enumerate(value)),
+    )
+
+
+def _checked(wanted: str, accepts: Callable[[Any], bool], convert: Loader | None = None) -> Loader:
+    """Return a function that refuses what it does not accept, and converts the rest."""
+
+    def load(value: Any, name: str) -> Any:
+        if not accepts(value):
+            _refuse(name, wanted, value)
+        return value if convert is None else convert(value, name)
+
+    return load
 
 
 def _bounded(kind: Any, bounds: Between | None) -> Loader:
-    if kind not in (int, float):
-        return _loader(kind)
-    if kind is int:
-        within = bounds or Between(0, _LARGEST_INTEGER)
-        wanted = f"an integer {within}"
-    else:
-        within = bounds or Between()
-        wanted = "a finite number" if bounds is None else f"a number {within}"
+    within = bounds or (Between(0, _LARGEST_INTEGER) if kind is int else Between())
+    wanted = f"an integer {within}" if kind is int else "a finite number" if bounds is None else f"a number {within}"
     accepted: Any = int if kind is int else (int, float)
 
-    def load(value: Any, name: str) -> Any:
+    def holds(value: Any) -> bool:
         # An integer beyond the range of floats must not end in an OverflowError.
         usable = isinstance(value, accepted) and not isinstance(value, bool) and abs(value) < 2**1000
-        if not usable or not math.isfinite(value) or not within.holds(value):
-            _refuse(name, wanted, value)
-        return kind(value)
+        return usable and math.isfinite(value) and within.holds(value)
 
-    return load
-
-
-def _exactly(kind: type) -> Loader:
-    wanted = {bool: "true or false", str: "a string"}.get(kind, "null")
-
-    def load(value: Any, name: str) -> Any:
-        return value if isinstance(value, kind) else _refuse(name, wanted, value)
-
-    return load
-
-
-def _one_of(choices: tuple[Any, ...]) -> Loader:
-    wanted = f"one of {', '.join(map(repr, choices))}"
-
-    def load(value: Any, name: str) -> Any:
-        found = (choice for choice in choices if type(choice) is type(value) and choice == value)
-        return next(found, MISSING) if value in choices else _refuse(name, wanted, value)
-
-    return load
+    return _checked(wanted, holds, lambda value, name: kind(value))
 
 
 def _any_of(hints: tuple[Any, ...]) -> Loader:
@@ -586,49 +563,10 @@ def _any_of(hints: tuple[Any, ...]) -> Loader:
     def load(value: Any, name: str) -> Any:
         if value is None and optional:
             return None
-        tried = (_tried(loader, value, name) for loader in others)
-        found = next((item for item in tried if item is not MISSING), MISSING)
-        return last(value, name) if found is MISSING else found
-
-    return load
-
-
-def _tried(load: Loader, value: Any, name: str) -> Any:
-    try:
-        return load(value, name)
-    except FileFormatError:
-        return MISSING
-
-
-def _list_of(form: Any, hint: Any) -> Loader:
-    item = _loader(hint)
-
-    def load(value: Any, name: str) -> Any:
-        if not isinstance(value, list):
-            _refuse(name, "a list", value)
-        return form(item(entry, f"{name} {index}") for index, entry in enumerate(value))
-
-    return load
-
-
-def _fixed(hints: tuple[Any, ...]) -> Loader:
-    items = [_loader(hint) for hint in hints]
-
-    def load(value: Any, name: str) -> Any:
-        if not isinstance(value, list) or len(value) != len(items):
-            _refuse(name, f"a list of {len(items)}", value)
-        return tuple(item(entry, f"{name} {index}") for index, (item, entry) in enumerate(zip(items, value)))
-
-    return load
-
-
-def _object_of(hint: Any) -> Loader:
-    item = _loader(hint)
-
-    def load(value: Any, name: str) -> Any:
-        if not isinstance(value, dict):
-            _refuse(name, "an object", value)
-        return {key: item(entry, f"{name}: {key!r}") for key, entry in value.items()}
+        for loader in others:
+            with suppress(FileFormatError):
+                return loader(value, name)
+        return last(value, name)
 
     return load
 
@@ -648,17 +586,33 @@ def _written_fields(cls: Any) -> tuple[dataclasses.Field[Any], ...]:
 
 @cache
 def _plan(cls: Any) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
-    hints = get_type_hints(cls, include_extras=True)
+    hints = typing.get_type_hints(cls, include_extras=True)
     return tuple((entry, hints[entry.name]) for entry in _written_fields(cls))
 
 
-def _without_none(hint: Any) -> tuple[bool, Any]:
-    """Return whether a hint allows None, and what else it allows where that is one thing."""
+@cache
+def _stored_apart(hint: Any) -> tuple[bool, Any, Any, Spec] | None:
+    """Return how values of a type are stored beside the JSON; None where they are in it.
+
+    That is whether the value may be None, the container (dict, list or tuple) of several values or None, the type of
+    each, and what is known of a tensor. Arrays are stored apart, and records or base classes of records.
+    """
+    optional, form = False, None
     if get_origin(hint) in (Union, types.UnionType):
         others = [item for item in get_args(hint) if item is not type(None)]
-        if len(others) == 1 and len(others) < len(get_args(hint)):
-            return True, others[0]
-    return False, hint
+        optional, hint = len(others) == 1, others[0] if len(others) == 1 else hint
+    spec, hint = _specified(hint)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is dict or origin is list or (origin is tuple and arguments[-1] is Ellipsis):
+        form = origin
+        spec, hint = _specified(arguments[1 if origin is dict else 0])
+    if not _is_array(hint) and hint is not Archive:
+        plain = (Any, bool, int, float, str, Path, type(None), Extra, dict, list, tuple, frozenset)
+        if not isinstance(hint, type) or hint in plain or get_origin(hint):
+            return None
+        if hint not in _KINDS and not inspect.isabstract(hint) and is_dataclass(hint):
+            return None
+    return optional, form, hint, spec
 
 
 def _specified(hint: Any) -> tuple[Spec, Any]:
@@ -669,33 +623,12 @@ def _specified(hint: Any) -> tuple[Spec, Any]:
     return Spec(), hint
 
 
-def _is_stored_apart(hint: Any) -> bool:
-    """Whether values of a type are stored beside the JSON: arrays, and records or base classes of records."""
-    if _is_array(hint) or hint is Archive:
-        return True
-    if not isinstance(hint, type) or hint in (Any, bool, int, float, str, Path, type(None), Extra):
-        return False
-    if hint in _KINDS or inspect.isabstract(hint):
-        return True
-    return not (is_dataclass(hint) or get_origin(hint) or hint in (dict, list, tuple, frozenset))
-
-
 def _is_array(hint: Any) -> bool:
     return _is_numpy(hint) or (isinstance(hint, type) and hint.__module__ == "torch" and hint.__name__ == "Tensor")
 
 
 def _is_numpy(hint: Any) -> bool:
     return hint is np.ndarray or get_origin(hint) is np.ndarray
-
-
-def _container(hint: Any) -> Any:
-    """Return the form and the items' type of ``tuple[X, ...]``, ``list[X]`` or ``dict[str, X]``; None for others."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is dict:
-        return dict, arguments[1]
-    if origin is list or (origin is tuple and arguments[-1] is Ellipsis):
-        return origin, arguments[0]
-    return None
 
 
 def _class_of(cls: type, kind: str, name: str) -> Any:
@@ -769,7 +702,8 @@ def from_document(cls: type[T], values: Any, name: str) -> T:
     if values.get("schema") != kind_of(cls):
         raise FileFormatError(f"{name} holds {values.get('schema')!r:.60}, not {kind_of(cls)!r}")
     _check_version(cls, values.get("version"), name, values.get("evergrow"))
-    return from_values(cls, _without(values, ("schema", "version", "evergrow")), name)
+    stated = ("schema", "version", "evergrow")
+    return from_values(cls, {key: value for key, value in values.items() if key not in stated}, name)
 
 
 def write_document(path: str | os.PathLike[str], item: Any, *, like: str | os.PathLike[str] | None = None) -> None:
@@ -777,7 +711,3 @@ def write_document(path: str | os.PathLike[str], item: Any, *, like: str | os.Pa
     with atomic_path(path, like=like) as temporary:
         text = json.dumps(to_document(item), indent=1, allow_nan=False)
         Path(temporary).write_text(text + "\n", encoding="utf-8")
-
-
-def _without(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in names}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from evergrow.core.errors import UnknownNameError
 
@@ -53,7 +53,7 @@ def nearest(name: str, known: Iterable[str], n: int = 3) -> str:
     return ", ".join(repr(item) for item in close)
 
 
-class Registry(Generic[T]):
+class Registry(Mapping[str, T]):
     """A name-to-object table filled by a decorator.
 
     Parameters
@@ -110,9 +110,6 @@ class Registry(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._complete())
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._items or name in self._complete()
 
     def __getitem__(self, name: str) -> T:
         try:

@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from evergrow.core.errors import InputError
 from evergrow.core.optional import require
 from evergrow.core.version import __version__
-from evergrow.data.items import Images, Items
+from evergrow.data.items import Images
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
@@ -46,7 +48,7 @@ def save_model(learner: Learner, path: str | os.PathLike[str], **settings: Any) 
         kind needs.
     """
     with _described(learner) as described:
-        _pyfunc().save_model(path=os.fspath(path), **{**described, **settings})
+        _mlflow("mlflow.pyfunc").save_model(path=os.fspath(path), **{**described, **settings})
 
 
 def log_model(learner: Learner, name: str = "model", **settings: Any) -> Any:
@@ -66,7 +68,7 @@ def log_model(learner: Learner, name: str = "model", **settings: Any) -> Any:
     mlflow.models.model.ModelInfo
     """
     with _described(learner) as described:
-        return _pyfunc().log_model(name=name, **{**described, **settings})
+        return _mlflow("mlflow.pyfunc").log_model(name=name, **{**described, **settings})
 
 
 @contextmanager
@@ -93,19 +95,15 @@ def signature_of(learner: Learner) -> Any:
     params = types.ParamSchema(
         [types.ParamSpec("top", types.DataType.long, 1), types.ParamSpec("false_alarm", types.DataType.double, 0.0)]
     )
-    return models.ModelSignature(inputs=types.Schema(_columns(learner, types)), params=params)
-
-
-def _columns(learner: Learner, types: Any) -> list[Any]:
     if learner.kind_ == "text":
-        return [types.ColSpec(types.DataType.string, "text")]
-    if learner.kind_ == "image":
-        return [types.ColSpec(types.DataType.binary, "image")]
-    if hasattr(learner, "feature_names_in_"):
-        return [types.ColSpec(types.DataType.double, name) for name in learner.feature_names_in_.tolist()]
-    import numpy as np
-
-    return [types.TensorSpec(np.dtype(np.float64), (-1, learner.n_features_in_))]
+        columns = [types.ColSpec(types.DataType.string, "text")]
+    elif learner.kind_ == "image":
+        columns = [types.ColSpec(types.DataType.binary, "image")]
+    elif hasattr(learner, "feature_names_in_"):
+        columns = [types.ColSpec(types.DataType.double, name) for name in learner.feature_names_in_.tolist()]
+    else:
+        columns = [types.TensorSpec(np.dtype(np.float64), (-1, learner.n_features_in_))]
+    return models.ModelSignature(inputs=types.Schema(columns), params=params)
 
 
 # -- what a served model does -------------------------------------------------------------------------------------
@@ -127,24 +125,18 @@ def answered(learner: Learner, model_input: Any, params: dict[str, Any] | None =
     """
     wanted = {"top": 1, "false_alarm": 0.0, **(params or {})}
     items = model_input
+    if learner.kind_ != "features":
+        if not hasattr(items, "columns") or learner.kind_ not in list(items.columns):
+            raise InputError(f"inputs must be a frame with a column {learner.kind_!r}, got {type(items).__name__}")
+        items = list(items[learner.kind_])
     if learner.kind_ == "text":
-        items = [str(text) for text in _column(model_input, "text")]
+        items = [str(text) for text in items]
     elif learner.kind_ == "image":
-        items = _images(_column(model_input, "image"))
+        if not items:
+            raise InputError("inputs must hold at least one image, got none")
+        items = Images(tuple(_bytes(cell, row) for row, cell in enumerate(items)))
     answers = learner.ask(items, false_alarm=wanted["false_alarm"] or None)
     return answers.to_frame(top=int(wanted["top"]))
-
-
-def _column(frame: Any, name: str) -> list[Any]:
-    if not hasattr(frame, "columns") or name not in list(frame.columns):
-        raise InputError(f"inputs must be a frame with a column {name!r}, got {type(frame).__name__}")
-    return list(frame[name])
-
-
-def _images(cells: list[Any]) -> Items:
-    if not cells:
-        raise InputError("inputs must hold at least one image, got none")
-    return Images(tuple(_bytes(cell, row) for row, cell in enumerate(cells)))
 
 
 def _bytes(cell: Any, row: int) -> bytes:
@@ -159,7 +151,3 @@ def _bytes(cell: Any, row: int) -> bytes:
 
 def _mlflow(module: str) -> Any:
     return require(module, extra="mlflow", purpose="a learner as an MLflow model")
-
-
-def _pyfunc() -> Any:
-    return _mlflow("mlflow.pyfunc")

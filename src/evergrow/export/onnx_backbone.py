@@ -10,10 +10,10 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from evergrow.features import encode_batch
 from evergrow.features.backbones import ImageBackbone
 from evergrow.features.base import Backbone
 from evergrow.features.depths import read_depths
-from evergrow.features.recipes import Block, FeatureRecipe, parse_blocks
+from evergrow.features.recipes import Block, parse_blocks
 from evergrow.features.text import TextBackbone, default_prompt, read_hidden_states, tokens_of
 
 FEATURES = "features"
@@ -50,30 +50,31 @@ _ROWS = 4  # of random samples
 _MANY = 2**16  # tokens beyond which a limit is none: tokenizers say 10**30 for that
 _HEAD_ALONE = "; head_only=True exports the head alone, for features"
 
-Batch = tuple[dict[str, NDArray[Any]], slice]
-"""Inputs of a graph by name, and which of the samples they are."""
-
 
 # -- networks that can be traced ------------------------------------------------------------------------------
 
 
 class PixelModule(nn.Module):
-    """A backbone that takes bytes: normalisation as part of the network.
+    """A backbone that takes bytes and gives the blocks of its recipe, joined at equal energy.
 
     Parameters
     ----------
     module : torch.nn.Module
-        From normalised images to features.
+        From normalised images to its own vector.
     mean, std : tuple of float
         Per channel, for pixels in [0, 1].
+    blocks : sequence of Block, optional
+        What a feature vector is made of; by default the network's own vector.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, module: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    def __init__(
+        self, module: nn.Module, mean: tuple[float, ...], std: tuple[float, ...], blocks: Sequence[Block] = ()
+    ) -> None:
         super().__init__()
-        self.module = module
+        self.module, self._blocks = module, tuple(blocks)
         self.normalizes = any(mean) or any(value != 1 for value in std)
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
@@ -83,29 +84,8 @@ class PixelModule(nn.Module):
         images = pixels.to(torch.float32) / 255
         if self.normalizes:
             images = (images - self.mean) / self.std
-        features: Tensor = self.module(images)
-        return features.to(torch.float32)
-
-
-class JoinedBlocks(nn.Module):
-    """A network that gives the blocks of a recipe, joined at equal energy, as one output.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-        From normalised images to its own vector.
-    recipe : FeatureRecipe
-        The blocks.
-    """
-
-    def __init__(self, module: nn.Module, recipe: FeatureRecipe) -> None:
-        super().__init__()
-        self.module = module
-        self._blocks = parse_blocks(recipe.blocks)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return rows (n, d); see :func:`evergrow.data.items.join_blocks`."""
-        return join_equally(read_depths(self.module, self._blocks, images))
+        blocks = read_depths(self.module, self._blocks, images) if self._blocks else [self.module(images)]
+        return join_equally(blocks).to(torch.float32)
 
 
 def join_equally(blocks: Sequence[Tensor]) -> Tensor:
@@ -125,18 +105,15 @@ def join_equally(blocks: Sequence[Tensor]) -> Tensor:
     """
     if len(blocks) == 1:
         return blocks[0]
-    scale = len(blocks) ** -0.5
-    return torch.cat([scale * _unit_rows(block) for block in blocks], dim=1)
-
-
-def _unit_rows(block: Tensor) -> Tensor:
-    """Return rows of length one, after a square root of those without a negative value."""
-    largest = block.abs().amax(dim=1, keepdim=True)
-    block = block / torch.where(largest > 0, largest, torch.ones_like(largest))
-    plain = block.amin(dim=1, keepdim=True) >= 0
-    block = torch.where(plain, block.abs().sqrt(), block)
-    norms = block.square().sum(dim=1, keepdim=True).sqrt()
-    return block / torch.where(norms > 0, norms, torch.ones_like(norms))
+    joined = []
+    for block in blocks:
+        largest = block.abs().amax(dim=1, keepdim=True)
+        block = block / torch.where(largest > 0, largest, torch.ones_like(largest))
+        # Rows without a negative value are replaced by their square roots; then all get length one.
+        block = torch.where(block.amin(dim=1, keepdim=True) >= 0, block.abs().sqrt(), block)
+        norms = block.square().sum(dim=1, keepdim=True).sqrt()
+        joined.append(len(blocks) ** -0.5 * (block / torch.where(norms > 0, norms, torch.ones_like(norms))))
+    return torch.cat(joined, dim=1)
 
 
 class TokenModule(nn.Module):
@@ -177,111 +154,80 @@ def own_copy(module: nn.Module) -> nn.Module:
 # -- what a graph takes ---------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class GraphInput:
-    """What a graph takes: feature vectors, and of subclasses whatever a backbone takes.
+    """What a graph takes, and samples to try it on.
 
     Parameters
     ----------
-    width : int
-        Features that the head takes.
-
-    Attributes
-    ----------
-    meaning, samples : str
-        What is in it, and what it is tried on, in words.
+    inputs : list of dict
+        Name, type and shape of every input.
+    meaning : str
+        What is in them, in words.
+    features : callable
+        Returns the features of all samples, as evergrow computes them.
+    samples : callable
+        Returns some of the samples, given a slice, as the graph takes them.
+    tried_on : str
+        What the samples are, in words.
+    network : callable, optional
+        Returns a copy of the network up to the features, and an example of every input; None for features.
+    nbytes : int
+        Weights of the network.
     sizes : tuple of (str, int)
         Name and largest value of the dimensions that stay open, which are the first ones of every input.
-    nbytes : int
-        Weights that stand between it and the features.
+    metadata : dict
+        What else a runtime has to know.
+    beside : dict of Path to bytes
+        Files that belong beside the graph.
     """
 
-    meaning: ClassVar[str] = "feature vectors of the backbone"
-    samples: ClassVar[str] = "random inputs"
-    sizes: tuple[tuple[str, int], ...] = (("n", 2**20),)
+    inputs: list[dict[str, Any]]
+    meaning: str
+    features: Callable[[], NDArray[Any]]
+    samples: Callable[[slice], dict[str, NDArray[Any]]]
+    tried_on: str = "random inputs"
+    network: Callable[[], tuple[nn.Module, dict[str, Tensor]]] | None = None
     nbytes: int = 0
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Return name, type and shape of every input."""
-        return [{"name": FEATURES, "type": "float32", "shape": ["n", self._width]}]
-
-    def features(self) -> NDArray[Any]:
-        """Return the features of all samples, as evergrow computes them."""
-        return random_features(self._width)
-
-    def inputs(self, part: slice) -> dict[str, NDArray[Any]]:
-        """Return some samples as the graph takes them."""
-        return {FEATURES: self.features()[part]}
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield the samples as the graph takes them: all together, then one by one."""
-        rows = len(self.features())
-        for part in (slice(0, rows), *(slice(row, row + 1) for row in range(rows))):
-            yield self.inputs(part), part
-
-    def network(self) -> tuple[nn.Module, dict[str, Tensor]] | None:
-        """Return a copy of the network up to the features, and an example of every input; None for features."""
-        return None
-
-    def metadata(self) -> dict[str, Any]:
-        """Return what else a runtime has to know."""
-        return {}
-
-    def beside(self) -> dict[Path, bytes]:
-        """Return files that belong beside the graph."""
-        return {}
+    sizes: tuple[tuple[str, int], ...] = (("n", 2**20),)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    beside: dict[Path, bytes] = field(default_factory=dict)
 
 
-class PixelInput(GraphInput):
-    """Images as bytes, resized and cropped, that go through a backbone."""
+def _pixel_input(backbone: ImageBackbone) -> GraphInput:
+    """Return the input of images as bytes, resized and cropped, that go through a backbone."""
+    transform, recipe = backbone.transform, backbone.spec.recipe
+    height, width = transform.size
+    # Noise of every scale: fine grain, and patches of colour.
+    stream = generator(0, "export", "images")
+    coarse = torch.rand(_ROWS, 3, 6, 6, generator=stream)
+    smooth = torch.nn.functional.interpolate(coarse, size=(height, width), mode="bilinear")
+    grain = torch.rand(_ROWS, 3, height, width, generator=stream)
+    share = torch.linspace(0.0, 1.0, _ROWS).view(-1, 1, 1, 1)
+    noise = (255 * (share * grain + (1 - share) * smooth)).round().to(torch.uint8)
 
-    meaning = "RGB images, 0 to 255, resized and cropped; normalisation with mean and std is part of the graph"
+    def network() -> tuple[nn.Module, dict[str, Tensor]]:
+        blocks = () if recipe is None else parse_blocks(recipe.blocks)
+        module = PixelModule(own_copy(backbone.module), transform.mean, transform.std, blocks)
+        return module.eval().requires_grad_(False), {PIXELS: torch.zeros(2, 3, height, width, dtype=torch.uint8)}
 
-    def __init__(self, backbone: ImageBackbone) -> None:
-        super().__init__(backbone.n_features)
-        self._backbone = backbone
-        self.nbytes = _weight_bytes(backbone.module)
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Return name, type and shape of the input."""
-        return [{"name": PIXELS, "type": "uint8", "shape": ["n", 3, *self._backbone.transform.size]}]
-
-    def network(self) -> tuple[nn.Module, dict[str, Tensor]]:
-        """Return the backbone from pixels on; it is not changed itself."""
-        transform, network = self._backbone.transform, own_copy(self._backbone.module)
-        if self._backbone.spec.recipe is not None:
-            network = JoinedBlocks(network, self._backbone.spec.recipe)
-        module = PixelModule(network, transform.mean, transform.std).eval().requires_grad_(False)
-        return module, {PIXELS: torch.zeros(2, 3, *transform.size, dtype=torch.uint8)}
-
-    def features(self) -> NDArray[Any]:
-        """Return the features of noise."""
-        transform = self._backbone.transform
+    def features() -> NDArray[Any]:
         mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (transform.mean, transform.std))
-        images = (torch.from_numpy(self._images).to(torch.float32) / 255 - mean) / std
-        encoded = np.asarray(self._backbone.encode(images).cpu().numpy())
-        return join_blocks(encoded, self._backbone.spec.blocks.widths)
+        encoded = backbone.encode((noise.to(torch.float32) / 255 - mean) / std)
+        return join_blocks(np.asarray(encoded.cpu().numpy()), backbone.spec.blocks.widths)
 
-    def inputs(self, part: slice) -> dict[str, NDArray[Any]]:
-        """Return some of the noise."""
-        return {PIXELS: self._images[part]}
-
-    @cached_property
-    def _images(self) -> NDArray[np.uint8]:
-        """Noise of every scale: fine grain, and patches of colour."""
-        height, width = self._backbone.transform.size
-        stream = generator(0, "export", "images")
-        coarse = torch.rand(_ROWS, 3, 6, 6, generator=stream)
-        smooth = torch.nn.functional.interpolate(coarse, size=(height, width), mode="bilinear")
-        grain = torch.rand(_ROWS, 3, height, width, generator=stream)
-        share = torch.linspace(0.0, 1.0, _ROWS).view(-1, 1, 1, 1)
-        return np.asarray((255 * (share * grain + (1 - share) * smooth)).round().to(torch.uint8).numpy())
+    return GraphInput(
+        [{"name": PIXELS, "type": "uint8", "shape": ["n", 3, height, width]}],
+        "RGB images, 0 to 255, resized and cropped; normalisation with mean and std is part of the graph",
+        features,
+        lambda part: {PIXELS: np.asarray(noise[part].numpy())},
+        network=network,
+        nbytes=_weight_bytes(backbone.module),
+    )
 
 
-class TokenInput(GraphInput):
-    """Tokens of texts, made by the tokenizer in a file beside the graph, that go through a sentence encoder.
+def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
+    """Return the input of tokens, made by the tokenizer in a file beside the graph, that go through a sentence encoder.
 
     Parameters
     ----------
@@ -295,119 +241,100 @@ class TokenInput(GraphInput):
     ExportError
         If tokenizer or network are of a kind that cannot be exported.
     """
+    name, limit = backbone.spec.name, getattr(backbone.module, "max_seq_length", None)
+    limit = int(limit) if limit is not None and limit <= _MANY else None
+    prompt, inputs = default_prompt(backbone.module), _token_inputs(backbone)
+    tokenizer = _tokenizer_file(backbone, limit, prompt)
+    words = len(SENTENCES[-1].split())  # each of them is at least one token
+    texts = [*SENTENCES[:-1], SENTENCES[-1] * (8 if limit is None else limit // words + 1)]
 
-    meaning = "tokens of texts by the tokenizer beside the graph, which cuts off and pads; a mask of 0 is padding"
-    samples = "texts of mixed lengths"
-
-    def __init__(self, backbone: TextBackbone, path: Path) -> None:
-        super().__init__(backbone.n_features)
-        self._backbone, self._path = backbone, path
-        self._names = self._token_inputs()
-        found = getattr(backbone.module, "max_seq_length", None)
-        self._limit: int | None = int(found) if found is not None and found <= _MANY else None
-        self._prompt = default_prompt(backbone.module)
-        self._tokenizer = self._tokenizer_file()
-        words = len(SENTENCES[-1].split())  # each of them is at least one token
-        repeats = 8 if self._limit is None else self._limit // words + 1
-        self._texts = [*SENTENCES[:-1], SENTENCES[-1] * repeats]
-        self.sizes = (("n", 2**20), ("length", self._limit or _MANY))
-        self.nbytes = _weight_bytes(backbone.module)
-        self._check_tokens()
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Return name, type and shape of the inputs."""
-        return [{"name": name, "type": "int64", "shape": ["n", "length"]} for name in self._names]
-
-    def network(self) -> tuple[nn.Module, dict[str, Tensor]]:
-        """Return the encoder from tokens on; it is not changed itself."""
-        encoder = own_copy(self._backbone.module).eval().requires_grad_(False)
-        tokens = tokens_of(encoder, list(SENTENCES[:4]), torch.device("cpu"))
-        module = TokenModule(encoder, parse_blocks(self._backbone.spec.blocks.blocks)).eval()
-        return module, {name: tokens[name] for name in self._names}
-
-    def features(self) -> NDArray[Any]:
-        """Return the features of a few texts, as the backbone tokenizes them by itself."""
-        return encode_batch(self._backbone, self._texts)
-
-    def inputs(self, part: slice) -> dict[str, NDArray[Any]]:
+    def samples(part: slice) -> dict[str, NDArray[Any]]:
         """Return the tokens of some texts, padded to one length, by the tokenizers library alone."""
-        tokenizer = _tokenizers().Tokenizer.from_str(self._tokenizer)
-        found = tokenizer.encode_batch([self._prompt + text for text in self._texts[part]])
+        found = _tokenizers().Tokenizer.from_str(tokenizer).encode_batch([prompt + text for text in texts[part]])
         rows = ([row.ids for row in found], [row.attention_mask for row in found], [row.type_ids for row in found])
         tokens = dict(zip(TOKENS, rows, strict=True))
-        return {name: np.asarray(tokens[name], dtype=np.int64) for name in self._names}
+        return {token: np.asarray(tokens[token], dtype=np.int64) for token in inputs}
 
-    def metadata(self) -> dict[str, Any]:
-        """Return the name of the tokenizer's file, its hash, the limit and the prompt."""
-        digest = hashlib.sha256(self._tokenizer.encode()).hexdigest()
-        known = {"file": self._path.name, "sha256": digest, "max_length": self._limit, "prompt": self._prompt}
-        return {"evergrow.tokenizer": known}
+    def network() -> tuple[nn.Module, dict[str, Tensor]]:
+        encoder = own_copy(backbone.module).eval().requires_grad_(False)
+        tokens = tokens_of(encoder, list(SENTENCES[:4]), torch.device("cpu"))
+        module = TokenModule(encoder, parse_blocks(backbone.spec.blocks.blocks)).eval()
+        return module, {token: tokens[token] for token in inputs}
 
-    def beside(self) -> dict[Path, bytes]:
-        """Return the tokenizer."""
-        return {self._path: self._tokenizer.encode()}
-
-    def _token_inputs(self) -> tuple[str, ...]:
-        """Return the names of what the encoder's network takes, or raise :class:`ExportError`."""
-        name = self._backbone.spec.name
-        found = {token for token, value in self._tokens(["a text"]).items() if isinstance(value, Tensor)}
-        if not set(TOKENS[:2]) <= found <= set(TOKENS):
+    theirs, ours = _tokens(backbone, texts), samples(slice(None))
+    for token in inputs:
+        if not np.array_equal(theirs[token].cpu().numpy(), ours[token]):
             raise ExportError(
-                f"backbone must take {TOKENS[0]} and {TOKENS[1]} of texts to be exported, got {name}, which takes "
-                f"{', '.join(sorted(found)) or 'no tokens'}{_HEAD_ALONE}"
+                f"the tokenizer of backbone must give the same tokens alone as in its library to be "
+                f"exported, got other {token} from that of {name}{_HEAD_ALONE}"
             )
-        network = getattr(next(iter(self._backbone.module.children()), None), "auto_model", None)
-        if not isinstance(network, nn.Module):
-            raise ExportError(f"backbone must begin with a transformer to be exported, got {name}{_HEAD_ALONE}")
-        known = inspect.signature(network.forward).parameters
-        return tuple(token for token in TOKENS if token in found and (token in TOKENS[:2] or token in known))
+    digest = hashlib.sha256(tokenizer.encode()).hexdigest()
+    return GraphInput(
+        [{"name": token, "type": "int64", "shape": ["n", "length"]} for token in inputs],
+        "tokens of texts by the tokenizer beside the graph, which cuts off and pads; a mask of 0 is padding",
+        lambda: encode_batch(backbone, texts),
+        samples,
+        "texts of mixed lengths",
+        network,
+        _weight_bytes(backbone.module),
+        (("n", 2**20), ("length", limit or _MANY)),
+        {"evergrow.tokenizer": {"file": path.name, "sha256": digest, "max_length": limit, "prompt": prompt}},
+        {path: tokenizer.encode()},
+    )
 
-    def _tokenizer_file(self) -> str:
-        """Return the tokenizer as the text of a file, with truncation and padding as its wrapper does them."""
-        encoder: Any = self._backbone.module
-        tokenizer: Any = getattr(encoder, "tokenizer", None)
-        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        if not hasattr(backend, "to_str"):
-            raise ExportError(
-                f"the tokenizer of backbone must be one of the tokenizers library to be exported, got "
-                f"{type(tokenizer).__name__} of {self._backbone.spec.name}{_HEAD_ALONE}"
-            )
-        if self._prompt and any(getattr(part, "include_prompt", True) is False for part in encoder.modules()):
-            raise ExportError(
-                f"the pooling of backbone must count all tokens to be exported, got {self._backbone.spec.name}, "
-                f"which leaves out those of its prompt{_HEAD_ALONE}"
-            )
-        made = _tokenizers().Tokenizer.from_str(backend.to_str())
-        made.no_truncation()
-        if self._limit is not None:
-            made.enable_truncation(self._limit, direction=tokenizer.truncation_side)
-        made.enable_padding(
-            direction=tokenizer.padding_side,
-            pad_id=tokenizer.pad_token_id,
-            pad_type_id=tokenizer.pad_token_type_id,
-            pad_token=tokenizer.pad_token,
+
+def _token_inputs(backbone: TextBackbone) -> tuple[str, ...]:
+    """Return the names of what the encoder's network takes, or raise :class:`ExportError`."""
+    name = backbone.spec.name
+    found = {token for token, value in _tokens(backbone, ["a text"]).items() if isinstance(value, Tensor)}
+    if not set(TOKENS[:2]) <= found <= set(TOKENS):
+        raise ExportError(
+            f"backbone must take {TOKENS[0]} and {TOKENS[1]} of texts to be exported, got {name}, which takes "
+            f"{', '.join(sorted(found)) or 'no tokens'}{_HEAD_ALONE}"
         )
-        written: str = made.to_str()
-        return written
+    network = getattr(next(iter(backbone.module.children()), None), "auto_model", None)
+    if not isinstance(network, nn.Module):
+        raise ExportError(f"backbone must begin with a transformer to be exported, got {name}{_HEAD_ALONE}")
+    known = inspect.signature(network.forward).parameters
+    return tuple(token for token in TOKENS if token in found and (token in TOKENS[:2] or token in known))
 
-    def _check_tokens(self) -> None:
-        """Raise unless the tokenizer in the file gives what the encoder's own does."""
-        theirs, ours = self._tokens(self._texts), self.inputs(slice(None))
-        for name in self._names:
-            if not np.array_equal(theirs[name].cpu().numpy(), ours[name]):
-                raise ExportError(
-                    f"the tokenizer of backbone must give the same tokens alone as in its library to be "
-                    f"exported, got other {name} from that of {self._backbone.spec.name}{_HEAD_ALONE}"
-                )
 
-    def _tokens(self, texts: list[str]) -> dict[str, Any]:
-        try:
-            return tokens_of(self._backbone.module, texts, torch.device("cpu"))
-        except Exception as error:  # encoders of other kinds fail in many ways
-            raise ExportError(
-                f"backbone must have a tokenizer for texts to be exported, got {self._backbone.spec.name}: "
-                f"{_first_line(error)}{_HEAD_ALONE}"
-            ) from error
+def _tokenizer_file(backbone: TextBackbone, limit: int | None, prompt: str) -> str:
+    """Return the tokenizer as the text of a file, with truncation and padding as its wrapper does them."""
+    encoder: Any = backbone.module
+    tokenizer: Any = getattr(encoder, "tokenizer", None)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if not hasattr(backend, "to_str"):
+        raise ExportError(
+            f"the tokenizer of backbone must be one of the tokenizers library to be exported, got "
+            f"{type(tokenizer).__name__} of {backbone.spec.name}{_HEAD_ALONE}"
+        )
+    if prompt and any(getattr(part, "include_prompt", True) is False for part in encoder.modules()):
+        raise ExportError(
+            f"the pooling of backbone must count all tokens to be exported, got {backbone.spec.name}, "
+            f"which leaves out those of its prompt{_HEAD_ALONE}"
+        )
+    made = _tokenizers().Tokenizer.from_str(backend.to_str())
+    made.no_truncation()
+    if limit is not None:
+        made.enable_truncation(limit, direction=tokenizer.truncation_side)
+    made.enable_padding(
+        direction=tokenizer.padding_side,
+        pad_id=tokenizer.pad_token_id,
+        pad_type_id=tokenizer.pad_token_type_id,
+        pad_token=tokenizer.pad_token,
+    )
+    return str(made.to_str())
+
+
+def _tokens(backbone: TextBackbone, texts: list[str]) -> dict[str, Any]:
+    try:
+        return tokens_of(backbone.module, texts, torch.device("cpu"))
+    except Exception as error:  # encoders of other kinds fail in many ways
+        raise ExportError(
+            f"backbone must have a tokenizer for texts to be exported, got {backbone.spec.name}: "
+            f"{_first_line(error)}{_HEAD_ALONE}"
+        ) from error
 
 
 def graph_input(backbone: Backbone | None, width: int, target: Path) -> GraphInput:
@@ -428,15 +355,18 @@ def graph_input(backbone: Backbone | None, width: int, target: Path) -> GraphInp
         If the backbone is of a kind that cannot be exported.
     """
     if backbone is None:
-        return GraphInput(width)
+        inputs = [{"name": FEATURES, "type": "float32", "shape": ["n", width]}]
+        features = random_features(width)
+        words = "feature vectors of the backbone"
+        return GraphInput(inputs, words, lambda: features, lambda part: {FEATURES: features[part]})
     if isinstance(backbone, TextBackbone):
-        return TokenInput(backbone, tokenizer_path(target))
+        return _token_input(backbone, tokenizer_path(target))
     if not isinstance(backbone, ImageBackbone):
         kind = f"a {backbone.kind} backbone" if isinstance(backbone, Backbone) else type(backbone).__name__
         raise ExportError(
             f"backbone must be one of images, or a sentence encoder, to be exported, got {kind}{_HEAD_ALONE}"
         )
-    return PixelInput(backbone)
+    return _pixel_input(backbone)
 
 
 def tokenizer_path(target: Path) -> Path:
@@ -497,9 +427,9 @@ def export_network(name: str, source: GraphInput, opset: int) -> tuple[Any, str]
     ExportError
         If neither exporter can.
     """
-    network = source.network()
-    if network is None:
+    if source.network is None:
         return None
+    network = source.network()
     failures = []
     for exporter in exporters():
         try:

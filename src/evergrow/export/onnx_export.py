@@ -21,14 +21,7 @@ from evergrow.core.files import atomic_path
 from evergrow.core.optional import require
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
-from evergrow.export.onnx_backbone import (
-    FEATURES,
-    GraphInput,
-    export_network,
-    graph_input,
-    random_features,
-    tokenizer_path,
-)
+from evergrow.export.onnx_backbone import FEATURES, GraphInput, export_network, graph_input, random_features
 from evergrow.export.onnx_graph import PURPOSE, ExportError, GraphBuilder, add_answers, add_scores, read_head
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.head.base import HEADS, IncrementalClassifier
@@ -36,16 +29,6 @@ from evergrow.head.maps import LayerMap
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
-
-__all__ = [
-    "CheckReport",
-    "ExportConfig",
-    "ExportError",
-    "ExportReport",
-    "export_learner",
-    "export_onnx",
-    "tokenizer_path",
-]
 
 AGREEMENT = 1e-4
 """Largest difference between onnxruntime's scores and ours, relative to the spread of the scores."""
@@ -198,20 +181,39 @@ def export_onnx(
     """
     config, started, target = config or ExportConfig(), time.perf_counter(), Path(path)
     onnx = require("onnx", extra="onnx", purpose=PURPOSE)
-    _check_request(onnx, config, target)
+    newest = onnx.defs.onnx_opset_version()
+    if config.opset > newest:
+        raise ParameterError(f"opset must be at most {newest}, the newest of the installed onnx, got {config.opset}")
+    if target.is_dir() or not target.parent.is_dir():
+        raise ParameterError(f"path must be a file in an existing folder, got {target}")
+    if config.check:
+        require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
     found, temperature = read_head(head)
     source = graph_input(backbone, head.n_features_in_, target)
     spec = spec if backbone is None else backbone.spec
     if spec is not None and spec.n_features != head.n_features_in_:
         raise ParameterError(f"head must take {spec.n_features} features, got {head.n_features_in_}")
-    _check_size(source, found)
+    weights = _nbytes(found) + source.nbytes
+    if weights >= SIZE_LIMIT:
+        raise ExportError(
+            f"a model must have less than 2 GiB of weights for one ONNX file, got {weights / 2**30:.1f} GiB: "
+            "learn with fewer units"
+        )
     model, exporter = _assemble(onnx, source, head, found, temperature, config.opset, "" if spec is None else spec.name)
-    inputs = _inputs_of(source, model)
-    _describe(onnx, model, head, spec, source)
-    data = _serialized(onnx, model)
-    checked = check_graph(source, head, data) if _wants_check(config) else None
-    beside = source.beside()
-    _write({target: data, **beside})
+    # Exporters leave out an input that a network does not look at.
+    names = {value.name for value in model.graph.input}
+    inputs = [entry for entry in source.inputs if entry["name"] in names]
+    _describe(onnx, model, head, spec, source, inputs)
+    try:
+        data: bytes = model.SerializeToString()
+        onnx.checker.check_model(data)
+    except Exception as error:  # protobuf and the checker have no common error
+        raise ExportError(f"the graph must be a valid ONNX model, but {error}") from error
+    wanted = importlib.util.find_spec("onnxruntime") is not None if config.check is None else config.check
+    checked = check_graph(source, head, data) if wanted else None
+    with ExitStack() as stack:  # all files are whole before the first one is in place; the graph comes last
+        for file, content in {target: data, **source.beside}.items():
+            stack.enter_context(atomic_path(file)).write_bytes(content)
     return ExportReport(
         path=os.fspath(path),
         nbytes=len(data),
@@ -222,7 +224,7 @@ def export_onnx(
         n_classes=len(head.classes_),
         check=checked,
         seconds=time.perf_counter() - started,
-        beside=tuple(map(os.fspath, beside)),
+        beside=tuple(map(os.fspath, source.beside)),
     )
 
 
@@ -254,28 +256,6 @@ def export_learner(
 # -- parts ----------------------------------------------------------------------------------------------------
 
 
-def _check_request(onnx: Any, config: ExportConfig, target: Path) -> None:
-    newest = onnx.defs.onnx_opset_version()
-    if config.opset > newest:
-        raise ParameterError(
-            f"opset must be at most {newest}, the newest that the installed onnx knows, got {config.opset}"
-        )
-    if target.is_dir() or not target.parent.is_dir():
-        raise ParameterError(f"path must be a file in an existing folder, got {target}")
-    if config.check:
-        require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
-
-
-def _check_size(source: GraphInput, found: LayerMap) -> None:
-    """Raise early if the weights alone are too large for one file."""
-    total = _nbytes(found) + source.nbytes
-    if total >= SIZE_LIMIT:
-        raise ExportError(
-            f"a model must have less than 2 GiB of weights for one ONNX file, got {total / 2**30:.1f} GiB: "
-            "learn with fewer units"
-        )
-
-
 def _nbytes(part: Any) -> int:
     """Return the bytes of all tensors that a map will write; its statistics are not among them."""
     if isinstance(part, Tensor):
@@ -285,19 +265,6 @@ def _nbytes(part: Any) -> int:
     if hasattr(part, "__dataclass_fields__"):
         return sum(_nbytes(value) for name, value in vars(part).items() if name != "model")
     return 0
-
-
-def _write(files: dict[Path, bytes]) -> None:
-    """Put files in place, all of them whole before the first one is; the first given comes last."""
-    with ExitStack() as stack:
-        for path, data in files.items():
-            stack.enter_context(atomic_path(path)).write_bytes(data)
-
-
-def _inputs_of(source: GraphInput, model: Any) -> list[dict[str, Any]]:
-    """Return the inputs that the graph has: exporters leave out one that a network does not look at."""
-    names = {value.name for value in model.graph.input}
-    return [entry for entry in source.describe() if entry["name"] in names]
 
 
 def _assemble(
@@ -348,17 +315,18 @@ def _describe(
     head: IncrementalClassifier,
     spec: BackboneSpec | None,
     source: GraphInput,
+    inputs: list[dict[str, Any]],
 ) -> None:
     """Put everything that a runtime has to know into the metadata; no path of this machine among it."""
     model.producer_name, model.producer_version = "evergrow", __version__
-    inputs = [entry | {"meaning": source.meaning} for entry in _inputs_of(source, model)]
+    inputs = [entry | {"meaning": source.meaning} for entry in inputs]
     names = [name for name in HEADS.names() if type(head) is HEADS[name]]
     entries: dict[str, Any] = {
         "evergrow.version": __version__,
         "evergrow.method": names[0] if names else type(head).__name__,
         "evergrow.labels": head.classes_.tolist(),
         "evergrow.inputs": inputs,
-        **source.metadata(),
+        **source.metadata,
     }
     if len(inputs) == 1:
         entries["evergrow.input"] = inputs[0]
@@ -381,19 +349,6 @@ def _public(spec: BackboneSpec) -> dict[str, Any]:
 
 def _base_name(place: str) -> str:
     return place.replace("\\", "/").rstrip("/").rpartition("/")[2]
-
-
-def _serialized(onnx: Any, model: Any) -> bytes:
-    try:
-        data: bytes = model.SerializeToString()
-        onnx.checker.check_model(data)
-    except Exception as error:  # protobuf and the checker have no common error
-        raise ExportError(f"the graph must be a valid ONNX model, but {error}") from error
-    return data
-
-
-def _wants_check(config: ExportConfig) -> bool:
-    return importlib.util.find_spec("onnxruntime") is not None if config.check is None else config.check
 
 
 # -- does the graph compute what the model computes? -----------------------------------------------------------
@@ -424,14 +379,15 @@ def check_graph(source: GraphInput, head: IncrementalClassifier, data: bytes) ->
     ours = np.asarray(head.class_scores(source.features()))
     spread = score_spread(ours)
     taken, worst = {value.name for value in session.get_inputs()}, 0.0
-    for inputs, rows in source.batches():
-        (scores,) = session.run(["scores"], {name: value for name, value in inputs.items() if name in taken})
+    for rows in (slice(0, len(ours)), *(slice(row, row + 1) for row in range(len(ours)))):
+        inputs = {name: value for name, value in source.samples(rows).items() if name in taken}
+        (scores,) = session.run(["scores"], inputs)
         worst = max(worst, float(np.abs(scores - ours[rows]).max()) / spread)
     if not worst <= AGREEMENT:
         raise ExportError(
             f"onnxruntime's scores must equal ours to {AGREEMENT:g} of their spread, got a difference of {worst:.2g}"
         )
-    return CheckReport(len(ours), worst, source.samples)
+    return CheckReport(len(ours), worst, source.tried_on)
 
 
 def score_spread(scores: NDArray[np.float64]) -> float:

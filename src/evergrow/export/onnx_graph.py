@@ -17,7 +17,7 @@ from torch import Tensor
 from evergrow.core.errors import EvergrowError, UnsupportedError
 from evergrow.core.optional import require
 from evergrow.head.base import IncrementalClassifier
-from evergrow.head.layers import ACTIVATIONS, FeatureMap
+from evergrow.head.layers import ACTIVATIONS
 from evergrow.head.maps import LayerMap, ShapeMap
 
 PURPOSE = "writing ONNX files"
@@ -128,12 +128,6 @@ class GraphBuilder:
         """Add a change of type."""
         return self.node("Cast", name, to=to)
 
-    def row_norm(self, name: str) -> str:
-        """Add the norm of every row, at least 1e-12, as a column."""
-        axes = self.array(np.asarray([1], dtype=np.int64))
-        total = self.node("ReduceSum", self.node("Mul", name, name), axes, keepdims=1)
-        return self.node("Max", self.node("Sqrt", total), self.number(1e-12))
-
 
 def add_scores(graph: GraphBuilder, found: LayerMap, features: str) -> str:
     """Add everything from features in the head's type (n, d) to scores (n, C); return the scores' name.
@@ -147,32 +141,29 @@ def add_scores(graph: GraphBuilder, found: LayerMap, features: str) -> str:
     features : str
         Name of the features.
     """
-    return _add_layer(graph, found, _add_normalization(graph, found.normalization, features))
-
-
-def _add_normalization(graph: GraphBuilder, rule: str, features: str) -> str:
-    if rule == "none":
-        return features
-    if rule == "sqrt-l2":
+    if found.normalization == "sqrt-l2":
         root = graph.node("Sqrt", graph.node("Abs", features))
         features = graph.node("Mul", graph.node("Sign", features), root)
-    elif rule != "l2":
-        raise ExportError(f"normalisation must be 'none', 'l2' or 'sqrt-l2', got {rule!r}")
-    return graph.node("Div", features, graph.row_norm(features))
-
-
-def _add_layer(graph: GraphBuilder, found: LayerMap, features: str) -> str:
+    if found.normalization in ("l2", "sqrt-l2"):
+        axes = graph.array(np.asarray([1], dtype=np.int64))
+        total = graph.node("ReduceSum", graph.node("Mul", features, features), axes, keepdims=1)
+        features = graph.node("Div", features, graph.node("Max", graph.node("Sqrt", total), graph.number(1e-12)))
+    elif found.normalization != "none":
+        raise ExportError(f"normalisation must be 'none', 'l2' or 'sqrt-l2', got {found.normalization!r}")
     parts = [graph.constant(found.constant)] if bool(found.constant.any()) else []
     if found.units is not None and found.readout is not None:
         # The gain goes into the class weights, which spares the graph a pass over all activations.
         weights = graph.constant(found.readout * found.units.gain)
-        parts.append(graph.node("MatMul", _add_units(graph, found.units, features), weights))
+        units = graph.node("MatMul", features, graph.constant(found.units.weights))
+        if bool(found.units.bias.any()):
+            units = graph.node("Add", units, graph.constant(found.units.bias))
+        parts.append(graph.node("MatMul", _add_activation(graph, found.units.activation, units), weights))
     if found.linear is not None:
         parts.append(graph.node("MatMul", features, graph.constant(found.linear)))
-    total = parts.pop()
+    scores = parts.pop()
     while parts:
-        total = graph.node("Add", total, parts.pop())
-    return total if found.shape is None else _add_shape(graph, found.shape, features, total)
+        scores = graph.node("Add", scores, parts.pop())
+    return scores if found.shape is None else _add_shape(graph, found.shape, features, scores)
 
 
 def _add_shape(graph: GraphBuilder, shape: ShapeMap, features: str, scores: str) -> str:
@@ -195,13 +186,6 @@ def _add_shape(graph: GraphBuilder, shape: ShapeMap, features: str, scores: str)
     lowest = graph.node("Min", graph.top(own, 1, largest=False)[0], graph.number(0.0))
     others = graph.node("Expand", lowest, graph.node("Shape", scores))
     return graph.node("Add", scores, graph.node("ScatterElements", others, likeliest, own, axis=1))
-
-
-def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
-    pre = graph.node("MatMul", features, graph.constant(units.weights))
-    if bool(units.bias.any()):
-        pre = graph.node("Add", pre, graph.constant(units.bias))
-    return _add_activation(graph, units.activation, pre)
 
 
 def _add_activation(graph: GraphBuilder, activation: str, pre: str) -> str:

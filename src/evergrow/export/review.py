@@ -23,8 +23,6 @@ CONTROL = "choice"
 LOCAL_FILES = "/data/local-files/?d="
 """Address of a file that Label Studio serves from its document root."""
 
-_TAGS = {"image": "Image", "text": "Text"}
-
 
 def label_studio_config(classes: Sequence[str], kind: str) -> str:
     """Return the label config of a project in which answers are reviewed: one choice for each class.
@@ -48,18 +46,11 @@ def label_studio_config(classes: Sequence[str], kind: str) -> str:
       </Choices>
     </View>
     """
-    tag = _TAGS[_reviewed_kind(kind)]
+    _check_kind(kind)
+    sample = f'  <{kind.capitalize()} name="{kind}" value="${kind}"/>'
+    opening = f'  <Choices name="{CONTROL}" toName="{kind}" choice="single" showInLine="true">'
     choices = [f"    <Choice value={quoteattr(name)}/>" for name in classes]
-    return "\n".join(
-        [
-            "<View>",
-            f'  <{tag} name="{kind}" value="${kind}"/>',
-            f'  <Choices name="{CONTROL}" toName="{kind}" choice="single" showInLine="true">',
-            *choices,
-            "  </Choices>",
-            "</View>",
-        ]
-    )
+    return "\n".join(["<View>", sample, opening, *choices, "  </Choices>", "</View>"])
 
 
 def label_studio_tasks(
@@ -101,7 +92,7 @@ def label_studio_tasks(
     >>> task["data"], task["predictions"][0]["result"][0]["value"], task["predictions"][0]["score"]
     ({'text': 'buy now'}, {'choices': ['spam']}, 0.8)
     """
-    _reviewed_kind(kind)
+    _check_kind(kind)
     top = answers.ranked(1)[:, 0]
     tasks = []
     for place, row in enumerate(answers.rows.tolist()):
@@ -109,13 +100,8 @@ def label_studio_tasks(
         task: dict[str, Any] = {"data": {kind: sample}}
         if answers.unknown is None or not answers.unknown[place]:
             name, value = str(answers.classes[top[place]]), float(answers.values[place, top[place]])
-            result = {
-                "id": f"answer-{row}",
-                "from_name": CONTROL,
-                "to_name": kind,
-                "type": "choices",
-                "value": {"choices": [name]},
-            }
+            result: dict[str, Any] = {"id": f"answer-{row}", "from_name": CONTROL, "to_name": kind}
+            result |= {"type": "choices", "value": {"choices": [name]}}
             task["predictions"] = [{"model_version": version, "score": value, "result": [result]}]
         if answers.novelty is not None:
             task["data"]["novelty"] = float(answers.novelty[place])
@@ -159,10 +145,9 @@ def fiftyone_labels(answers: Answers, samples: Sequence[str]) -> dict[str, Any]:
     return {"classes": [str(name) for name in answers.classes], "labels": labels}
 
 
-def _reviewed_kind(kind: str) -> str:
-    if kind not in _TAGS:
+def _check_kind(kind: str) -> None:
+    if kind not in ("image", "text"):
         raise InputError("answers to be reviewed must be about images or texts, got feature vectors")
-    return kind
 
 
 def _file(name: str) -> Path:

@@ -443,18 +443,6 @@ def test_lists_find_their_images(images: Path, tmp_path: Path, traffic: Traffic)
     assert bodies(*parts_of(read("memory://lists/all.txt"), rows=5)) == bodies(*parts)
 
 
-def test_metadata_beside_images_on_a_storage(tmp_path: Path, traffic: Traffic) -> None:
-    root = tmp_path / "hub"
-    root.mkdir()
-    for row in range(3):
-        (root / f"{row}.jpg").write_bytes(jpeg(row))
-    (root / "metadata.csv").write_text("file_name,label\n0.jpg,a\n1.jpg,b\n2.jpg,a\n")
-    upload(root, "memory://hub")
-    (data,) = parts_of(read("memory://hub"))
-    assert data.labels.tolist() == ["a", "b", "a"]
-    assert bodies(data) == [jpeg(row) for row in range(3)]
-
-
 def test_labels_that_no_terminal_shows_have_an_identity_too(tmp_path: Path) -> None:
     (tmp_path / "mail.jsonl").write_text('{"text": "a", "label": "x\\ud800"}\n{"text": "b\\udfff", "label": "y"}\n')
     source = read(tmp_path / "mail.jsonl")

@@ -8,8 +8,8 @@ import torch
 from evergrow.core.errors import ParameterError
 from evergrow.core.record import from_archive, to_archive
 from evergrow.head.layers import FeatureMap, FourierLayer, GuidedLayer
-from evergrow.head.layers.base import PAPER_SCALES, UnitSampler, layer_from_plain
-from evergrow.head.layers.feature_map import link_only, normalize, resolve_normalization
+from evergrow.head.layers.base import UnitSampler, layer_from_plain
+from evergrow.head.layers.feature_map import normalize, resolve_normalization
 from evergrow.lab.layers import GaussianLayer, SCSMLayer, UniformLayer
 
 LAYERS = {
@@ -95,17 +95,6 @@ def test_units_of_other_data_are_the_same_directions_at_another_scale(orthogonal
         assert torch.equal(layer.bias, torch.cat([bias for _, bias in first])[:300])
         layers.append(layer.weights)
     assert torch.allclose(layers[0], 3.0 * layers[1])
-
-
-def test_without_units_there_are_the_features_and_a_constant(task):
-    assert torch.equal(link_only(task[0]).transform(task[0])[:, :7], task[0])
-    assert torch.equal(link_only(task[0]).transform(task[0])[:, 7], torch.ones(60).double())
-
-
-def test_paper_grid():
-    assert len(PAPER_SCALES) == 33
-    assert PAPER_SCALES[0] == 0.0008
-    assert PAPER_SCALES[-1] == 0.004
 
 
 def test_fourier_approximates_its_kernel(task):

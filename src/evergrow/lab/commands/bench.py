@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli.console import Answer, note_line
-from evergrow.cli.engine import PANEL, Address, EngineName, GpusPerWorker
+from evergrow.cli.engine import WorkerOptions
 from evergrow.cli.exits import ExitCode
-from evergrow.cli.options import Json, OptionGroup
+from evergrow.cli.options import Json
 from evergrow.cli.registry import command, command_group
 from evergrow.core.errors import InputError
 
@@ -25,22 +25,16 @@ command_group("lab", "Compare methods: grids of experiments, their records, tabl
 
 
 @dataclass(frozen=True)
-class SideBySide(OptionGroup):
-    """Where runs are carried out: here and one after the other, or several at a time on an engine."""
+class SideBySide(WorkerOptions):
+    """Where runs are carried out: here and one after the other, or several at a time on an engine.
 
-    engine: Annotated[
-        EngineName | None,
-        typer.Option(
-            help="Several runs at a time, on processes of this machine or a Ray cluster; the records are the same.",
-            show_default=False,
-            rich_help_panel=PANEL,
-        ),
-    ] = None
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time.", show_default=False, rich_help_panel=PANEL)
-    ] = None
-    address: Address = "auto"
-    gpus_per_worker: GpusPerWorker = 0.0
+    Parameters
+    ----------
+    engine
+        Several runs at a time, on processes of this machine or a Ray cluster; the records are the same.
+    workers
+        Runs at a time.
+    """
 
     def opened(self) -> Engine | None:
         """Return the engine that was asked for."""
@@ -48,7 +42,7 @@ class SideBySide(OptionGroup):
 
         if self.engine is None:
             return None
-        if self.engine is EngineName.LOCAL:
+        if self.engine == "local":
             return LocalEngine(workers=self.workers or 1)
         return RayEngine(address=self.address, workers=self.workers, gpus_per_worker=self.gpus_per_worker)
 
