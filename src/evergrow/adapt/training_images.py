@@ -23,7 +23,7 @@ from evergrow.core.seeding import generator
 from evergrow.data.items import Images, Items
 from evergrow.features.images import decode_image
 from evergrow.features.loader import choose_workers, loaded_batches
-from evergrow.features.preprocess import Interpolation, Preprocessing, resampling, to_tensor
+from evergrow.features.preprocess import Interpolation, Preprocessing, to_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -82,14 +82,14 @@ class TrainTransform:
         generator : torch.Generator
             Where all randomness comes from.
         """
+        from PIL.Image import Resampling, Transpose
+
         top, left, height, width = self._box(image, generator)
         image = image.crop((left, top, left + width, top + height))
-        image = image.resize(self.evaluation.size[::-1], resampling(self.interpolation))
+        image = image.resize(self.evaluation.size[::-1], Resampling[self.interpolation.upper()])
         if float(torch.rand(1, generator=generator)) < FLIP:
-            from PIL.Image import Transpose
-
             image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
-        return to_tensor(image, self.evaluation.mean, self.evaluation.std)
+        return self.evaluation.normalised(to_bytes(image).contiguous())
 
     def _box(self, image: Image, generator: torch.Generator) -> Box:
         """Return a box: area uniform in ``scale``, log-proportions uniform in :data:`RATIO`.
