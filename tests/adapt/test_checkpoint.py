@@ -12,7 +12,7 @@ import torch
 from tests.altered import altered
 from torch import nn
 
-from evergrow.adapt.checkpoint import CheckpointError, Progress, TrainState, read_checkpoint, write_checkpoint
+from evergrow.adapt.loop import CheckpointError, Progress, TrainState
 from evergrow.adapt.settings import OPTIMIZERS, TrainConfig
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import EvergrowError, FileFormatError, NewerSchemaError
@@ -26,13 +26,13 @@ def trained(optimizer: str, steps: int = 2, seed: int = 0) -> TrainState:
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) / 7 + seed)
-    kind = OPTIMIZERS[optimizer]
-    made = kind.make([{"params": list(layer.parameters()), "lr": 0.1}], TrainConfig(optimizer=optimizer), False)
+    groups = [{"params": list(layer.parameters()), "lr": 0.1}]
+    made = TrainConfig(optimizer=optimizer).make_optimizer(groups, fused=False)
     for _ in range(steps):
         made.zero_grad()
         layer(torch.ones(1, 3)).square().sum().backward()
         made.step()
-    return TrainState(list(layer.parameters()), made, kind)
+    return TrainState(list(layer.parameters()), made, OPTIMIZERS[optimizer])
 
 
 def numbers(state: TrainState) -> dict[str, list[Any]]:
@@ -43,19 +43,19 @@ def numbers(state: TrainState) -> dict[str, list[Any]]:
 def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, TrainState]:
     state = trained(request.param)
     scaler = {"scale": 2.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 5, "_growth_tracker": 1}
-    write_checkpoint(tmp_path / "training", state, Progress(2, [3.0, 1.0], 0.5, "float16", scaler), IDENTITY)
+    state.write(tmp_path / "training", Progress(2, [3.0, 1.0], 0.5, "float16", scaler), IDENTITY)
     return tmp_path / "training", state
 
 
 def again(state: TrainState) -> TrainState:
     """Return an untrained state of the same kind."""
-    return trained("adam" if state.kind.counts else "sgd", steps=0, seed=5)
+    return trained("adam" if "step" in state.memory else "sgd", steps=0, seed=5)
 
 
 def test_a_training_goes_on_from_what_was_written(written: tuple[Path, TrainState]) -> None:
     path, state = written
     resumed = again(state)
-    progress = read_checkpoint(path, resumed, IDENTITY)
+    progress = resumed.read(path, IDENTITY)
     assert progress is not None
     assert (progress.epoch, progress.losses, progress.scaler["growth_interval"]) == (2, [3.0, 1.0], 5)
     assert numbers(resumed) == numbers(state)
@@ -64,14 +64,14 @@ def test_a_training_goes_on_from_what_was_written(written: tuple[Path, TrainStat
 def test_one_of_another_training_is_refused(written: tuple[Path, TrainState]) -> None:
     path, state = written
     with pytest.raises(CheckpointError, match="interpolation is 'bilinear' there and 'evaluation' here"):
-        read_checkpoint(path, again(state), {**IDENTITY, "interpolation": "evaluation"})
+        again(state).read(path, {**IDENTITY, "interpolation": "evaluation"})
 
 
 def test_a_newer_one_says_that_it_is(written: tuple[Path, TrainState]) -> None:
     path, state = written
     write_archive(path, replace(read_archive(path), version=3))
     with pytest.raises(NewerSchemaError, match="newer evergrow"):
-        read_checkpoint(path, again(state), IDENTITY)
+        again(state).read(path, IDENTITY)
 
 
 def test_whatever_is_wrong_is_a_typed_error_and_changes_nothing(
@@ -84,7 +84,7 @@ def test_whatever_is_wrong_is_a_typed_error_and_changes_nothing(
         monkeypatch.setattr("evergrow.core.record.read_archive", _giving(archive))
         resumed = again(state)
         try:
-            read_checkpoint(path, resumed, IDENTITY)
+            resumed.read(path, IDENTITY)
         except EvergrowError:
             refused += 1
             assert numbers(resumed) == before, what
@@ -111,4 +111,4 @@ def test_no_tensor_is_missing_or_strange(written: tuple[Path, TrainState]) -> No
     for name in ("optimizer.00.exp_avg", "optimizer.9.momentum_buffer", "optimizer.x.y", "weights", "parameter.7"):
         write_archive(path, replace(archive, tensors={**archive.tensors, f"tensors.{name}": extra}))
         with pytest.raises(FileFormatError, match="tensors are not those of this network"):
-            read_checkpoint(path, again(state), IDENTITY)
+            again(state).read(path, IDENTITY)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, linear, normalize
 
 from evergrow.adapt import Adaptation, CheckpointError, FsaConfig, TrainConfig, adapt, adapted_from
 from evergrow.adapt.fsa import CosineHead, Lift, LinearHead
-from evergrow.adapt.training_images import TrainingImages, TrainingSeed
+from evergrow.adapt.training_images import TrainingImages
 from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners, create_tuner, tuners_of
 from evergrow.core.errors import LabelError, NotFittedError, ParameterError, UnknownNameError, WeightsError
 from evergrow.core.record import read_record, write_record
@@ -68,14 +68,8 @@ def test_the_protocol_is_ranpacs() -> None:
     assert float(weight.detach().abs().max()) <= 24**-0.5
     optimizer = torch.optim.SGD([*tuner.parameters(), weight, scale], lr=0.01, momentum=0.9, weight_decay=5e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
-    source = TrainingImages(
-        items,
-        y,
-        config.train,
-        preprocessing=backbone.transform,
-        seeds=TrainingSeed(4, ("fsa",)),
-        device=torch.device("cpu"),
-    )
+    named = {"seed": 4, "purpose": ("fsa",), "device": torch.device("cpu")}
+    source = TrainingImages(items, y, config.train, preprocessing=backbone.transform, **named)
     module.train()
     with torch.random.fork_rng(devices=[]):
         for epoch in range(3):
@@ -198,11 +192,11 @@ def test_an_adapted_backbone_can_be_made_again(tmp_path: Path) -> None:
     backbone, (items, y) = tiny_vit(), stripes(3, 6)
     adapted = adapt(backbone, items, y, QUICK)
     assert adapted.spec.weights_hash != backbone.spec.weights_hash
-    write_record(tmp_path / "adaptation", adapted.adaptation())
+    write_record(tmp_path / "adaptation", adapted.adaptation)
     adaptation = read_record(Adaptation, tmp_path / "adaptation")
     again = adapted_from(tiny_vit(), adaptation)
     assert again.spec == adapted.spec
-    assert again.adaptation().describe() == adapted.adaptation().describe()
+    assert again.adaptation.describe() == adapted.adaptation.describe()
     assert FsaConfig.from_dict(adaptation.config or {}) == QUICK
     a, b = (encode(model, items, cache=False, join=False).X for model in (adapted, again))
     np.testing.assert_array_equal(a, b)

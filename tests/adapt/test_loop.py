@@ -14,9 +14,10 @@ from torch.nn.functional import cross_entropy
 from torchvision import transforms
 
 from evergrow.adapt import CheckpointError, TrainConfig, TrainingError, train
-from evergrow.adapt.training_images import Cropper, TrainingImages, TrainingSeed, TrainTransform, draw_crops
+from evergrow.adapt.training_images import Cropper, TrainingImages, TrainTransform, draw_crops
 from evergrow.core.archive import read_archive
 from evergrow.core.errors import FileFormatError, ImageError, InputError, ParameterError, UnknownNameError
+from evergrow.core.seeding import derive_seed, generator
 from evergrow.data.items import Images, Texts
 from evergrow.features import Preprocessing, decode_image
 
@@ -53,7 +54,7 @@ def run(net: nn.Module, config: TrainConfig, **options: Any) -> Any:
 
 
 def batches(items: Any, y: Any, config: TrainConfig, seen: Preprocessing = SEEN, seed: int = 0) -> TrainingImages:
-    return TrainingImages(items, y, config, preprocessing=seen, seeds=TrainingSeed(seed), device=torch.device("cpu"))
+    return TrainingImages(items, y, config, preprocessing=seen, seed=seed, device=torch.device("cpu"))
 
 
 def weights(net: nn.Module) -> torch.Tensor:
@@ -132,7 +133,6 @@ def test_a_training_is_what_a_plain_loop_does() -> None:
         [p for p in plain.parameters() if p.requires_grad], lr=0.1, momentum=0.9, weight_decay=5e-4
     )
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
-    from evergrow.core.seeding import derive_seed
 
     with torch.random.fork_rng(devices=[]):
         for epoch in range(3):
@@ -432,7 +432,7 @@ def test_without_augmentation_images_look_as_in_evaluation() -> None:
     items, y = images(5)
     source = batches(items, y, TrainConfig(batch_size=5, augment=False))
     ((x, codes),) = source.epoch(0)
-    order = torch.randperm(5, generator=TrainingSeed(0).generator("order", 0))
+    order = torch.randperm(5, generator=generator(0, "train", "order", 0))
     for place, row in enumerate(order.tolist()):
         assert torch.equal(x[place], SEEN(decode_image(items.raw(row))))
         assert codes[place] == y[row]
@@ -455,7 +455,7 @@ def test_a_gpu_trains_without_waiting_for_it(precision: Any, device: torch.devic
     log = run(net, TrainConfig(epochs=3, batch_size=8, lr=0.1, precision=precision), data=items)
     assert log.losses[-1] < log.losses[0]
     assert log.peak_memory_bytes > 0
-    source = TrainingImages(*items, TrainConfig(batch_size=8), preprocessing=SEEN, seeds=TrainingSeed(0), device=device)
+    source = TrainingImages(*items, TrainConfig(batch_size=8), preprocessing=SEEN, seed=0, device=device)
     steps = source.epoch(0)
     next(steps)
     torch.cuda.set_sync_debug_mode("error")
@@ -471,7 +471,7 @@ def test_images_on_a_gpu_are_those_on_a_cpu(device: torch.device) -> None:
     items, y = images()
     config = TrainConfig(batch_size=8)
     first, second = (
-        list(TrainingImages(items, y, config, preprocessing=SEEN, seeds=TrainingSeed(0), device=where).epoch(2))
+        list(TrainingImages(items, y, config, preprocessing=SEEN, seed=0, device=where).epoch(2))
         for where in (torch.device("cpu"), device)
     )
     for (x, codes), (other, same) in zip(first, second):

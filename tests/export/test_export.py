@@ -179,8 +179,7 @@ def encoded(backbone: Any, pixels: np.ndarray) -> np.ndarray:
 
 def as_input(backbone: Any, images: Any) -> np.ndarray:
     """Return images as the graph takes them: resized and cropped, nothing else."""
-    cropped = [np.asarray(backbone.transform._cropped(decode_image(image))) for image in images]
-    return np.ascontiguousarray(np.stack(cropped).transpose(0, 3, 1, 2))
+    return torch.stack([backbone.transform.pixels(decode_image(image)) for image in images]).numpy()
 
 
 def test_pixels_to_labels(exporter: str, scene: tuple[Any, Any, np.ndarray], tmp_path: Path) -> None:

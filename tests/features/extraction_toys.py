@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from evergrow.data.items import Images, Items, Kind
+from evergrow.data.items import Images, Items
 from evergrow.features.base import Backbone, BackboneSpec
 
 ROOT = Path(__file__).parents[2]
@@ -73,28 +73,10 @@ class LetterCounter(Backbone):
         return self
 
 
-class Synthetic(Items):
-    """Any number of images that exist only while they are looked at."""
-
-    kind: ClassVar[Kind] = "image"
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-
-    def __len__(self) -> int:
-        return self._n
-
-    def name(self, row: int) -> str:
-        return f"synthetic {row}"
-
-    def raw(self, row: int) -> np.ndarray:
-        return np.full((SIDE, SIDE, 3), row % 251, dtype=np.uint8)
-
-    def take(self, rows: Any) -> Synthetic:
-        return Synthetic(len(rows))
-
-    def stamp(self) -> str:
-        return f"synthetic{self._n}"
+def synthetic(n: int) -> Images:
+    """Return any number of images of one grey each, which take a byte of memory each."""
+    greys = (np.arange(n) % 251).astype(np.uint8)
+    return Images(np.broadcast_to(greys[:, None, None, None], (n, SIDE, SIDE, 3)))
 
 
 def write_images(folder: Path, n: int) -> Images:
@@ -121,44 +103,16 @@ def expected_features(items: Items, rows: Any = None) -> np.ndarray:
     return np.array(found)
 
 
-def log_decoding(path: Path, pause: float = 0.0) -> None:
-    """Write the name of every image to a file as it is decoded, and be slow about it."""
-    import time
-
-    from evergrow.features import images
-
-    decode = images.decode_image
-
-    def logged(source: Any, **options: Any) -> Any:
-        with open(path, "a") as log:
-            log.write(f"{os.path.basename(source)}\n")
-        time.sleep(pause)
-        return decode(source, **options)
-
-    images.decode_image = logged
-
-
-def run_python(code: str) -> subprocess.Popen[str]:
-    """Start a process that runs this code in the root of the project."""
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def start_encoding(images: Images, cache: Path, log: Path, *, pause: float, workers: int = 0) -> subprocess.Popen[str]:
-    """Start a process that encodes slowly by chunks of four, and prints how many it computed and the features."""
-    return run_python(
+def start_encoding(images: Images, cache: Path, *, workers: int) -> subprocess.Popen[bytes]:
+    """Start a process that encodes slowly, by chunks of four."""
+    code = (
+        "import time\n"
         "from pathlib import Path\n"
-        "from tests.features.extraction_toys import *\n"
-        "from evergrow.features import cache, encode\n"
-        "cache.CHUNK = 4\n"
-        f"log_decoding(Path({str(log)!r}), pause={pause})\n"
+        "from tests.features.extraction_toys import Images, Toy\n"
+        "from evergrow.features import cache, encode, images\n"
+        "cache.CHUNK, decode = 4, images.decode_image\n"
+        "images.decode_image = lambda source, **options: time.sleep(0.05) or decode(source, **options)\n"
         f"files = Images({images.names!r}, root=Path({str(images.root)!r}))\n"
-        f"result = encode(Toy(), files, cache={str(cache)!r}, on_error='skip', workers={workers}, batch_size=2)\n"
-        "print(result.computed, result.X.tobytes().hex())\n"
+        f"encode(Toy(), files, cache={str(cache)!r}, on_error='skip', workers={workers}, batch_size=2)\n"
     )
+    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})

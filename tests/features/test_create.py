@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import timm
 import torch
 from torch import nn
 
-from evergrow.core.errors import InputError, ParameterError, UnknownNameError, WeightsError
+from evergrow.core.errors import FileFormatError, InputError, ParameterError, UnknownNameError, WeightsError
 from evergrow.features import (
     BackboneSpec,
     ImageBackbone,
@@ -21,7 +23,9 @@ from evergrow.features import (
     create_backbone,
     decode_image,
     hash_weights,
+    list_backbones,
 )
+from evergrow.features.backbones import check_buildable
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
 TINY = [name for name in timm.list_models("test_*") if "naflex" not in name]
@@ -48,28 +52,11 @@ def test_every_family_gives_its_pooled_features(name: str) -> None:
     assert backbone.encode(batch[:0]).shape == (0, backbone.n_features)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "size", "n_features"),
-    [
-        ("test_vit", {}, 160, 64),
-        ("test_resnet", {}, 160, 96),
-        pytest.param("vit_base_patch16_224.augreg_in21k", {}, 224, 768, marks=pytest.mark.slow),
-        pytest.param("vit_base_patch14_dinov2.lvd142m", {"img_size": 224}, 224, 768, marks=pytest.mark.slow),
-        pytest.param("resnet101", {}, 224, 2048, marks=pytest.mark.slow),
-    ],
-)
-def test_architectures_run_from_an_image_to_features(
-    name: str, options: dict[str, int], size: int, n_features: int
-) -> None:
-    backbone = image_backbone(name, weights="random", **options)
-    assert backbone.transform.size == (size, size)
-    features = backbone.encode(backbone.transform(decode_image(IMAGE))[None])
-    assert features.shape == (1, n_features)
-    assert bool(torch.isfinite(features).all())
-    if "vit" in name:
-        with torch.no_grad():
-            tokens = backbone.module.forward_features(backbone.transform(decode_image(IMAGE))[None])
-        torch.testing.assert_close(features, tokens[:, 0])  # the class token after the last normalisation
+@pytest.mark.slow
+@pytest.mark.parametrize("item", list_backbones("image"), ids=lambda item: item.name)
+def test_recommended_backbones_are_as_wide_as_they_are_listed(item: Any) -> None:
+    options = {"img_size": 224} if "dinov2" in item.name else {}
+    assert image_backbone(item.name, weights="random", **options).n_features == item.n_features
 
 
 def test_dinov2_takes_its_own_image_size_unless_told() -> None:
@@ -254,3 +241,37 @@ def test_importing_the_room_imports_no_heavy_library() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+# -- networks out of strangers' files -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"embed_dim": 4096, "depth": 200, "num_heads": 4}, "must leave it a network of its size"),
+        ({"depth": 10**9}, "'depth' of test_vit must be at most 256"),
+        ({"img_size": 10**6}, "'img_size' of test_vit must be at most 4096"),
+        ({"img_size": 4096, "patch_size": 1, "embed_dim": 64}, "must leave it a network of its size"),
+        ({"img_size": float("nan")}, "'img_size' of test_vit must be at most 4096"),
+        ({"mlp_ratio": [1.0] * 300}, "must have at most 256 parts"),
+    ],
+)
+def test_a_network_far_larger_than_its_architecture_is_refused(options: dict[str, Any], message: str) -> None:
+    spec = create_backbone("test_vit", weights="random", device="cpu").spec
+    with pytest.raises(FileFormatError, match=message):
+        backbone_from_spec(replace(spec, options=options), device="cpu")
+
+
+def test_a_network_that_cannot_be_counted_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def create(*_: object, **__: object) -> object:
+        raise RuntimeError("Tensor.item() cannot be called on meta tensors")
+
+    monkeypatch.setattr(timm, "create_model", create)
+    with pytest.raises(FileFormatError, match="must be such that its size is known before it is built"):
+        check_buildable("test_vit", {"embed_dim": 4096})
+
+
+def test_other_sizes_of_images_and_patches_are_built() -> None:
+    spec = create_backbone("test_vit", weights="random", device="cpu", img_size=96, patch_size=8).spec
+    assert backbone_from_spec(spec, device="cpu").spec == spec

@@ -62,7 +62,7 @@ def test_every_crop_mode_is_timms(mode: str, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_pilot_presets_are_the_published_transforms(size: tuple[int, int]) -> None:
     image = make_image(*size)
-    for preset, resize in ((Preprocessing.pilot(), 256), (Preprocessing.pilot_cifar(), 224)):
+    for preset, resize in ((Preprocessing.pilot(), 256), (Preprocessing.pilot(resize=224), 224)):
         published = transforms.Compose(
             [
                 transforms.Resize(resize, interpolation=InterpolationMode.BICUBIC),
@@ -79,7 +79,7 @@ def test_presets_follow_the_size_of_the_model() -> None:
     assert backbone.spec.preset == "pilot"
     assert backbone.transform == Preprocessing.pilot(160)
     cifar = create_backbone("test_vit", weights="random", preset="pilot-cifar", device="cpu", img_size=64)
-    assert cifar.transform == Preprocessing.pilot_cifar(64)
+    assert cifar.transform == Preprocessing.pilot(64, 64)
 
 
 def test_a_long_strip_is_not_blown_up(monkeypatch: pytest.MonkeyPatch) -> None:

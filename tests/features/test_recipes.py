@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,7 @@ from evergrow.adapt.tuners import create_tuner
 from evergrow.core.errors import FileFormatError, InputError, ParameterError, WeightsError
 from evergrow.data.items import Images, block_slices
 from evergrow.features import BackboneSpec, FeatureRecipe, ImageBackbone, backbone_from_spec, create_backbone, encode
-from evergrow.features.depths import DepthReader
 from evergrow.features.encoding import _Runner
-from evergrow.features.recipes import Block, recipe_of_text
 
 
 def backbone_of(name: str, recipe: Any = "rich", **options: Any) -> ImageBackbone:
@@ -98,16 +96,6 @@ def test_named_recipes_follow_the_structure_and_leave_out_what_is_said_twice() -
     assert backbone_of("test_vit", "final").spec.recipe is None
 
 
-def test_other_batch_sizes_give_the_same_features() -> None:
-    for name in ("test_vit", "test_efficientnet"):
-        backbone = backbone_of(name)
-        batch = images(backbone, 5)
-        whole, one = backbone.encode(batch), torch.cat([backbone.encode(batch[i : i + 1]) for i in range(5)])
-        cosine = torch.nn.functional.cosine_similarity(whole, one)
-        assert float((1 - cosine).abs().max()) < 1e-4
-        torch.testing.assert_close(whole, one, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("tuner", ["vpt-shallow", "vpt-deep", "ssf", "lora", "adapter"])
 def test_a_tuner_on_the_network_is_seen_at_every_depth_and_its_prompts_never_count(tuner: str) -> None:
     backbone = backbone_of("test_vit")
@@ -140,19 +128,9 @@ def test_nothing_stays_in_the_network_and_threads_do_not_hear_each_other() -> No
     backbone = backbone_of("test_vit")
     batches = [images(backbone, n) for n in (2, 3, 4, 5)]
     alone = [backbone.encode(batch) for batch in batches]
-    found: dict[int, torch.Tensor] = {}
-
-    def work(place: int) -> None:
-        for _ in range(5):
-            found[place] = backbone.encode(batches[place])
-
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for place, expected in enumerate(alone):
-        torch.testing.assert_close(found[place], expected, rtol=1e-4, atol=1e-5)
+    with ThreadPoolExecutor(4) as pool:
+        for found, expected in zip(pool.map(backbone.encode, batches * 5), alone * 5):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in backbone.module.modules())
 
 
@@ -180,8 +158,8 @@ class Pair(nn.Module):
 
 def test_submodules_of_the_users_module_are_blocks_by_name() -> None:
     module = Own().eval()
-    backbone = create_backbone(module, device="cpu", recipe=["final", "mean@low", "max@high", "vector@project"])
-    assert backbone.spec.recipe == FeatureRecipe(("final", "mean@low", "max@high", "vector@project"), (5, 4, 6, 5))
+    backbone = create_backbone(module, device="cpu", recipe=["final", "mean@low", "max@high", "mean@project"])
+    assert backbone.spec.recipe == FeatureRecipe(("final", "mean@low", "max@high", "mean@project"), (5, 4, 6, 5))
     batch = torch.rand(2, 3, 224, 224)
     features = backbone.encode(batch)
     with torch.inference_mode():
@@ -198,12 +176,11 @@ def test_submodules_of_the_users_module_are_blocks_by_name() -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (["mean@pair"], r"block 'mean@pair' must be read at a submodule that returns a tensor, got tuple from pair"),
+        (["mean@pair"], r"block 'mean@pair' must be read at a submodule that returns a tensor .* got tuple from pair"),
         (["mean@twice"], "must be computed once in a pass"),
         (["mean@idle"], "its place was never reached"),
         (["mean@hihg"], "got 'mean@hihg'; nearest: 'high'"),
         (["cls@high"], "has no class token"),
-        (["vector@high"], "must be pooled over its 3025 positions"),
         (["mean@-1"], "Own has none that is known; name a submodule instead"),
         ("rich", "no depth of Own can be read, got 'rich'"),
     ],
@@ -223,7 +200,7 @@ def test_what_a_module_lacks_is_said_in_one_line(recipe: Any, message: str) -> N
         ("riche", "recipe must be 'auto', 'final', 'rich', 'max' or a list of blocks, got 'riche'"),
         ([], "recipe must be a list of 1 to 256 blocks"),
         (["final", "final"], "blocks of recipe must differ, got 'final' twice"),
-        (["median@-1"], "with a pooling of cls, mean, max, spread, vector"),
+        (["median@-1"], "with a pooling of cls, mean, max, spread"),
         (["mean@"], "block must be 'final' or POOLING@PLACE"),
         (["mean"], "block must be 'final' or POOLING@PLACE"),
         ([3], "block must be 'final' or POOLING@PLACE"),
@@ -258,23 +235,15 @@ def test_a_backbone_without_depths_takes_its_own_vector_only() -> None:
 # -- descriptions -----------------------------------------------------------------------------------------
 
 
-def test_a_description_without_a_recipe_has_none() -> None:
-    spec = BackboneSpec("toy", "image", 8, "random", "ab12", "timm", {}, {})
-    assert set(spec.to_dict()) == {
-        *("name", "kind", "n_features", "weights", "weights_hash", "preset", "preprocessing", "options"),
-    }
-    assert BackboneSpec.from_dict(spec.to_dict()) == spec
-
-
-def test_a_description_has_its_recipe_and_hash() -> None:
-    backbone = backbone_of("test_vit")
-    spec = BackboneSpec.from_dict(backbone.spec.to_dict())
-    assert spec == backbone.spec
-    assert spec.recipe is not None
-    assert spec.n_features == 384
-    again = backbone_from_spec(spec, device="cpu")
-    batch = images(backbone)
-    torch.testing.assert_close(again.encode(batch), backbone.encode(batch))
+def test_a_description_has_a_recipe_where_there_are_blocks_and_gives_the_features_back() -> None:
+    for recipe in ("final", "rich"):
+        backbone = backbone_of("test_vit", recipe)
+        values = backbone.spec.to_dict()
+        assert ("recipe" in values) == (recipe == "rich")
+        spec = BackboneSpec.from_dict(values)
+        assert spec == backbone.spec
+        batch = images(backbone)
+        assert torch.equal(backbone_from_spec(spec, device="cpu").encode(batch), backbone.encode(batch))
 
 
 @pytest.mark.parametrize(
@@ -303,13 +272,6 @@ def test_a_recipe_whose_widths_the_network_does_not_have_is_refused() -> None:
         backbone_from_spec(other, device="cpu")
 
 
-def test_recipes_on_the_command_line() -> None:
-    assert recipe_of_text("max") == "max"
-    assert recipe_of_text("mean@-1") == ["mean@-1"]
-    assert str(Block.parse("cls@-3")) == "cls@-3"
-    assert Block.parse("mean@blocks.3").place == "blocks.3"
-
-
 def test_a_few_items_come_joined_and_half_precision_is_judged_block_by_block() -> None:
     backbone = backbone_of("test_resnet")
     pixels = np.random.default_rng(0).integers(0, 256, (2, 40, 40, 3), dtype=np.uint8)
@@ -324,15 +286,6 @@ def test_a_few_items_come_joined_and_half_precision_is_judged_block_by_block() -
     encoder._encode = lambda batch, precision: half if precision == "float16" else exact  # type: ignore[method-assign]
     encoder.start(torch.zeros(2))
     assert encoder.precision == "float32"
-
-
-def test_reading_says_what_a_network_returned() -> None:
-    class Listing(nn.Module):
-        def forward(self, images: torch.Tensor) -> list[torch.Tensor]:
-            return [images]
-
-    with pytest.raises(InputError, match="module must return a tensor"):
-        DepthReader(Listing(), [Block.parse("final")])(torch.zeros(1, 3, 4, 4))
 
 
 @pytest.mark.slow

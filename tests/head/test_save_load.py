@@ -116,11 +116,9 @@ def test_missing_file(tmp_path):
 
 
 def test_no_model_is_lost_when_the_disk_is_full(saved, monkeypatch, blobs):
-    import evergrow.core.archive as module
-
     old = saved.read_bytes()
     model = SCLClassifier.load(saved)
-    monkeypatch.setattr(module, "_save_tensors", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "No space")))
+    monkeypatch.setattr("safetensors.torch.save_file", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "No space")))
     with pytest.raises(OSError, match="No space"):
         model.save(saved)
     assert saved.read_bytes() == old

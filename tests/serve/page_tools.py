@@ -124,8 +124,9 @@ class Visit:
         self.page.goto(f"{self.address}/{where}")
 
     def create(self, name: str, kind: str = "images") -> None:
-        """Make a model by the window for it."""
+        """Open the page, and make a model by the window for it."""
         page = self.page
+        self.open()
         page.get_by_role("button", name="New model").click()
         page.get_by_label("Name", exact=True).fill(name)
         page.locator(f"input[name=kind][value={kind}]").check()

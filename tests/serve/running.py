@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from tests.serve.samples import rows
 
 
 class Running:
@@ -64,6 +65,15 @@ class Running:
             pytest.skip("needs Linux: /proc")
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def begin(client: httpx.Client, n: int = 4) -> None:
+    """Make the model ``m`` of features, which knows the classes 0 and 1."""
+    made = {"name": "m", "kind": "features", "options": {"n_units": 20}}
+    assert client.post("/api/v1/models", json=made).status_code == 201
+    for kind in range(2):
+        lesson = {"rows": rows(kind, n), "label": str(kind)}
+        assert client.post("/api/v1/models/m/teach", json=lesson).status_code == 200
 
 
 def until(condition: Any, seconds: float = 30) -> None:

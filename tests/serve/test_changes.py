@@ -24,19 +24,6 @@ def test_labels_for_each_sample(api: Any) -> None:
     assert (done["new_classes"], done["change"]["samples"]) == (["c"], 3)
 
 
-def test_unlearning_leaves_what_was_never_taught(api: Any, folder: Path) -> None:
-    api.taught("ab", 4)
-    X = np.asarray(rows(0, 3) + rows(1, 3))
-    before = open_model(folder / "m.evg").decision_function(X)
-    lesson = {"rows": rows(2, 3), "label": "c"}
-    api.post("teach", lesson)
-    assert api.post("unlearn", lesson).json()["gone_classes"] == ["c"]
-    np.testing.assert_allclose(open_model(folder / "m.evg").decision_function(X), before, rtol=0, atol=1e-9)
-    answer = api.post("unlearn", lesson)
-    assert answer.status_code == 422
-    assert answer.json()["error"] == "LabelError"
-
-
 def test_one_image_of_a_batch_is_unlearned_to_the_last_digit(api: Any, folder: Path) -> None:
     """What is taught goes through the backbone alone, so that the same bytes give the same numbers in any company."""
     api.taught_images()
@@ -48,15 +35,8 @@ def test_one_image_of_a_batch_is_unlearned_to_the_last_digit(api: Any, folder: P
         done = api.post("unlearn", model="pics", data={"label": label}, files=[three[place]])
         assert done.status_code == 200, done.text
     np.testing.assert_allclose(open_model(folder / "pics.evg").decision_function(X), before, rtol=0, atol=1e-9)
-
-
-def test_unlearning_and_renaming_the_only_class(api: Any) -> None:
-    api.create()
-    X = rows(0, 3)
-    api.post("teach", {"rows": X, "label": "a"})
-    assert api.post("unlearn", {"rows": X[1:2], "label": "a"}).json()["n_samples"] == 2
-    assert api.post("unlearn", {"rows": X[1:2], "label": "a"}).status_code == 422
-    assert api.post("rename", {"old": "a", "new": "b"}).json()["classes"] == [{"name": "b", "samples": 2}]
+    again = api.post("unlearn", model="pics", data={"label": "2"}, files=three)
+    assert (again.status_code, again.json()["error"]) == (422, "LabelError")
 
 
 def test_a_model_that_loses_its_last_class_is_empty_and_can_be_taught_again(api: Any) -> None:
@@ -69,6 +49,9 @@ def test_a_model_that_loses_its_last_class_is_empty_and_can_be_taught_again(api:
         assert api.post("predict", {"rows": rows(0, 1)}).status_code == 409
     assert api.post("rollback", {}).json()["n_samples"] == 3
     assert api.post("predict", {"rows": rows(0, 1)}).json()["answers"][0]["label"] == "a"
+    one = {"rows": lesson["rows"][1:2], "label": "a"}
+    assert [api.post("unlearn", one).status_code for _ in range(2)] == [200, 422]
+    assert api.post("rename", {"old": "a", "new": "b"}).json()["classes"] == [{"name": "b", "samples": 2}]
 
 
 def test_rename_and_merge_as_the_commands(api: Any) -> None:
@@ -99,6 +82,8 @@ def test_rollback_gives_the_file_byte_for_byte(api: Any, folder: Path) -> None:
 
 
 def test_redo_takes_rollbacks_back_until_something_else_is_learned(api: Any, folder: Path) -> None:
+    api.create("new")  # has nothing to undo, nor to redo
+    assert [api.post(path, {}, model="new").status_code for path in ("redo", "rollback")] == [422, 422]
     api.taught("ab", 4)
     api.post("teach", {"rows": rows(2, 2), "label": "c"})
     latest = (folder / "m.evg").read_bytes()
@@ -117,13 +102,6 @@ def test_redo_takes_rollbacks_back_until_something_else_is_learned(api: Any, fol
     api.post("teach", {"rows": rows(3, 2), "label": "d"})
     assert api.get().json()["redoable"] == 0
     assert api.post("redo", {}).status_code == 422
-
-
-def test_a_model_that_has_not_begun_has_nothing_to_redo(api: Any) -> None:
-    api.create()
-    assert api.get().json()["redoable"] == 0
-    assert api.post("redo", {}).status_code == 422
-    assert api.post("rollback", {}).status_code == 422
 
 
 def test_a_stale_writer_is_refused(api: Any) -> None:
@@ -263,9 +241,7 @@ def test_evaluation_says_which_samples_were_wrong(api: Any) -> None:
 
 
 def test_nothing_of_a_sample_is_written(api: Any, folder: Path) -> None:
-    api.create("words", "texts", backbone="letters")
-    for text, label in (("a secret sentence", "x"), ("hidden words here", "y")):
-        api.post("teach", {"texts": [text, f"{text} twice"], "label": label}, model="words")
+    api.taught_texts({"x": "a secret sentence", "y": "hidden words here"})
     api.taught_images(2)
     written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert b"secret" not in written

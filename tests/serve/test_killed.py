@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 import torch
-from tests.serve.running import Forked, Running
+from tests.serve.running import Forked, Running, begin
 from tests.serve.samples import rows
 
 from evergrow.core.seeding import generator
@@ -25,42 +25,32 @@ TEACHES, KILLS, CALLERS = 100, 20, 4
 def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> None:
     """A hundred lessons, each tried with one key until it is acknowledged, while the service is killed twenty times."""
     folder, draws = tmp_path / "models", generator(0, "kills")
-    lessons = [(rows(number % 7, 2, seed=50 + number), f"class {number % 7}") for number in range(TEACHES)]
+    lessons = [(rows(number % 7, 2, seed=50 + number), str(number % 7)) for number in range(TEACHES)]
     running, acknowledged, retried = [Forked(folder)], [0] * TEACHES, [0]
-    first = [(rows(0, 5), "class 0"), (rows(1, 5), "class 1")]
+    first = [(rows(kind, 5), str(kind)) for kind in range(2)]
     with httpx.Client(base_url=running[0].address, timeout=60, trust_env=False) as client:
-        client.post("/api/v1/models", json={"name": "m", "kind": "features", "options": {"n_units": 20}})
-        for X, label in first:
-            assert client.post("/api/v1/models/m/teach", json={"rows": X, "label": label}).status_code == 200
-    numbers = iter(range(TEACHES))
-    guard = threading.Lock()
+        begin(client, 5)
 
-    def teach() -> None:
-        while True:
-            with guard:
-                number = next(numbers, None)
-            if number is None:
-                return
-            X, label = lessons[number]
-            while not acknowledged[number]:
-                try:
-                    answer = httpx.post(
-                        f"{running[-1].address}/api/v1/models/m/teach",
-                        json={"rows": X, "label": label},
-                        headers={"Idempotency-Key": f"lesson {number}"},
-                        timeout=30,
-                        trust_env=False,
-                    )
-                except httpx.HTTPError:
-                    retried[0] += 1
-                    time.sleep(0.05)
-                    continue
-                assert answer.status_code == 200, answer.text
-                acknowledged[number] = answer.json()["change"]["revision"]
+    def teach(number: int) -> None:
+        X, label = lessons[number]
+        while not acknowledged[number]:
+            try:
+                answer = httpx.post(
+                    f"{running[-1].address}/api/v1/models/m/teach",
+                    json={"rows": X, "label": label},
+                    headers={"Idempotency-Key": f"lesson {number}"},
+                    timeout=30,
+                    trust_env=False,
+                )
+            except httpx.HTTPError:
+                retried[0] += 1
+                time.sleep(0.05)
+                continue
+            assert answer.status_code == 200, answer.text
+            acknowledged[number] = answer.json()["change"]["revision"]
 
-    callers = [threading.Thread(target=teach) for _ in range(CALLERS)]
-    for caller in callers:
-        caller.start()
+    callers = ThreadPoolExecutor(CALLERS)
+    taught = [callers.submit(teach, number) for number in range(TEACHES)]
     kills = 0
     while kills < KILLS:
         # So that the kills are spread over all lessons: the next one comes once enough are through, at a random moment.
@@ -70,9 +60,9 @@ def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> 
         running[-1].kill()
         kills += 1
         running.append(Forked(folder))
-    for caller in callers:
-        caller.join(300)
-        assert not caller.is_alive()
+    for lesson in taught:
+        lesson.result(300)
+    callers.shutdown()
     assert running[-1].stop() == 0
     assert kills == KILLS
     assert retried[0] > 0
@@ -100,19 +90,13 @@ def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> 
 def test_an_end_that_is_asked_for_finishes_the_change_in_flight(tmp_path: Path) -> None:
     folder = tmp_path / "models"
     with Running(folder) as running, running.client() as client:
-        client.post("/api/v1/models", json={"name": "m", "kind": "features", "options": {"n_units": 20}})
-        for kind in range(2):
-            client.post("/api/v1/models/m/teach", json={"rows": rows(kind, 3), "label": str(kind)})
-        answers: list[httpx.Response] = []
+        begin(client)
         lesson = {"rows": rows(2, 1000), "label": "2"}
+        callers = ThreadPoolExecutor(1)
         # The client that is connected: to make another takes longer on a busy machine than the pause below.
-        caller = threading.Thread(
-            target=lambda: answers.append(client.post("/api/v1/models/m/teach", json=lesson, timeout=60))
-        )
-        caller.start()
+        taught = callers.submit(client.post, "/api/v1/models/m/teach", json=lesson, timeout=60)
         time.sleep(0.3)
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(60) == 0
-        caller.join(60)
-        assert answers[0].status_code == 200
+        assert taught.result(60).status_code == 200
     assert open_model(folder / "m.evg").n_samples_["2"] == 1000

@@ -96,37 +96,48 @@ def test_what_was_annotated_is_known_after_a_restart(words: Any, serve: Any) -> 
     assert again.counts("words") == {"ab": 2, "xy": 2}
 
 
-def test_a_class_that_was_renamed_or_forgotten_since(words: Any) -> None:
-    hook(words, event("ANNOTATION_CREATED", 7, "klm", "klmk"))
-    hook(words, event("ANNOTATION_CREATED", 8, "no", "nonono"))
-    words.post("rename", {"old": "klm", "new": "letters"}, model="words")
-    words.post("forget", {"names": ["no"]}, model="words")
-    hook(words, deleted(7, 8))
-    assert words.counts("words") == {"ab": 2, "xy": 2}
+def at(second: int, values: dict[str, Any]) -> dict[str, Any]:
+    return {**values, "annotation": {**values["annotation"], "updated_at": f"2026-11-16T10:00:0{second}Z"}}
 
 
-def test_a_class_taken_away_and_given_again(words: Any) -> None:
-    for choice, n in (("klm", 5), (None, 4), (None, 4), ("ab", 5)):
-        hook(words, event("ANNOTATION_UPDATED", 7, choice, "klmk"))
-        assert sum(words.counts("words").values()) == n
+def two_choices(values: dict[str, Any]) -> dict[str, Any]:
+    values["annotation"]["result"][0]["value"]["choices"] = ["ab", "xy"]
+    return values
 
 
-def test_messages_that_overtake_each_other(words: Any) -> None:
-    late, early = event("ANNOTATION_UPDATED", 7, "ab", "klmk"), event("ANNOTATION_CREATED", 7, "klm", "klmk")
-    late["annotation"]["updated_at"], early["annotation"]["updated_at"] = "2026-11-16T10:00:02Z", "2026-11-16T10:00:01Z"
-    hook(words, late)
-    assert hook(words, early)["replayed"]
-    assert words.counts("words") == {"ab": 3, "xy": 2}
+CREATED, OTHER = event("ANNOTATION_CREATED", 7, "klm", "klmk"), event("ANNOTATION_UPDATED", 7, "ab", "klmk")
+EMPTIED = event("ANNOTATION_UPDATED", 7, None, "klmk")
+RENAMED, FORGOTTEN = ("rename", {"old": "klm", "new": "letters"}), ("forget", {"names": ["no"]})
+STORIES: dict[str, tuple[list[Any], dict[str, int]]] = {
+    "renamed and forgotten since": (
+        [CREATED, event("ANNOTATION_CREATED", 8, "no", "nonono"), RENAMED, FORGOTTEN, deleted(7, 8)],
+        {"ab": 2, "xy": 2},
+    ),
+    "a class taken away": ([CREATED, EMPTIED, EMPTIED], {"ab": 2, "xy": 2}),
+    "a class taken away and given again": ([CREATED, EMPTIED, OTHER], {"ab": 3, "xy": 2}),
+    "messages that overtake each other": ([at(2, OTHER), at(1, CREATED)], {"ab": 3, "xy": 2}),
+    "deleted before it came": ([deleted(7), CREATED], {"ab": 2, "xy": 2}),
+    "rolled back, with the ledger": ([CREATED, ("rollback", {}), CREATED], {"ab": 2, "klm": 1, "xy": 2}),
+    "forgotten and said again": ([CREATED, ("forget", {"names": ["klm"]}), OTHER], {"ab": 3, "xy": 2}),
+    "skipped": ([event("ANNOTATION_CREATED", 3, None, "abc")], {"ab": 2, "xy": 2}),
+    "several choices": ([two_choices(event("ANNOTATION_CREATED", 4, "ab", "abc"))], {"ab": 2, "xy": 2}),
+}
 
 
-def test_deleted_before_it_came(words: Any) -> None:
-    hook(words, deleted(9))
-    assert hook(words, event("ANNOTATION_CREATED", 9, "klm", "klmk"))["replayed"]
-    assert words.counts("words") == {"ab": 2, "xy": 2}
+@pytest.mark.parametrize("story", STORIES)
+def test_what_annotations_leave(words: Any, story: str) -> None:
+    steps, counts = STORIES[story]
+    for step in steps:
+        if isinstance(step, tuple):
+            assert words.post(*step, model="words").status_code == 200
+        else:
+            hook(words, step)
+    assert words.counts("words") == counts
 
 
 def test_a_model_may_begin_with_annotations(api: Any) -> None:
     api.create("words", "texts", backbone="letters")
+    hook(api, event("ANNOTATION_CREATED", 1, "ab", "abab"))
     assert hook(api, deleted(1))["state"] == "starting"
     for number, (label, text) in enumerate((("ab", "abab"), ("ab", "baba"), ("xy", "xyxy"), ("xy", "yxyx")), 2):
         for _ in range(2):
@@ -137,32 +148,9 @@ def test_a_model_may_begin_with_annotations(api: Any) -> None:
     assert api.counts("words") == {"ab": 1, "xy": 2}
 
 
-def test_the_only_annotation_of_a_model_is_deleted(api: Any) -> None:
-    api.create("words", "texts", backbone="letters")
-    hook(api, event("ANNOTATION_CREATED", 1, "ab", "abab"))
-    assert hook(api, deleted(1))["state"] == "starting"
-    assert hook(api, event("ANNOTATION_CREATED", 2, "xy", "xyxy"))["n_samples"] == 1
-
-
-def test_rollback_takes_the_ledger_along(words: Any) -> None:
-    hook(words, event("ANNOTATION_CREATED", 7, "klm", "klmk"))
-    words.post("rollback", {}, model="words")
-    hook(words, event("ANNOTATION_CREATED", 7, "klm", "klmk"))
-    assert words.counts("words")["klm"] == 1
-
-
 def test_messages_that_teach_nothing(words: Any) -> None:
-    for values in (
-        {"action": "START_TRAINING", "project": {"id": 1}},
-        {"action": "PROJECT_UPDATED"},
-        {},
-    ):
+    for values in ({"action": "START_TRAINING", "project": {"id": 1}}, {"action": "PROJECT_UPDATED"}, {}):
         assert hook(words, values)["status"] == "ignored"
-    hook(words, event("ANNOTATION_CREATED", 3, None, "abc"))  # skipped
-    two = event("ANNOTATION_CREATED", 4, "ab", "abc")
-    two["annotation"]["result"][0]["value"]["choices"] = ["ab", "xy"]
-    hook(words, two)
-    assert words.counts("words") == {"ab": 2, "xy": 2}
     for bad in ({"action": "ANNOTATION_CREATED"}, {"action": "ANNOTATIONS_DELETED", "annotations": [{}]}):
         assert words.client.post("/label-studio/words/webhook", json=bad).status_code == 422
 
@@ -199,9 +187,7 @@ RECORDED = Path(__file__).parent / "data" / "label_studio.jsonl"
 
 def test_requests_that_a_real_label_studio_sent(api: Any) -> None:
     """Recorded from Label Studio 1.23.2: a project, one annotation created, changed and deleted, each sent twice."""
-    api.create("words", "texts", backbone="letters")
-    for label, text in (("card", "my card is gone"), ("weather", "will it rain")):
-        api.post("teach", {"texts": [text, f"{text} again"], "label": label}, model="words")
+    api.taught_texts({"card": "my card is gone", "weather": "will it rain"})
     counts = []
     for line in RECORDED.read_text().splitlines():
         sent = json.loads(line)
@@ -222,5 +208,3 @@ def test_a_class_that_is_forgotten_leaves_no_vector_of_its_annotations(words: An
         ledger = from_archive(Ledger, open_model(folder / "words.evg").attached("annotations"), name="ledger")
         assert (len(ledger.taught), len(ledger.rows)) == (n, n)
         words.post("forget", {"names": ["k"]}, model="words")
-    hook(words, event("ANNOTATION_UPDATED", 7, "ab", "klmk"))  # said again, it is learned again
-    assert words.counts("words")["ab"] == 3

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve.running import Running
+from tests.serve.running import Running, begin
 from tests.serve.samples import rows
 
 SECONDS = float(os.environ.get("EVERGROW_LOAD_SECONDS", "60"))
@@ -17,17 +17,11 @@ CALLERS = 32
 REQUESTS = int(os.environ.get("EVERGROW_LOAD_REQUESTS", "20000"))
 
 
-def begin(running: Running) -> None:
-    with running.client() as client:
-        client.post("/api/v1/models", json={"name": "m", "kind": "features", "options": {"n_units": 20}})
-        for kind in range(2):
-            client.post("/api/v1/models/m/teach", json={"rows": rows(kind, 4), "label": f"class {kind}"})
-
-
 @pytest.mark.slow
 def test_32_callers_that_ask_and_teach(tmp_path: Path) -> None:
     with Running(tmp_path / "models", "--rate", "100000") as running:
-        begin(running)
+        with running.client() as client:
+            begin(client)
         end = time.monotonic() + SECONDS
         wrong: list[Any] = []
         asked, taught = [0] * CALLERS, [0] * CALLERS
@@ -40,21 +34,18 @@ def test_32_callers_that_ask_and_teach(tmp_path: Path) -> None:
                             answer = client.post("/api/v1/models/m/predict", json={"rows": rows(number % 4, 2)})
                             asked[number] += 1
                         else:
-                            lesson = {"rows": rows(number % 4, 1, seed=taught[number]), "label": f"class {number % 4}"}
+                            lesson = {"rows": rows(number % 4, 1, seed=taught[number]), "label": str(number % 4)}
                             answer = client.post("/api/v1/models/m/teach", json=lesson)
                             taught[number] += answer.status_code == 200
                         if answer.status_code != 200:
                             wrong.append((answer.status_code, answer.text[:200]))
 
-        callers = [threading.Thread(target=call, args=(number,)) for number in range(CALLERS)]
-        for caller in callers:
-            caller.start()
-        for caller in callers:
-            caller.join()
+        with ThreadPoolExecutor(CALLERS) as callers:
+            list(callers.map(call, range(CALLERS)))
         assert wrong == []
         with running.client() as client:
             about = client.get("/api/v1/models/m").json()
-        expected = {f"class {kind}": 4 * (kind < 2) + sum(taught[kind::4]) for kind in range(4)}
+        expected = {str(kind): 4 * (kind < 2) + sum(taught[kind::4]) for kind in range(4)}
         assert {entry["name"]: entry["samples"] for entry in about["classes"]} == expected
         assert about["revision"] == 3 + sum(taught)
         assert running.stop()[0] == 0
@@ -64,7 +55,8 @@ def test_32_callers_that_ask_and_teach(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_memory_is_flat_over_many_requests(tmp_path: Path) -> None:
     with Running(tmp_path / "models", "--rate", "100000") as running:
-        begin(running)
+        with running.client() as client:
+            begin(client)
 
         def ask(n: int) -> None:
             with running.client() as client:
@@ -72,11 +64,8 @@ def test_memory_is_flat_over_many_requests(tmp_path: Path) -> None:
                     assert client.post("/api/v1/models/m/predict", json={"rows": rows(0, 2)}).status_code == 200
 
         def many(n: int) -> int:
-            callers = [threading.Thread(target=ask, args=(n // 8,)) for _ in range(8)]
-            for caller in callers:
-                caller.start()
-            for caller in callers:
-                caller.join()
+            with ThreadPoolExecutor(8) as callers:
+                list(callers.map(ask, [n // 8] * 8))
             return running.memory()
 
         first, last = many(REQUESTS // 10), many(REQUESTS)

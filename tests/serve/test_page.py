@@ -42,9 +42,7 @@ def video(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def strange(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tractor, to a model that knows birds."""
     with np.load(shared / "images" / "cifar100_32px.npz") as file:
-        names = [name for name in file.files if name.lower().startswith(("x", "images")) and "test" in name.lower()]
-        labels = [name for name in file.files if name.lower().startswith(("y", "labels")) and "test" in name.lower()]
-        tractor = file[names[0]][file[labels[0]] == 89][0]
+        tractor = file["X_test"][file["y_test"] == 89][0]
     path = tmp_path_factory.mktemp("strange") / "tractor.png"
     Image.fromarray(tractor).resize((256, 256), Image.Resampling.BICUBIC).save(path)
     return path
@@ -66,6 +64,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def visit(browser: Any, service: str) -> Iterator[Visit]:
     opened = Visit(browser, service)
     yield opened
+    assert (opened.complaints, opened.elsewhere) == ([], [])
     opened.close()
 
 
@@ -125,7 +124,6 @@ def test_teach_ask_name_rename_delete_undo_reload_and_go_offline(
     visit: Visit, service: str, birds: Path, strange: Path
 ) -> None:
     page = visit.page
-    visit.open()
     visit.create("birds")
     visit.add_class("mallard")
     visit.add_class("oriole")
@@ -184,15 +182,12 @@ def test_teach_ask_name_rename_delete_undo_reload_and_go_offline(
     visit.expect_samples("hummingbird", 7)
     page.locator("#banner:empty").wait_for(state="attached")
     assert counts(service, "birds")["hummingbird"] == 7
-    assert visit.complaints == []
-    assert visit.elsewhere == []
 
 
 def test_folders_of_a_zip_are_classes_and_loose_images_are_labelled_by_key(
     visit: Visit, service: str, birds: Path, tmp_path: Path
 ) -> None:
     page = visit.page
-    visit.open()
     visit.create("zipped")
     archive = tmp_path / "birds.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
@@ -221,7 +216,6 @@ def test_folders_of_a_zip_are_classes_and_loose_images_are_labelled_by_key(
     page.locator(".confusion .right button").first.click()
     assert page.locator("dialog .thumb img").count() == 1
     page.keyboard.press("Escape")
-    assert visit.complaints == []
 
 
 def test_a_large_zip_is_learned_by_the_service(visit: Visit, service: str, birds: Path, tmp_path: Path) -> None:
@@ -233,7 +227,6 @@ def test_a_large_zip_is_learned_by_the_service(visit: Visit, service: str, birds
         route.fulfill(body=text.replace("UNPACKED_HERE = 400", "UNPACKED_HERE = 3"), content_type="text/javascript")
 
     page.route("**/script/classesview.js", less)
-    visit.open()
     visit.create("large")
     archive = tmp_path / "large.zip"
     with zipfile.ZipFile(archive, "w") as file:
@@ -248,7 +241,6 @@ def test_a_large_zip_is_learned_by_the_service(visit: Visit, service: str, birds
     visit.expect_samples(MALLARD, 3)
     assert counts(service, "large") == {MALLARD: 3, ORIOLE: 3}
     assert visit.card(MALLARD).locator(".thumb").count() == 0
-    assert visit.complaints == []
 
 
 def drop(page: Any, where: str, path: Path) -> None:
@@ -268,7 +260,6 @@ def drop(page: Any, where: str, path: Path) -> None:
 
 def test_sentences_are_taught_by_typing(visit: Visit, service: str) -> None:
     page = visit.page
-    visit.open()
     visit.create("intents", "texts")
     lines = {
         "lost card": ["I lost my card", "my card is gone", "someone took my bank card", "I cannot find my card"],
@@ -283,7 +274,6 @@ def test_sentences_are_taught_by_typing(visit: Visit, service: str) -> None:
     visit.verdict("lost card")
     page.fill("#live-text", "will it rain tomorrow")
     visit.verdict("weather")
-    assert visit.complaints == []
 
 
 def test_markup_in_names_stays_text(visit: Visit, service: str) -> None:
@@ -299,7 +289,6 @@ def test_markup_in_names_stays_text(visit: Visit, service: str) -> None:
         visit.tab(tab)
     assert page.title() == "hostile · evergrow"
     assert page.locator("main script, main img[src=x]").count() == 0
-    assert visit.complaints == []
 
 
 def test_a_change_by_someone_else_is_seen_and_a_stale_one_is_refused(visit: Visit, service: str) -> None:
@@ -384,7 +373,6 @@ def test_undo_to_any_revision_sets_samples_aside(visit: Visit, service: str) -> 
     visit.expect_samples("c", 4)
     visit.expect_samples("d", 4)
     assert counts(service, "times") == {"a": 6, "b": 6, "c": 4, "d": 4}
-    assert visit.complaints == []
 
 
 def test_redo_brings_back_what_undo_set_aside(visit: Visit, service: str) -> None:
@@ -398,7 +386,6 @@ def test_redo_brings_back_what_undo_set_aside(visit: Visit, service: str) -> Non
     page.locator(".tray").wait_for(state="hidden")
     page.locator("#redo").wait_for(state="hidden")
     assert counts(service, "forward") == {"a": 6, "b": 6, "c": 4}
-    assert visit.complaints == []
 
 
 def test_a_model_is_deleted_after_its_name_was_typed(visit: Visit, service: str) -> None:
@@ -419,7 +406,6 @@ def test_a_model_is_deleted_after_its_name_was_typed(visit: Visit, service: str)
     visit.card("a").wait_for()
     assert page.locator(".tray").is_visible() is False
     assert visit.card("c").count() == 0
-    assert visit.complaints == []
 
 
 def test_thumbnails_follow_a_class_that_someone_else_renamed(visit: Visit, service: str) -> None:

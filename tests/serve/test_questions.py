@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,7 @@ from evergrow.learner.modelfile import commit, open_model
 from evergrow.serve.backbones import Batcher
 from evergrow.serve.requests import Problem
 
-
-def begin_texts(api: Any, name: str = "words") -> None:
-    api.create(name, "texts", backbone="letters")
-    for text, label in (("abba baab aba", "ab"), ("xyz zyx yxz", "xyz")):
-        api.post("teach", {"texts": [text, text[::-1] + "e"], "label": label}, model=name)
+LETTERS = {"ab": "abba baab aba", "xyz": "xyz zyx yxz"}
 
 
 def test_answers_are_those_of_the_learner(api: Any, folder: Path) -> None:
@@ -44,18 +39,16 @@ def test_answers_are_those_of_the_learner(api: Any, folder: Path) -> None:
 
 
 def test_images_and_texts(api: Any) -> None:
-    api.create("pics", "images", backbone="colours")
-    for hue in range(2):
-        api.post("teach", model="pics", data={"label": f"hue {hue}"}, files=files(hue, 3))
+    api.taught_images()
     told = api.post("predict", model="pics", data={"k": "1"}, files=files(0, 1, 5) + files(1, 1, 5)).json()
-    assert [answer["label"] for answer in told["answers"]] == ["hue 0", "hue 1"]
-    begin_texts(api)
+    assert [answer["label"] for answer in told["answers"]] == ["0", "1"]
+    api.taught_texts(LETTERS)
     told = api.post("predict", {"texts": ["zzyyx", "bab"]}, model="words").json()
     assert [answer["label"] for answer in told["answers"]] == ["xyz", "ab"]
 
 
 def test_samples_of_another_kind_are_refused_in_the_words_of_the_request(api: Any) -> None:
-    begin_texts(api)
+    api.taught_texts(LETTERS)
     api.taught(n=2)
     assert "texts must be given" in api.post("predict", model="words", files=files(0, 1)).json()["detail"]
     assert "rows must be given" in api.post("predict", {"texts": ["a"]}).json()["detail"]
@@ -108,8 +101,8 @@ def test_an_image_that_is_none_is_named(api: Any) -> None:
 
 
 def test_models_of_one_backbone_share_it(api: Any) -> None:
-    begin_texts(api, "one")
-    begin_texts(api, "two")
+    for name in ("one", "two"):
+        api.taught_texts(LETTERS, name)
     pool = api.client.app.state.service.pool
     assert len(set(pool._shared.values())) == 1
 
@@ -255,11 +248,3 @@ def test_a_backbone_that_fails_fails_its_requests_only() -> None:
     cancelled.cancel()
     assert batcher.submit(["good"]).result(20).shape == (1, 26)
     batcher.close()
-
-
-def test_many_callers_get_their_own_answers(api: Any) -> None:
-    begin_texts(api)
-    texts = ["aab", "xxz", "bba", "zyx"] * 10
-    with ThreadPoolExecutor(8) as threads:
-        told = list(threads.map(lambda text: api.post("predict", {"texts": [text]}, model="words").json(), texts))
-    assert [answer["answers"][0]["label"] for answer in told] == ["ab", "xyz", "ab", "xyz"] * 10

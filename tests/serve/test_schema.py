@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve.running import Running
+from tests.serve.running import Running, begin
 from tests.serve.samples import rows
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
@@ -71,9 +71,7 @@ def test_requests_made_up_from_the_description(tmp_path: Path) -> None:
     if program is None:
         pytest.skip("needs the package schemathesis")
     with Running(tmp_path / "models", "--rate", "100000") as running, running.client() as client:
-        client.post("/api/v1/models", json={"name": "m", "kind": "features", "options": {"n_units": 20}})
-        for kind in range(2):
-            client.post("/api/v1/models/m/teach", json={"rows": rows(kind, 4), "label": str(kind)})
+        begin(client)
         client.post("/api/v1/models", json={"name": "spare", "kind": "features"})
         document = client.get("/openapi.json").json()
         for path, verbs in document["paths"].items():
@@ -87,19 +85,7 @@ def test_requests_made_up_from_the_description(tmp_path: Path) -> None:
                     content["application/octet-stream"] = content.pop("application/zip")
         described = tmp_path / "openapi.json"
         described.write_text(json.dumps(document))
-        command = [
-            program,
-            "run",
-            str(described),
-            "--url",
-            running.address,
-            "--checks",
-            CHECKS,
-            "-n",
-            "10",
-            "--request-timeout",
-            "120",
-            "--no-color",
-        ]
+        settings = f"--checks {CHECKS} -n 10 --request-timeout 120 --no-color".split()
+        command = [program, "run", str(described), "--url", running.address, *settings]
         done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
         assert done.returncode == 0, done.stdout[-6000:]

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from evergrow.adapt.checkpoint import CheckpointError
     from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adapted_from
-    from evergrow.adapt.loop import TrainingError, TrainLog, train
+    from evergrow.adapt.loop import CheckpointError, TrainingError, TrainLog, train
     from evergrow.adapt.settings import FsaConfig, TrainConfig
 
 _HOMES = {
-    "checkpoint": ("CheckpointError",),
     "fsa": ("Adaptation", "AdaptedBackbone", "adapt", "adapted_from"),
-    "loop": ("TrainLog", "TrainingError", "train"),
+    "loop": ("CheckpointError", "TrainLog", "TrainingError", "train"),
     "settings": ("FsaConfig", "TrainConfig"),
 }
 

@@ -20,7 +20,6 @@ from typing_extensions import Self
 
 from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import (
-    SavedTuner,
     Tuner,
     UnsupportedModelError,
     adapting_tuners,
@@ -28,6 +27,7 @@ from evergrow.adapt.tuners import (
     restore_tuner,
     tuners_of,
 )
+from evergrow.adapt.tuners.base import SavedTuner
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, LabelError, ParameterError, WeightsError
 from evergrow.core.record import NOTHING, Extra, record, require
@@ -212,7 +212,7 @@ class Adaptation:
     >>> backbone = create_backbone("test_vit", weights="random", device="cpu")
     >>> images = Images(np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8))
     >>> adapted = adapt(backbone, images, np.arange(12) % 3, FsaConfig.recipe(tuner="ssf", epochs=1))
-    >>> archive = to_archive(adapted.adaptation())
+    >>> archive = to_archive(adapted.adaptation)
     >>> adapted_from(backbone, from_archive(Adaptation, archive)).spec == adapted.spec
     True
     """
@@ -246,7 +246,7 @@ def adaptation_of(backbone: Backbone) -> Adaptation | None:
 
     Its ``config`` is None: a model that is given such a backbone does not adapt it, nor will it when it is fitted anew.
     """
-    return replace(backbone.adaptation(), config=None) if isinstance(backbone, AdaptedBackbone) else None
+    return replace(backbone.adaptation, config=None) if isinstance(backbone, AdaptedBackbone) else None
 
 
 def adaptation_config(adapt: Any) -> FsaConfig | None:
@@ -308,31 +308,15 @@ def shared_copy(module: nn.Module) -> nn.Module:
     >>> twin.weight.data_ptr() == layer.weight.data_ptr(), twin.weight.requires_grad, layer.weight.requires_grad
     (True, False, True)
     """
-    _require_untuned(module)
+    present = [tuner.name for tuner in tuners_of(module)]
+    if present:
+        raise ParameterError(f"backbone must carry no tuner to be adapted, got {present}: remove or merge it finally")
     memo: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach(), requires_grad=False) for parameter in module.parameters()
     }
     memo |= {id(buffer): buffer.detach() for buffer in module.buffers()}
     twin: nn.Module = copy.deepcopy(module, memo)
     return twin
-
-
-def own_copy(module: nn.Module) -> nn.Module:
-    """Return a copy of a network with numbers of its own, all of them trainable.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-        A network without tuners.
-    """
-    _require_untuned(module)
-    return copy.deepcopy(module).requires_grad_(True)
-
-
-def _require_untuned(module: nn.Module) -> None:
-    present = [tuner.name for tuner in tuners_of(module)]
-    if present:
-        raise ParameterError(f"backbone must carry no tuner to be adapted, got {present}: remove or merge it finally")
 
 
 class AdaptedBackbone(ImageBackbone):
@@ -349,10 +333,10 @@ class AdaptedBackbone(ImageBackbone):
         On ``module``; frozen here.
     module : torch.nn.Module
         The copy of the base's network that the tuner sits on.
+    adaptation : Adaptation
+        The tuner apart from the network; :func:`adapted_from` puts it on the backbone again.
     log : TrainLog, optional
-        How the tuner was trained.
-    config : FsaConfig, optional
-        How it was to be trained.
+        How the tuner was trained, where it was just now.
 
     Attributes
     ----------
@@ -367,14 +351,11 @@ class AdaptedBackbone(ImageBackbone):
         base: ImageBackbone,
         tuner: Tuner,
         module: nn.Module,
+        adaptation: Adaptation,
         log: TrainLog | None = None,
-        config: FsaConfig | None = None,
     ) -> None:
-        self.base_spec = base.spec
-        self.tuner = tuner.freeze().eval()
-        self.log = log
-        self.config = config
-        self._restored: Adaptation | None = None
+        self.base_spec, self.adaptation, self.log = base.spec, adaptation, log
+        self.tuner = tuner.requires_grad_(False).eval()
         super().__init__(module.eval(), _adapted_spec(base.spec, tuner), next(tuner.parameters()).device)
 
     def to(self, device: str | torch.device) -> Self:
@@ -383,20 +364,9 @@ class AdaptedBackbone(ImageBackbone):
         self.tuner.to(self.device)
         return self
 
-    def adaptation(self) -> Adaptation:
-        """Return the tuner apart from the network; :func:`adapted_from` puts it on the backbone again."""
-        if self._restored is not None:
-            return self._restored
-        training = None
-        if self.log is not None:
-            losses = self.log.losses
-            training = Training(len(losses), self.log.samples, self.log.seconds, losses[0], losses[-1])
-        config = None if self.config is None else self.config.to_dict()
-        return Adaptation(self.base_spec, self.tuner.saved(), config, training)
-
 
 def adapted_from(backbone: ImageBackbone, adaptation: Adaptation) -> AdaptedBackbone:
-    """Put a tuner that :meth:`AdaptedBackbone.adaptation` gave on its backbone again.
+    """Put a tuner, which an :class:`AdaptedBackbone` holds as its ``adaptation``, on its backbone again.
 
     Parameters
     ----------
@@ -415,14 +385,11 @@ def adapted_from(backbone: ImageBackbone, adaptation: Adaptation) -> AdaptedBack
     base = adaptation.base.weights_hash
     if backbone.spec.weights_hash != base:
         raise WeightsError(
-            f"backbone must be the one that the tuner was trained on (hash {base}), got "
-            f"{backbone.spec.name} with hash "
-            f"{backbone.spec.weights_hash}"
+            f"backbone must be the one that the tuner was trained on (hash {base}), got {backbone.spec.name} with "
+            f"hash {backbone.spec.weights_hash}"
         )
     module = shared_copy(backbone.module)
-    made = AdaptedBackbone(backbone, restore_tuner(adaptation.tuner, module), module)
-    made._restored = adaptation
-    return made
+    return AdaptedBackbone(backbone, restore_tuner(adaptation.tuner, module), module, adaptation)
 
 
 def _adapted_spec(spec: BackboneSpec, tuner: Tuner) -> BackboneSpec:
@@ -528,7 +495,9 @@ def adapt(
         identity={"backbone": backbone.spec.weights_hash, "adaptation": decisive},
         progress=progress,
     )
-    return AdaptedBackbone(backbone, tuner, module, log, config)
+    training = Training(len(log.losses), log.samples, log.seconds, log.losses[0], log.losses[-1])
+    adaptation = Adaptation(backbone.spec, tuner.saved(), config.to_dict(), training)
+    return AdaptedBackbone(backbone, tuner, module, adaptation, log)
 
 
 def check_adaptable(backbone: ImageBackbone, config: FsaConfig) -> None:

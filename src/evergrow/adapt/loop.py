@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -19,12 +20,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from evergrow.adapt.checkpoint import Progress, TrainState, read_checkpoint, write_checkpoint
-from evergrow.adapt.settings import OPTIMIZERS, Precision, TrainConfig, TrainPrecision
-from evergrow.adapt.training_images import TrainingImages, TrainingSeed
+from evergrow.adapt.settings import OPTIMIZERS, Precision, TrainConfig
+from evergrow.adapt.training_images import TrainingImages
 from evergrow.core.devices import synchronize
-from evergrow.core.errors import NumericalError, ParameterError
+from evergrow.core.errors import EvergrowError, NumericalError, ParameterError
 from evergrow.core.progress import Meter, meter
+from evergrow.core.record import Spec, read_record, record, require, write_record
 from evergrow.core.seeding import derive_seed
 from evergrow.data.items import Items
 from evergrow.features.preprocess import Preprocessing
@@ -41,6 +42,10 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 class TrainingError(NumericalError):
     """Training left the finite numbers, even in float32; the message says when."""
+
+
+class CheckpointError(EvergrowError, ValueError):
+    """A checkpoint belongs to another training than the one that wants to go on from it."""
 
 
 @dataclass(frozen=True)
@@ -155,70 +160,183 @@ def train(
     >>> log.losses[-1] < log.losses[0], log.steps
     (True, 9)
     """
-    groups = _groups(parameters, config)
-    device = groups[0]["params"][0].device
-    precision = _precision(config.precision, device)
+    given: list[Any] = list(parameters)
+    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+    trained = [
+        {"lr": config.lr, **group, "params": [p for p in group["params"] if p.requires_grad]} for group in groups
+    ]
+    trained = [group for group in trained if group["params"]]
+    if not trained:
+        raise ParameterError("parameters must hold at least one that requires gradients, got none")
+    device = trained[0]["params"][0].device
     images = TrainingImages(
-        items, codes, config, preprocessing=preprocessing, seeds=TrainingSeed(seed, purpose), device=device
+        items, codes, config, preprocessing=preprocessing, seed=seed, purpose=purpose, device=device
     )
-    run = _Run(model, groups, images, config, loss or cross_entropy, precision)
+    run = _Run(model, trained, images, config, loss or cross_entropy)
     if checkpoint is None:
         return run.go(None, {}, progress)
     path = Path(checkpoint)
     if not path.parent.is_dir():  # said before training, not after the first epoch
         raise ParameterError(f"checkpoint must be a file in a folder that exists, got {path}")
-    whole = _identity(run, items, codes, seed, purpose, preprocessing) | dict(identity or {})
-    return run.go(path, whole, progress)
-
-
-def _groups(parameters: Parameters, config: TrainConfig) -> list[dict[str, Any]]:
-    """Return parameter groups with a learning rate each, without frozen parameters."""
-    given: list[Any] = list(parameters)
-    groups = given if given and isinstance(given[0], dict) else [{"params": given}]
-    kept = []
-    for group in groups:
-        trained = [parameter for parameter in group["params"] if parameter.requires_grad]
-        if trained:
-            kept.append({"lr": config.lr, **group, "params": trained})
-    if not kept:
-        raise ParameterError("parameters must hold at least one that requires gradients, got none")
-    return kept
-
-
-def _precision(wanted: TrainPrecision, device: torch.device) -> Precision:
-    """Return the arithmetic to begin with."""
-    if wanted == "auto":
-        if device.type != "cuda":
-            return "float32"
-        return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"  # Ampere and later
-    if wanted == "float16" and device.type != "cuda":
-        raise ParameterError(f"precision must not be 'float16' on {device.type}, got it: only CUDA devices train in it")
-    return wanted
-
-
-def _identity(
-    run: _Run,
-    items: Items,
-    codes: NDArray[np.int64],
-    seed: int,
-    purpose: tuple[str | int, ...],
-    preprocessing: Preprocessing,
-) -> dict[str, Any]:
-    """Return all that decides the result, in plain values."""
-    settings = run.config.to_dict()
-    del settings["workers"]
-    labels = hashlib.blake2b(np.ascontiguousarray(codes, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
-    shapes = [[list(parameter.shape) for parameter in group["params"]] for group in run.groups]
-    return {
+    settings = config.to_dict()
+    del settings["workers"]  # which decides nothing
+    shapes = [[list(parameter.shape) for parameter in group["params"]] for group in trained]
+    labels = np.ascontiguousarray(codes, dtype=np.int64).tobytes()
+    whole = {
         **settings,
         "images": items.identity(),
-        "labels": labels,
+        "labels": hashlib.blake2b(labels, digest_size=16).hexdigest(),
         "seed": seed,
         "purpose": list(purpose),
         "preprocessing": preprocessing.to_dict(),
         "shapes": hashlib.blake2b(repr(shapes).encode(), digest_size=8).hexdigest(),
         "groups": run.stated,
+        **(identity or {}),
     }
+    return run.go(path, whole, progress)
+
+
+# -- checkpoints ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Progress:
+    """How far a training has come.
+
+    Parameters
+    ----------
+    epoch : int
+        Epochs that are done.
+    losses : list of float
+        Mean loss of each.
+    seconds : float
+        Time they took.
+    precision : str
+        Arithmetic of the passes; float32 from the epoch on in which another one failed.
+    scaler : dict
+        State of the loss scaling of float16.
+    """
+
+    epoch: int
+    losses: list[float]
+    seconds: float
+    precision: Precision
+    scaler: dict[str, int | float] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise where a file contradicts itself."""
+        require(len(self.losses) == self.epoch, f"{self.epoch} epochs have {len(self.losses)} losses")
+        numbers = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
+        require(set(self.scaler) in (set(), numbers), "the loss scaling is not known")
+        require(all(value >= 0 for value in self.scaler.values()), "the loss scaling has a negative number")
+
+
+@record("checkpoint")
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a file holds of a training: all that decides its result, how far it has come, and its numbers."""
+
+    identity: dict[str, Any]
+    progress: Progress
+    tensors: dict[str, Annotated[Tensor, Spec(dtype=None)]]
+
+
+class TrainState:
+    """The numbers that training changes: parameters, and the optimizer's memory of them.
+
+    Parameters
+    ----------
+    parameters : sequence of torch.nn.Parameter
+        In an order that is the same in every run.
+    optimizer : torch.optim.Optimizer
+        Of these parameters.
+    memory : tuple of str
+        Tensors that the optimizer remembers of every parameter.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, memory: tuple[str, ...]
+    ) -> None:
+        self.parameters, self.optimizer, self.memory = list(parameters), optimizer, memory
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return a copy of everything by name."""
+        found = {f"parameter.{i}": parameter.detach().clone() for i, parameter in enumerate(self.parameters)}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            for name, value in state.items():
+                if isinstance(value, Tensor):  # momentum is None before the first step
+                    found[f"optimizer.{index}.{name}"] = value.detach().clone()
+        return found
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over tensors that :meth:`tensors` returned."""
+        remembered: dict[int, dict[str, Tensor]] = {}
+        with torch.no_grad():
+            for name, value in tensors.items():
+                kind, index, *what = name.split(".", 2)
+                if kind == "parameter":
+                    self.parameters[int(index)].copy_(value)
+                else:
+                    remembered.setdefault(int(index), {})[what[0]] = value.clone()
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": remembered, "param_groups": groups})
+
+    def write(self, path: Path, progress: Progress, identity: Mapping[str, Any]) -> None:
+        """Write a checkpoint, in one step.
+
+        Parameters
+        ----------
+        path : Path
+            The file; its folder must exist.
+        progress : Progress
+            How far it is.
+        identity : mapping
+            All that decides the result; a training with another identity cannot go on from the file.
+        """
+        write_record(path, Checkpoint(dict(identity), progress, self.tensors()))
+
+    def read(self, path: Path, identity: Mapping[str, Any]) -> Progress | None:
+        """Take over the numbers in a checkpoint and return how far it is; None if there is no file.
+
+        Raises
+        ------
+        CheckpointError
+            If it belongs to another training; the message says in what they differ. Nothing is changed then.
+        FileFormatError
+            If the file is no whole checkpoint. Nothing is changed then.
+        """
+        try:
+            found = read_record(Checkpoint, path)
+        except FileNotFoundError:
+            return None
+        there, here = found.identity, json.loads(json.dumps(dict(identity)))
+        names = sorted({*there, *here})
+        differing = [key for key in names if there.get(key) != here.get(key)]
+        if differing:
+            shown = "; ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing[:3])
+            raise CheckpointError(
+                f"checkpoint must be of the same training, but {path} differs in {len(differing)} of "
+                f"{len(names)} points: {shown}; go on with the old settings, or remove the file"
+            )
+        self._check(found.tensors)
+        self.restore(found.tensors)
+        return found.progress
+
+    def _check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise :class:`FileFormatError` unless :meth:`tensors` could have given these."""
+        expected: dict[str, tuple[Any, torch.dtype]] = {}
+        for i, parameter in enumerate(self.parameters):
+            expected[f"parameter.{i}"] = (parameter.shape, parameter.dtype)
+            if any(name.startswith(f"optimizer.{i}.") for name in tensors):  # nothing before the first step
+                for name in self.memory:
+                    like = (torch.Size(()), torch.float32) if name == "step" else (parameter.shape, parameter.dtype)
+                    expected[f"optimizer.{i}.{name}"] = like
+        found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        wrong = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+        require(not wrong, f"{len(wrong)} tensors are not those of this network, the first is {wrong[:1]}")
+
+
+# -- the loop -------------------------------------------------------------------------------------------------
 
 
 class _Run:
@@ -231,28 +349,43 @@ class _Run:
         images: TrainingImages,
         config: TrainConfig,
         loss: Loss,
-        precision: Precision,
     ) -> None:
-        self.model, self.groups, self.images = model, groups, images
-        self.config, self.loss = config, loss
+        self.model, self.images, self.config, self.loss = model, images, config, loss
         # Before an optimizer adds its own to them, which are others in another version of PyTorch.
         self.stated = [{key: value for key, value in group.items() if key != "params"} for group in groups]
         parameters = [parameter for group in groups for parameter in group["params"]]
         self.device = parameters[0].device
+        self.progress = Progress(0, [], 0.0, self._precision())
         self.rates = [float(group["lr"]) for group in groups]
-        kind = OPTIMIZERS[config.optimizer]
         # Fused steps look at float16's overflow on the GPU, where others make the CPU wait for it in every step.
-        self.optimizer = kind.make(groups, config, self.device.type == "cuda")
-        self.state = TrainState(parameters, self.optimizer, kind)
-        self.progress = Progress(0, [], 0.0, precision)
+        self.optimizer = config.make_optimizer(groups, fused=self.device.type == "cuda")
+        self.state = TrainState(parameters, self.optimizer, OPTIMIZERS[config.optimizer])
         self.scaler = self._new_scaler()
+
+    def _precision(self) -> Precision:
+        """Return the arithmetic to begin with."""
+        if self.config.precision == "auto":
+            if self.device.type != "cuda":
+                return "float32"
+            ampere = torch.cuda.get_device_capability(self.device) >= (8, 0)
+            return "bfloat16" if ampere else "float16"
+        if self.config.precision == "float16" and self.device.type != "cuda":
+            raise ParameterError(
+                f"precision must not be 'float16' on {self.device.type}, got it: only CUDA devices train in it"
+            )
+        return self.config.precision
 
     def _new_scaler(self) -> torch.amp.GradScaler:
         return torch.amp.GradScaler(self.device.type, enabled=self.progress.precision == "float16")
 
     def go(self, checkpoint: Path | None, identity: dict[str, Any], show: bool) -> TrainLog:
         """Run all epochs that are not done yet."""
-        self._resume(checkpoint, identity)
+        found = None if checkpoint is None else self.state.read(checkpoint, identity)
+        if found is not None:
+            self.progress, self.scaler = found, self._new_scaler()
+            if found.scaler:
+                self.scaler.load_state_dict(found.scaler)
+            _LOG.info("training goes on after epoch %d of %d", found.epoch, self.config.epochs)
         resumed, steps = self.progress.epoch, self.images.steps
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -266,7 +399,7 @@ class _Run:
             for epoch in range(resumed, self.config.epochs):
                 self._epoch(epoch, tick)
                 if checkpoint is not None:
-                    write_checkpoint(checkpoint, self.state, self.progress, identity)
+                    self.state.write(checkpoint, self.progress, identity)
         now = self.progress
         return TrainLog(
             losses=tuple(now.losses),
@@ -277,16 +410,6 @@ class _Run:
             resumed_epochs=resumed,
             peak_memory_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0,
         )
-
-    def _resume(self, checkpoint: Path | None, identity: dict[str, Any]) -> None:
-        found = None if checkpoint is None else read_checkpoint(checkpoint, self.state, identity)
-        if found is None:
-            return
-        self.progress = found
-        self.scaler = self._new_scaler()
-        if found.scaler:
-            self.scaler.load_state_dict(found.scaler)
-        _LOG.info("training goes on after epoch %d of %d", found.epoch, self.config.epochs)
 
     def _epoch(self, epoch: int, tick: Meter) -> None:
         """Run one epoch, once more in float32 if it left the finite numbers in another precision."""
@@ -317,7 +440,12 @@ class _Run:
         """Go through the images once and return the mean loss; None as soon as something is seen not to be finite."""
         for group, rate in zip(self.optimizer.param_groups, self.rates):
             group["lr"] = rate * self.config.factor(epoch)
-        self._seed_dropout(epoch)
+        # Dropout draws from the global stream, which is named after the epoch; the caller's is kept aside.
+        seed = derive_seed(self.images.seed, "train", *self.images.purpose, "dropout", epoch)
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                torch.cuda.manual_seed(seed)
         total, done = torch.zeros((), dtype=torch.float64, device=self.device), epoch * self.images.steps
         note = f"loss {self.progress.losses[-1]:.3f}" if self.progress.losses else ""
         for step, (images, codes) in enumerate(self.images.epoch(epoch)):
@@ -340,15 +468,6 @@ class _Run:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return value.detach()
-
-    def _seed_dropout(self, epoch: int) -> None:
-        """Name the global stream, which is what dropout draws from, after the epoch; the caller's is kept aside."""
-        seeds = self.images.seeds
-        seed = derive_seed(seeds.seed, "train", *seeds.purpose, "dropout", epoch)
-        torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda":
-            with torch.cuda.device(self.device):
-                torch.cuda.manual_seed(seed)
 
 
 @contextmanager

@@ -23,43 +23,8 @@ from evergrow.core.validation import (
     with_changes,
 )
 
-Groups = list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class OptimizerKind:
-    """One kind of optimizer.
-
-    Parameters
-    ----------
-    make : callable
-        From parameter groups, the settings and whether to fuse its steps on a GPU to the optimizer.
-    memory : tuple of str
-        Tensors that it remembers of every parameter, each of the parameter's shape, for checkpoints.
-    counts : bool
-        Whether it counts its steps, too, in a tensor ``step`` of one number.
-    """
-
-    make: Callable[[Groups, TrainConfig, bool], torch.optim.Optimizer]
-    memory: tuple[str, ...]
-    counts: bool = False
-
-
-def _sgd(groups: Groups, config: TrainConfig, fused: bool) -> torch.optim.Optimizer:
-    return torch.optim.SGD(
-        groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=fused
-    )
-
-
-def _adam(groups: Groups, config: TrainConfig, fused: bool) -> torch.optim.Optimizer:
-    return torch.optim.Adam(groups, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
-
-
-OPTIMIZERS = {
-    "sgd": OptimizerKind(_sgd, ("momentum_buffer",)),
-    "adam": OptimizerKind(_adam, ("exp_avg", "exp_avg_sq"), counts=True),
-}
-"""Every optimizer that a network can be trained with."""
+OPTIMIZERS = {"sgd": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq", "step")}
+"""Every optimizer that a network can be trained with, and the tensors that it remembers of every parameter."""
 
 SCHEDULES: dict[str, Callable[[TrainConfig, int], float]] = {
     "cosine": lambda config, epoch: 0.5 * (1.0 + math.cos(math.pi * epoch / config.epochs)),
@@ -145,27 +110,20 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         lists_to_tuples(self)
-        check_number("epochs", self.epochs, low=1, integer=True)
-        check_number("batch_size", self.batch_size, low=1, integer=True)
-        check_number("lr", self.lr, low=0, low_open=True)
-        if self.head_lr is not None:
-            check_number("head_lr", self.head_lr, low=0, low_open=True)
+        for name in ("epochs", "batch_size"):
+            check_number(name, getattr(self, name), low=1, integer=True)
+        for name in ("lr", "head_lr", "gamma"):
+            if name != "head_lr" or self.head_lr is not None:
+                check_number(name, getattr(self, name), low=0, low_open=True)
         check_number("momentum", self.momentum, low=0, high=1, high_open=True)
         check_number("weight_decay", self.weight_decay, low=0)
-        check_number("gamma", self.gamma, low=0, low_open=True)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("precision", self.precision, get_args(TrainPrecision))
         check_choice("interpolation", self.interpolation, get_args(CropFilter))
-        self._check_lists()
-        if self.workers != "auto":
-            check_number("workers", self.workers, low=0, integer=True)
-
-    def _check_lists(self) -> None:
-        whole = isinstance(self.milestones, tuple) and all(
-            isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in self.milestones
-        )
-        if not whole:
+        if not isinstance(self.milestones, tuple) or not all(
+            type(mark) is int and mark >= 0 for mark in self.milestones
+        ):
             raise ParameterError(f"milestones must be epochs from 0 up, got {self.milestones!r}")
         if not isinstance(self.augment, bool):
             raise ParameterError(f"augment must be True or False, got {self.augment!r}")
@@ -175,6 +133,8 @@ class TrainConfig:
             check_number("crop_scale", value, low=0, high=1, low_open=True)
         if self.crop_scale[0] > self.crop_scale[1]:
             raise ParameterError(f"crop_scale must be a low and a high share, got {self.crop_scale!r}")
+        if self.workers != "auto":
+            check_number("workers", self.workers, low=0, integer=True)
 
     def rate(self, epoch: int) -> float:
         """Return the factor on all learning rates in an epoch, counted from 0, times ``lr``."""
@@ -194,6 +154,13 @@ class TrainConfig:
         """
         rate = self.lr if self.head_lr is None else self.head_lr
         return [{"params": list(body), "lr": self.lr}, {"params": list(head), "lr": rate}]
+
+    def make_optimizer(self, groups: list[dict[str, Any]], *, fused: bool) -> torch.optim.Optimizer:
+        """Return the optimizer of parameter groups; ``fused`` is whether it takes its steps in one piece on a GPU."""
+        common: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused}
+        if self.optimizer == "adam":
+            return torch.optim.Adam(groups, **common)
+        return torch.optim.SGD(groups, momentum=self.momentum, **common)
 
     def changed(self, **changes: Any) -> Self:
         """Return the settings with some of them changed; an unknown name is an error that names the nearest."""

@@ -6,8 +6,9 @@ Images in memory are augmented in batches where the network is; files are decode
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from evergrow.core.seeding import generator
 from evergrow.data.items import Images, Items
 from evergrow.features.images import decode_image
 from evergrow.features.loader import choose_workers, loaded_batches
-from evergrow.features.preprocess import Interpolation, Preprocessing, resampling, to_tensor
+from evergrow.features.preprocess import Interpolation, Preprocessing, to_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -81,14 +82,14 @@ class TrainTransform:
         generator : torch.Generator
             Where all randomness comes from.
         """
+        from PIL.Image import Resampling, Transpose
+
         top, left, height, width = self._box(image, generator)
         image = image.crop((left, top, left + width, top + height))
-        image = image.resize(self.evaluation.size[::-1], resampling(self.interpolation))
+        image = image.resize(self.evaluation.size[::-1], Resampling[self.interpolation.upper()])
         if float(torch.rand(1, generator=generator)) < FLIP:
-            from PIL.Image import Transpose
-
             image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
-        return to_tensor(image, self.evaluation.mean, self.evaluation.std)
+        return self.evaluation.normalised(to_bytes(image).contiguous())
 
     def _box(self, image: Image, generator: torch.Generator) -> Box:
         """Return a box: area uniform in ``scale``, log-proportions uniform in :data:`RATIO`.
@@ -233,26 +234,6 @@ def _cubic(distance: Tensor) -> Tensor:
     return torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
 
 
-@dataclass(frozen=True)
-class TrainingSeed:
-    """A named source of randomness; the batches of an epoch depend on nothing else.
-
-    Parameters
-    ----------
-    seed : int
-        The user's seed.
-    purpose : tuple of str or int
-        What is trained, for example ``("ease", 3)``.
-    """
-
-    seed: int
-    purpose: tuple[str | int, ...] = ()
-
-    def generator(self, *what: str | int) -> torch.Generator:
-        """Return the generator of one use."""
-        return generator(self.seed, "train", *self.purpose, *what)
-
-
 class TrainingImages:
     """Labelled images that can be gone through any number of times.
 
@@ -269,8 +250,10 @@ class TrainingImages:
         Batch size, augmentation, workers.
     preprocessing : Preprocessing
         What the backbone sees when it is evaluated.
-    seeds : TrainingSeed
-        Where order and augmentation come from.
+    seed : int
+        The user's seed. Order and augmentation of an epoch come from generators named after it and the purpose.
+    purpose : tuple of str or int
+        What is trained, for example ``("ease", 3)``.
     device : torch.device
         Where the network is.
 
@@ -287,7 +270,8 @@ class TrainingImages:
         config: TrainConfig,
         *,
         preprocessing: Preprocessing,
-        seeds: TrainingSeed,
+        seed: int,
+        purpose: tuple[str | int, ...] = (),
         device: torch.device,
     ) -> None:
         if items.kind != "image":
@@ -296,7 +280,8 @@ class TrainingImages:
             raise InputError(
                 f"items must be at least one image and as many as codes, got {len(items)} and {len(codes)}"
             )
-        self.seeds = seeds
+        self.seed, self.purpose = seed, purpose
+        self._stream = partial(generator, seed, "train", *purpose)
         self._items, self._config, self._device, self._evaluation = items, config, device, preprocessing
         self._codes = torch.from_numpy(np.array(codes, dtype=np.int64)).to(device)
         self._augment: TrainTransform | None = None
@@ -326,7 +311,7 @@ class TrainingImages:
         number : int
             The epoch, from 0. The same number gives the same batches, whatever came before.
         """
-        order = torch.randperm(len(self), generator=self.seeds.generator("order", number))
+        order = torch.randperm(len(self), generator=self._stream("order", number))
         # Sent to the device once: in every step it would make the CPU wait for a GPU.
         there = order.to(self._device)
         codes = torch.split(self._codes[there], self._config.batch_size)
@@ -337,7 +322,7 @@ class TrainingImages:
         """Yield crops of the images in memory; their order is given on the CPU and on the device."""
         assert self._pixels is not None
         height, width = self._pixels.shape[1:3]
-        draws = self.seeds.generator("augment", epoch)
+        draws = self._stream("augment", epoch)
         boxes, flips = draw_crops(self._config.crop_scale, len(self), height, width, draws)
         boxes, flips = boxes.to(self._device), flips.to(self._device)
         for here, rows in zip(*(torch.split(rows, self._config.batch_size) for rows in (order, there))):
@@ -355,8 +340,10 @@ class TrainingImages:
         height, width = self._evaluation.size
         batch_bytes = self._config.batch_size * 12 * height * width
         workers = choose_workers(self._config.workers, len(batches), self._device, batch_bytes)
-        reader = _AugmentedImages(self._items, self._augment or self._evaluation, self.seeds, epoch)
-        draws = self.seeds.generator("workers", epoch)
+        reader = _AugmentedImages(
+            self._items, self._augment or self._evaluation, partial(self._stream, "augment", epoch)
+        )
+        draws = self._stream("workers", epoch)
         with loaded_batches(reader, batches, workers=workers, device=self._device, draws=draws) as loaded:
             for images in loaded:
                 yield images.to(self._device, non_blocking=True)
@@ -366,9 +353,12 @@ class _AugmentedImages(Dataset[Tensor]):
     """Batches by their rows; every image has a generator of its own, so no worker decides what it looks like."""
 
     def __init__(
-        self, items: Items, transform: TrainTransform | Preprocessing, seeds: TrainingSeed, epoch: int
+        self,
+        items: Items,
+        transform: TrainTransform | Preprocessing,
+        stream: Callable[[int], torch.Generator],
     ) -> None:
-        self._items, self._transform, self._seeds, self._epoch = items, transform, seeds, epoch
+        self._items, self._transform, self._stream = items, transform, stream
 
     def __getitems__(self, rows: list[int]) -> Tensor:
         return torch.stack([self._image(row, *item) for row, item in zip(rows, self._items.batch(rows), strict=True)])
@@ -378,5 +368,5 @@ class _AugmentedImages(Dataset[Tensor]):
             raise source
         image = decode_image(source, name=name)
         if isinstance(self._transform, TrainTransform):
-            return self._transform(image, self._seeds.generator("augment", self._epoch, row))
+            return self._transform(image, self._stream(row))
         return self._transform(image)

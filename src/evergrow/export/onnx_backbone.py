@@ -28,9 +28,9 @@ from evergrow.export.onnx_graph import ExportError
 from evergrow.features import encode_batch
 from evergrow.features.backbones import ImageBackbone
 from evergrow.features.base import Backbone
-from evergrow.features.depths import DepthReader, HiddenStates, default_prompt, tokens_of
+from evergrow.features.depths import read_depths
 from evergrow.features.recipes import Block, parse_blocks
-from evergrow.features.text import TextBackbone
+from evergrow.features.text import TextBackbone, default_prompt, read_hidden_states, tokens_of
 
 FEATURES = "features"
 PIXELS = "pixels"
@@ -84,7 +84,7 @@ class PixelModule(nn.Module):
         images = pixels.to(torch.float32) / 255
         if self.normalizes:
             images = (images - self.mean) / self.std
-        blocks = DepthReader(self.module, self._blocks)(images) if self._blocks else [self.module(images)]
+        blocks = read_depths(self.module, self._blocks, images) if self._blocks else [self.module(images)]
         return join_equally(blocks).to(torch.float32)
 
 
@@ -137,7 +137,7 @@ class TokenModule(nn.Module):
         tokens = {"input_ids": input_ids, "attention_mask": attention_mask}
         if token_type_ids is not None:
             tokens["token_type_ids"] = token_type_ids
-        return join_equally(HiddenStates(self.encoder, self._blocks).of_tokens(tokens))
+        return join_equally(read_hidden_states(self.encoder, self._blocks, tokens))
 
 
 def own_copy(module: nn.Module) -> nn.Module:

@@ -1,50 +1,23 @@
 """Frozen backbones: load one, run it unchanged over images or texts, keep the features."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from evergrow.core.lazy import lazy_names
+from evergrow.features.backbones import ImageBackbone, backbone_from_spec, create_backbone
 from evergrow.features.base import Backbone, BackboneSpec
-
-if TYPE_CHECKING:
-    from evergrow.features.backbones import ImageBackbone, backbone_from_spec, create_backbone
-    from evergrow.features.cache import FeatureCache
-    from evergrow.features.encoding import EncodeConfig, Features, encode, encode_batch, encode_chunks
-    from evergrow.features.feature_sets import featurize
-    from evergrow.features.images import decode_image
-    from evergrow.features.preprocess import PRESETS, Preprocessing
-    from evergrow.features.recipes import RECIPES, FeatureRecipe
-    from evergrow.features.sources import (
-        BackboneChoice,
-        BackboneInfo,
-        WeightSource,
-        best_backbone,
-        list_backbones,
-        register_weight_source,
-    )
-    from evergrow.features.text import TextBackbone
-    from evergrow.features.weights import hash_weights, load_weights, read_weights
-
-_HOMES = {
-    "backbones": ("ImageBackbone", "backbone_from_spec", "create_backbone"),
-    "cache": ("FeatureCache",),
-    "encoding": ("EncodeConfig", "Features", "encode", "encode_batch", "encode_chunks"),
-    "feature_sets": ("featurize",),
-    "images": ("decode_image",),
-    "preprocess": ("PRESETS", "Preprocessing"),
-    "recipes": ("RECIPES", "FeatureRecipe"),
-    "sources": (
-        "BackboneChoice",
-        "BackboneInfo",
-        "WeightSource",
-        "best_backbone",
-        "list_backbones",
-        "register_weight_source",
-    ),
-    "text": ("TextBackbone",),
-    "weights": ("hash_weights", "load_weights", "read_weights"),
-}
+from evergrow.features.cache import FeatureCache
+from evergrow.features.encoding import EncodeConfig, Features, encode, encode_batch, encode_chunks
+from evergrow.features.feature_sets import featurize
+from evergrow.features.images import decode_image
+from evergrow.features.preprocess import PRESETS, Preprocessing
+from evergrow.features.recipes import RECIPES, FeatureRecipe
+from evergrow.features.sources import (
+    BackboneChoice,
+    BackboneInfo,
+    WeightSource,
+    best_backbone,
+    list_backbones,
+    register_weight_source,
+)
+from evergrow.features.text import TextBackbone
+from evergrow.features.weights import hash_weights, load_weights, read_weights
 
 __all__ = [
     "PRESETS",
@@ -75,7 +48,3 @@ __all__ = [
     "read_weights",
     "register_weight_source",
 ]
-
-__getattr__, __dir__ = lazy_names(
-    __name__, {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
-)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,15 @@ from typing_extensions import Self
 from evergrow.core.devices import resolve_device
 from evergrow.core.errors import FileFormatError, InputError, ParameterError, UnknownNameError, WeightsError
 from evergrow.core.registry import nearest
-from evergrow.core.seeding import derive_seed, generator
+from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.depths import DepthReader, depth_names, has_class_token
+from evergrow.features.depths import depth_names, has_class_token, read_depths
 from evergrow.features.preprocess import PRESETS, Preprocessing
-from evergrow.features.recipes import FINAL, Block, NetworkShape, Read, check_recipe, parse_blocks, resolve_recipe
-from evergrow.features.sources import FILE_NAMES, PREFIX, SHORT_NAMES, WEIGHT_SOURCES, WantedWeights, locate
-from evergrow.features.weights import SUFFIXES, hash_weights, load_weights, read_weights
+from evergrow.features.recipes import FINAL, Block, FeatureRecipe, check_recipe, parse_blocks, resolve_recipe
+from evergrow.features.sources import FILE_NAMES, PREFIX, SHORT_NAMES, WantedWeights, locate
+from evergrow.features.text import text_backbone
+from evergrow.features.weights import hash_weights, load_weights, read_weights, seeded_init
 
 LARGEST_OPTION = 4096
 """Largest number that an option of an architecture may have in a file: more than the sides of any image it takes."""
@@ -96,24 +96,39 @@ def create_backbone(
     """
     check_recipe(recipe)  # before a network is loaded
     target = resolve_device(device)
-    made: Backbone
     if isinstance(name, nn.Module):
         if weights is not None or model_options:
             raise ParameterError("weights and model options must be left out for a module, which has its own")
-        preprocessing, preset_name = choose_preprocessing(preset, name, None)
-        made = ImageBackbone(name, describe(name, preprocessing, name=type(name).__name__, preset=preset_name), target)
+        module, title, origin = name, type(name).__name__, "module"
+        options: dict[str, Any] = {}
     elif not isinstance(name, str) or not name:
         raise ParameterError(f"backbone must be a name or a torch module, got {name!r}")
+    elif is_text_name(name):
+        check_choice("preset of a text backbone", preset, ("timm", ""))
+        return text_backbone(name, weights, device=target, options=model_options).with_recipe(recipe)
     else:
-        _check_weights(weights)
-        if is_text_name(name):
-            from evergrow.features.text import text_backbone
-
-            check_choice("preset of a text backbone", preset, ("timm", ""))
-            made = text_backbone(name, weights, device=target, options=model_options)
-        else:
-            made = timm_backbone(name, weights, preset, device=target, seed=seed, options=model_options)
-    return made.with_recipe(recipe)
+        title, (module, origin, options) = name, _load_timm(name, weights, seed, model_options)
+    if isinstance(preset, Preprocessing):
+        preset_name, preprocessing = "custom", preset
+    else:
+        check_choice("preset", preset, PRESETS)
+        preset_name, preprocessing = preset, PRESETS[preset](_own_preprocessing(module, options.get("img_size")))
+    # The width of its features is seen by running it once.
+    parameter = next(module.parameters(), None)
+    blank = torch.zeros(1, 3, *preprocessing.size, device=parameter.device if parameter is not None else "cpu")
+    try:
+        (features,) = _read(module, [Block(FINAL, FINAL)], blank)
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise ParameterError(f"module must take images of shape {tuple(blank.shape)}, but {title}: {error}") from error
+    if features.ndim != 2:
+        raise ParameterError(
+            f"module must return one vector per image, got shape {tuple(features.shape)} from {title}: pool it first"
+        )
+    width, weights_hash, settings = features.shape[1], hash_weights(module), preprocessing.to_dict()
+    spec = BackboneSpec(title, "image", width, origin, weights_hash, preset_name, settings, options)
+    return ImageBackbone(module, spec, target).with_recipe(recipe)
 
 
 def is_text_name(name: str) -> bool:
@@ -150,23 +165,23 @@ def backbone_from_spec(
     >>> backbone_from_spec(backbone.spec, device="cpu").spec == backbone.spec
     True
     """
-    options = dict(spec.options)
-    seed = options.pop("seed", 0)
     preset = Preprocessing.from_dict(spec.preprocessing) if spec.kind == "image" else "timm"
     if isinstance(weights, nn.Module):
         backbone = create_backbone(weights, preset=preset, device=device)
     elif spec.weights == "module":
         raise WeightsError(f"weights must be the module that the backbone {spec.name} was made from, got {weights!r}")
     else:
-        source = spec.weights.removeprefix("file:") if weights is None else weights
-        if weights is None and spec.weights.startswith("file:") and not Path(source).exists():
-            raise WeightsError(
-                f"weights of {spec.name} must be where they were when it was saved, but {source} does not exist: "
-                f"give weights='/path/to/file'"
-            )
+        if weights is None:
+            weights = spec.weights.removeprefix("file:")
+            if spec.weights != weights and not Path(weights).exists():
+                raise WeightsError(
+                    f"weights of {spec.name} must be where they were when it was saved, but {weights} does not exist: "
+                    f"give weights='/path/to/file'"
+                )
         if spec.kind == "image":
+            options = {key: value for key, value in spec.options.items() if key != "seed"}
             check_buildable(timm_entry(spec.name)[0], options)
-        backbone = create_backbone(spec.name, source, preset, device=device, seed=seed, **options)
+        backbone = create_backbone(spec.name, weights, preset, device=device, **spec.options)
     if backbone.spec.weights_hash != spec.weights_hash:
         raise WeightsError(
             f"weights of {spec.name} must be those that the model was made with (hash {spec.weights_hash}, from "
@@ -174,23 +189,11 @@ def backbone_from_spec(
         )
     if spec.recipe is not None:
         backbone = backbone.with_recipe(spec.recipe)
-    if backbone.spec.blocks.widths != spec.blocks.widths:
-        wide = " + ".join(map(str, backbone.spec.blocks.widths))
-        told = " + ".join(map(str, spec.blocks.widths))
+    wide, told = (" + ".join(map(str, one.blocks.widths)) for one in (backbone.spec, spec))
+    if wide != told:
         raise WeightsError(f"features of {spec.name} must be {wide} wide, got {told}")
     backbone.spec = spec
     return backbone
-
-
-def _check_weights(weights: Any) -> None:
-    """Tell a misspelled word from a path."""
-    if weights is None or weights in WEIGHT_SOURCES or isinstance(weights, os.PathLike):
-        return
-    looks_like_path = isinstance(weights, str) and (os.sep in weights or weights.endswith(SUFFIXES))
-    if not isinstance(weights, str) or not (looks_like_path or Path(weights).exists()):
-        hint = f"; nearest: {nearest(weights, WEIGHT_SOURCES, n=1)}" if isinstance(weights, str) else ""
-        known = ", ".join(map(repr, WEIGHT_SOURCES.names()))
-        raise ParameterError(f"weights must be {known} or the path of a file, got {weights!r}{hint}")
 
 
 # -- images ---------------------------------------------------------------------------------------------------
@@ -222,7 +225,9 @@ class ImageBackbone(Backbone):
         self.module = module
         self.spec = spec
         self.transform = Preprocessing.from_dict(spec.preprocessing)
-        self._layout = _memory_format(module)
+        # Convolutional networks run faster with channels last; one convolution is only a transformer's way in.
+        convolutions = sum(isinstance(part, nn.Conv2d) for part in module.modules())
+        self._layout = torch.channels_last if convolutions > 1 else torch.preserve_format
         self.to(device)
 
     def to(self, device: str | torch.device) -> Self:
@@ -246,132 +251,80 @@ class ImageBackbone(Backbone):
             raise InputError(f"batch must be a floating-point tensor (n, 3, height, width), got {what}")
         if len(batch) == 0:
             return torch.zeros(0, self.spec.n_features, device=self.device)
-        features = self._run(batch.to(self.device, torch.float32, memory_format=self._layout))
+        images = batch.to(self.device, torch.float32, memory_format=self._layout)
+        # Joined out here they are an ordinary tensor, which a probe can later be trained on.
+        features = torch.cat(_read(self.module, parse_blocks(self.spec.blocks.blocks), images), dim=1)
         expected = (len(batch), self.spec.n_features)
         if features.shape != expected:
             raise InputError(f"module must return features of shape {expected}, got {tuple(features.shape)}")
         return features
 
-    def with_recipe(self, recipe: Any) -> Self:
-        """Return this backbone with feature vectors of another recipe; the network is shared."""
-        if recipe == FINAL and self.spec.recipe is None:
-            return self
-        device = self.device
+    def _resolved(self, recipe: Any) -> FeatureRecipe:
         noise = torch.rand(2, 3, *self.transform.size, generator=generator(0, "recipe"))
-        images = noise.to(device, memory_format=self._layout)
+        images = noise.to(self.device, memory_format=self._layout)
 
         def read(blocks: Sequence[Block]) -> list[Tensor]:
-            with _evaluating(self.module), torch.inference_mode(), torch.autocast(device.type, enabled=False):
-                return DepthReader(self.module, blocks)(images)
+            with torch.autocast(self.device.type, enabled=False):
+                return _read(self.module, blocks, images)
 
-        found = resolve_recipe(recipe, network_shape(self.module, self.spec.name, read), read)
-        return self._with(found)
-
-    def _run(self, images: Tensor) -> Tensor:
-        """Return the blocks of images side by side, from one pass."""
-        if self.spec.recipe is None:
-            return run(self.module, images)
-        if self._reader is None:
-            self._reader = DepthReader(self.module, parse_blocks(self.spec.recipe.blocks))
-        with _evaluating(self.module), torch.inference_mode():
-            read = self._reader(images)
-        return torch.cat([block.to(torch.float32) for block in read], dim=1)  # out here it is an ordinary tensor
+        depths, kind = len(depth_names(self.module)), "maps"
+        if depths and isinstance(getattr(self.module, "num_prefix_tokens", None), int):
+            # A transformer of one width has blocks of tokens, any other network stages of maps.
+            with contextlib.suppress(InputError, ParameterError):  # said by name where a recipe asks for it
+                last, earlier = read([Block("mean", -1), Block("mean", -min(3, depths))])
+                kind = "tokens" if last.shape[1] == earlier.shape[1] else "maps"
+        class_token = has_class_token(self.module)
+        return resolve_recipe(recipe, read, name=self.spec.name, kind=kind, depths=depths, class_token=class_token)
 
 
-def network_shape(module: nn.Module, name: str, read: Read) -> NetworkShape:
-    """Return what a network has to offer to named recipes: blocks of tokens, or stages of maps."""
-    depths = depth_names(module)
-    kind, token = "maps", False
-    if depths and isinstance(getattr(module, "num_prefix_tokens", None), int):
-        try:
-            widths = {block.shape[1] for block in read([Block("mean", -1), Block("mean", -min(3, len(depths)))])}
-        except (InputError, ParameterError):  # said by name where a recipe asks for it
-            widths = set()
-        kind, token = ("tokens" if len(widths) == 1 else "maps"), has_class_token(module)
-    return NetworkShape(name, kind, len(depths), token)
-
-
-def run(module: nn.Module, images: Tensor) -> Tensor:
-    """Return float32 features without gradients, in evaluation mode; the module's mode is left as it was."""
-    with _evaluating(module), torch.inference_mode():
-        output = module(images)
-    if not isinstance(output, Tensor):
-        raise InputError(f"module must return a tensor (n, d), got {type(output).__name__}")
-    # A copy made out here is an ordinary tensor, which a probe can later be trained on.
-    return output.to(torch.float32, copy=True)
-
-
-@contextlib.contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def _read(module: nn.Module, blocks: Sequence[Block], images: Tensor) -> list[Tensor]:
+    """Return blocks of images without gradients, in evaluation mode; the module's mode is left as it was."""
     training = [part for part in module.modules() if part.training]
     if training:
         module.eval()
     try:
-        yield
+        with torch.inference_mode():
+            return read_depths(module, blocks, images)
     finally:
         for part in training:
             part.training = True
 
 
-def _memory_format(module: nn.Module) -> torch.memory_format:
-    """Convolutional networks run faster with channels last; one convolution is only a transformer's way in."""
-    convolutions = sum(isinstance(part, nn.Conv2d) for part in module.modules())
-    return torch.channels_last if convolutions > 1 else torch.preserve_format
+def _own_preprocessing(module: nn.Module, img_size: int | None) -> Preprocessing:
+    if not getattr(module, "pretrained_cfg", None):
+        return Preprocessing()
+    from timm.data.config import resolve_model_data_config
+
+    arguments = {"img_size": int(img_size)} if img_size is not None else {}
+    return Preprocessing.from_timm(resolve_model_data_config(module, args=arguments))  # type: ignore[no-untyped-call]
 
 
-@contextlib.contextmanager
-def seeded_init(seed: int, *purpose: str) -> Iterator[None]:
-    """Let libraries that draw from torch's global generator draw from a named stream; it is put back afterwards."""
-    state = torch.random.get_rng_state()
-    torch.default_generator.manual_seed(derive_seed(seed, *purpose))
-    try:
-        yield
-    finally:
-        torch.random.set_rng_state(state)
+# -- architectures of timm ------------------------------------------------------------------------------------
 
 
-def timm_backbone(
-    name: str,
-    weights: str | os.PathLike[str] | None,
-    preset: str | Preprocessing,
-    *,
-    device: torch.device,
-    seed: int = 0,
-    options: Mapping[str, Any],
-) -> ImageBackbone:
-    """Return a backbone of timm's collection; see :func:`create_backbone`."""
+def _load_timm(
+    name: str, weights: str | os.PathLike[str] | None, seed: int, options: Mapping[str, Any]
+) -> tuple[nn.Module, str, dict[str, Any]]:
+    """Return an architecture with its weights, where they came from, and the options to be saved with a model."""
     current, config = timm_entry(name)
-    kept = plain_options(options)
-    located = locate(_wanted(current, config), weights)
-    module = timm_module(current, seed=seed, options=options)
-    if located.place is None:
+    for reserved in ("num_classes", "pretrained", "in_chans", "features_only", "checkpoint_path"):
+        if reserved in options:
+            raise ParameterError(f"model options must not set {reserved}: a backbone returns features of RGB images")
+    try:
+        kept: dict[str, Any] = json.loads(json.dumps(dict(options), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ParameterError(f"model options must be plain values, got {dict(options)}: {error}") from error
+    wanted = WantedWeights(current, "image", url=str(getattr(config, "url", None) or ""))
+    if config is not None and config.hf_hub_id:
+        files = (config.hf_hub_filename,) if config.hf_hub_filename else FILE_NAMES
+        wanted = WantedWeights(current, "image", config.hf_hub_id, files)
+    origin, place = locate(wanted, weights)
+    module = timm_module(current, seed=seed, options=options).requires_grad_(False)
+    if place is None:
         kept["seed"] = seed
     else:
-        load_weights(module, read_weights(located.place), source=str(located.place))
-    preprocessing, preset_name = choose_preprocessing(preset, module, options.get("img_size"))
-    spec = describe(module, preprocessing, name=name, preset=preset_name)
-    spec = replace(spec, weights=located.label, options=kept)
-    return ImageBackbone(module.requires_grad_(False), spec, device)
-
-
-def describe(module: nn.Module, preprocessing: Preprocessing, *, name: str, preset: str) -> BackboneSpec:
-    """Return the description of a module; the width of its features is seen by running it once."""
-    parameter = next(module.parameters(), None)
-    blank = torch.zeros(1, 3, *preprocessing.size, device=parameter.device if parameter is not None else "cpu")
-    try:
-        features = run(module, blank)
-    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise ParameterError(f"module must take images of shape {tuple(blank.shape)}, but {name}: {error}") from error
-    if features.ndim != 2:
-        raise ParameterError(
-            f"module must return one vector per image, got shape {tuple(features.shape)} from {name}: pool it first"
-        )
-    width = int(features.shape[1])
-    return BackboneSpec(
-        name, "image", width, "module", hash_weights(module), preset, preprocessing.to_dict(), options={}
-    )
+        load_weights(module, read_weights(place), source=str(place))
+    return module, origin, kept
 
 
 def timm_entry(name: str) -> tuple[str, Any]:
@@ -380,43 +333,30 @@ def timm_entry(name: str) -> tuple[str, Any]:
     Raises
     ------
     UnknownNameError
-        With the nearest names.
+        With the nearest names; with a tag that is wrong, those of the right architecture.
     """
     import timm
 
     old: Mapping[str, str | None] = getattr(timm.models, "get_deprecated_models", dict)()
     current = str(old.get(name) or name)
-    try:
+    with contextlib.suppress(RuntimeError):  # the architecture is known, the tag is not
         # A name with other characters could be a path or an address, which timm would go and fetch.
         if not set(current) & set("/\\:") and timm.is_model(current):
             return current, timm.get_pretrained_cfg(current)
-    except RuntimeError:
-        pass  # the architecture is known, the tag is not
     known = {*timm.list_models(), *timm.list_models(pretrained=True)}
+    architecture, dot, _ = name.partition(".")
+    if dot and architecture in known:
+        close = nearest(name, {other for other in known if other.startswith(f"{architecture}.")} or {architecture})
+    else:
+        close = nearest(name, known, n=3)
+        close = close if close.count(",") < 3 else "none"
     raise UnknownNameError(
         f"backbone must be a name of timm's, 'all-MiniLM-L6-v2', 'sentence:NAME' or a torch module, got {name!r}; "
-        f"nearest: {_nearest(name, known)}"
+        f"nearest: {close}"
     )
 
 
-def _nearest(name: str, known: set[str]) -> str:
-    """Return the nearest names; with a tag that is wrong, those of the right architecture."""
-    architecture, dot, _ = name.partition(".")
-    if dot and architecture in known:
-        return nearest(name, {other for other in known if other.startswith(f"{architecture}.")} or {architecture})
-    close = nearest(name, known, n=3)
-    return close if close.count(",") < 3 else "none"
-
-
-def _wanted(name: str, config: Any) -> WantedWeights:
-    """Return what sources are asked for: the pretrained weights of timm's settings, if it has any."""
-    if config is None or not config.hf_hub_id:
-        return WantedWeights(name, "image", url=str(getattr(config, "url", None) or ""))
-    files = (config.hf_hub_filename,) if config.hf_hub_filename else FILE_NAMES
-    return WantedWeights(name, "image", config.hf_hub_id, files)
-
-
-def timm_module(name: str, *, seed: int, options: Mapping[str, Any], classifier: bool = False) -> nn.Module:
+def timm_module(name: str, *, seed: int, options: Mapping[str, Any]) -> nn.Module:
     """Return an architecture of timm with random weights that depend on the seed alone.
 
     Parameters
@@ -427,58 +367,25 @@ def timm_module(name: str, *, seed: int, options: Mapping[str, Any], classifier:
         The user's seed.
     options : mapping
         Arguments of the architecture. ``img_size`` goes to the architecture only where that fixes its input.
-    classifier : bool
-        Whether to keep the classifier of the pretrained model.
     """
-    import timm
-
     check_number("seed", seed, integer=True)
-    arguments = dict(options)
-    if "img_size" in arguments:
-        check_number("img_size", arguments["img_size"], low=1, integer=True)
-        if not getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False):
-            del arguments["img_size"]
-    if not classifier:
-        arguments["num_classes"] = 0
+    if "img_size" in options:
+        check_number("img_size", options["img_size"], low=1, integer=True)
     try:
         with seeded_init(seed, "backbone", name):
-            module = timm.create_model(name, pretrained=False, **arguments)
+            return _timm_model(name, options).eval()
     except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError) as error:
         raise ParameterError(f"model options must fit {name}, got {dict(options)}: {error}") from error
-    result: nn.Module = module.eval()
-    return result
 
 
-def choose_preprocessing(
-    preset: str | Preprocessing, module: nn.Module, img_size: int | None
-) -> tuple[Preprocessing, str]:
-    """Return the preprocessing of a preset for a module, and the preset's name."""
-    if isinstance(preset, Preprocessing):
-        return preset, "custom"
-    check_choice("preset", preset, PRESETS)
-    return PRESETS[preset](_own_preprocessing(module, img_size)), preset
+def _timm_model(name: str, options: Mapping[str, Any]) -> nn.Module:
+    import timm
 
-
-def _own_preprocessing(module: nn.Module, img_size: int | None) -> Preprocessing:
-    if not getattr(module, "pretrained_cfg", None):
-        return Preprocessing()
-    from timm.data.config import resolve_model_data_config
-
-    arguments = {"img_size": int(img_size)} if img_size is not None else {}
-    config: dict[str, Any] = resolve_model_data_config(module, args=arguments)  # type: ignore[no-untyped-call]
-    return Preprocessing.from_timm(config)
-
-
-def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as JSON would give them back, since they are saved with every model."""
-    for reserved in ("num_classes", "pretrained", "in_chans", "features_only", "checkpoint_path"):
-        if reserved in options:
-            raise ParameterError(f"model options must not set {reserved}: a backbone returns features of RGB images")
-    try:
-        result: dict[str, Any] = json.loads(json.dumps(dict(options), allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise ParameterError(f"model options must be plain values, got {dict(options)}: {error}") from error
-    return result
+    arguments = {**options, "num_classes": 0}
+    if not getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False):
+        arguments.pop("img_size", None)
+    module: nn.Module = timm.create_model(name, pretrained=False, **arguments)
+    return module
 
 
 # -- what a stranger's file may have built --------------------------------------------------------------------
@@ -513,40 +420,28 @@ def check_buildable(name: str, options: Mapping[str, Any]) -> None:
     if not options:
         return
     for key, value in options.items():
-        _check_numbers(name, key, value)
-    own, asked = _parameters(name, {}), _parameters(name, options)
-    if own is not None and asked is not None and asked > 2 * own + _FREE_PARAMETERS:
-        raise FileFormatError(
-            f"options of {name} must leave it a network of its size, got {asked:,} parameters instead of {own:,}"
-        )
-
-
-def _check_numbers(name: str, key: str, value: Any) -> None:
-    limit = MOST_BLOCKS if "depth" in key or "layer" in key else LARGEST_OPTION
-    for part in value if isinstance(value, list) else [value]:
-        if isinstance(part, (int, float)) and not isinstance(part, bool) and not abs(part) <= limit:
-            raise FileFormatError(f"option {key!r} of {name} must be at most {limit}, got {part}")
-    if isinstance(value, list) and len(value) > MOST_BLOCKS:
-        raise FileFormatError(f"option {key!r} of {name} must have at most {MOST_BLOCKS} parts, got {len(value)}")
-
-
-def _parameters(name: str, options: Mapping[str, Any]) -> int | None:
-    """Return the number of parameters, or None where it cannot be known."""
-    import timm
-
-    arguments = dict(options)
-    if not getattr(timm.get_pretrained_cfg(name), "fixed_input_size", False):
-        arguments.pop("img_size", None)
+        limit, parts = MOST_BLOCKS if "depth" in key or "layer" in key else LARGEST_OPTION, [value]
+        if isinstance(value, list):
+            parts = value
+            if len(parts) > MOST_BLOCKS:
+                raise FileFormatError(
+                    f"option {key!r} of {name} must have at most {MOST_BLOCKS} parts, got {len(parts)}"
+                )
+        for part in parts:
+            if isinstance(part, (int, float)) and not isinstance(part, bool) and not abs(part) <= limit:
+                raise FileFormatError(f"option {key!r} of {name} must be at most {limit}, got {part}")
     try:
         with torch.device("meta"):
-            module = timm.create_model(name, pretrained=False, num_classes=0, **arguments)
-    except (NotImplementedError, RuntimeError) as error:
-        if "meta" in str(error):  # it would be built, but nobody knows how large
+            networks = [_timm_model(name, given) for given in ({}, options)]
+    except Exception as error:  # what is wrong with the options is said, in better words, where it is built
+        if isinstance(error, RuntimeError) and "meta" in str(error):  # nobody knows how large it would be
             raise FileFormatError(
                 f"options of {name} must be such that its size is known before it is built, which it is not with this "
                 "version of timm"
             ) from error
-        return None
-    except Exception:  # whatever is wrong with the options is said, in better words, where the network is built
-        return None
-    return sum(parameter.numel() for parameter in module.parameters())
+        return
+    own, asked = (sum(parameter.numel() for parameter in network.parameters()) for network in networks)
+    if asked > 2 * own + _FREE_PARAMETERS:
+        raise FileFormatError(
+            f"options of {name} must leave it a network of its size, got {asked:,} parameters instead of {own:,}"
+        )

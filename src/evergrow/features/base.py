@@ -100,7 +100,6 @@ class Backbone(ABC):
     spec: BackboneSpec
     transform: Callable[[Any], Tensor] | None
     device: torch.device
-    _reader: Any = None  # of the recipe's blocks, made at the first pass
 
     @abstractmethod
     def encode(self, batch: Tensor | list[str]) -> Tensor:
@@ -131,18 +130,22 @@ class Backbone(ABC):
         ParameterError
             If the network lacks what is asked for; the message says what there is.
         """
-        if recipe not in ("auto", FINAL) and recipe != self.spec.recipe:
+        if recipe == FINAL and self.spec.recipe is None:
+            return self
+        found = self._resolved(recipe)
+        if found == self.spec.blocks:
+            return self
+        twin = copy.copy(self)
+        twin.spec = replace(self.spec, recipe=None if found.is_final else found, n_features=found.n_features)
+        return twin
+
+    def _resolved(self, recipe: Any) -> FeatureRecipe:
+        """Return the blocks that a recipe stands for, here where the network's own vector is all there is."""
+        if recipe != "auto" and recipe != self.spec.recipe:
             raise ParameterError(
                 f"recipe must be 'final' for {type(self).__name__}, which has no depths, got {recipe!r}"
             )
-        return self
-
-    def _with(self, recipe: FeatureRecipe) -> Self:
-        """Return a twin that shares the network and reads these blocks of it."""
-        twin = copy.copy(self)
-        twin._reader = None
-        twin.spec = replace(self.spec, recipe=None if recipe.is_final else recipe, n_features=recipe.n_features)
-        return twin
+        return self.spec.blocks
 
     @property
     def kind(self) -> Kind:

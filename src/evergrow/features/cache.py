@@ -16,7 +16,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -28,9 +29,16 @@ import torch
 from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json, read_header
-from evergrow.core.errors import BusyError, FileFormatError, NewerSchemaError, ParameterError, UnknownNameError
+from evergrow.core.errors import (
+    BusyError,
+    CacheWarning,
+    FileFormatError,
+    NewerSchemaError,
+    ParameterError,
+    UnknownNameError,
+)
 from evergrow.core.files import atomic_path, remove_leftovers
-from evergrow.core.record import Between, Spec, from_values, read_record, record, require, write_record
+from evergrow.core.record import UNWRITTEN, Between, Spec, from_values, read_record, record, require, write_record
 from evergrow.data.items import Items, block_slices
 from evergrow.features.base import BackboneSpec
 from evergrow.features.loader import Failure, Precision
@@ -51,7 +59,7 @@ _LARGEST = 2**31  # bytes of a chunk: a larger file is not read
 
 
 def default_root() -> Path:
-    """Return the folder of the cache: ``EVERGROW_CACHE``, or where this system keeps what can be made again.
+    """Return the folder of the cache: ``EVERGROW_CACHE``, or the system's folder for caches.
 
     Examples
     --------
@@ -62,16 +70,14 @@ def default_root() -> Path:
     'somewhere'
     >>> del os.environ["EVERGROW_CACHE"]
     """
-    named = os.environ.get(VARIABLE)
-    if named:
-        return Path(named).expanduser()
+    if os.environ.get(VARIABLE):
+        return Path(os.environ[VARIABLE]).expanduser()
     if sys.platform == "win32":
-        local = os.environ.get("LOCALAPPDATA")
-        return (Path(local) if local else Path.home() / "AppData" / "Local") / "evergrow" / "cache"
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "evergrow" / "cache"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "evergrow"
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared and Path(shared).is_absolute() else Path.home() / ".cache") / "evergrow"
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (shared if shared.is_absolute() else Path.home() / ".cache") / "evergrow"
 
 
 def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
@@ -172,7 +178,7 @@ class CacheEntry:
 
     @contextmanager
     def writing(self, *, wait: bool = True) -> Iterator[None]:
-        """Hold the entry, so that no other process computes the same features at the same time.
+        """Lock the entry, so that no other process computes the same features; if it stays empty, it is removed.
 
         Parameters
         ----------
@@ -193,73 +199,79 @@ class CacheEntry:
         try:
             yield
         finally:
+            if self.folder.is_dir() and not self.chunks():
+                shutil.rmtree(self.folder, ignore_errors=True)
             with suppress(OSError):  # who waited for this file computes, at worst, what is there already
                 Path(lock.lock_file).unlink()
             lock.release()
 
     def begin(self, about: dict[str, Any]) -> None:
-        """Make the folder and say in it what it holds; what a killed process left half-written goes."""
+        """Create the folder and its ``meta.json``; partial files of a killed process are removed."""
         if self.folder.is_symlink():
             raise OSError(f"{self.folder} is a link; the cache writes to folders of its own only")
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
-        with suppress(FileFormatError):
-            if self.meta() is not None:
-                return
-        (self.folder / _META).unlink(missing_ok=True)
-        with atomic_path(self.folder / _META) as path:
-            path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        if not (self.folder / _META).is_file():
+            with atomic_path(self.folder / _META) as path:
+                path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
-    def meta(self) -> _Meta | None:
-        """Return what ``meta.json`` says, or None where there is none."""
-        path = self.folder / _META
-        if path.is_symlink() or (path.exists() and not path.is_file()):  # to open a pipe would wait for its writer
-            raise FileFormatError(f"{_META} of a cache entry must be a file, got a link, folder or pipe")
+    def info(self) -> CacheInfo:
+        """Return its description, or raise :class:`FileNotFoundError` if there is no such entry."""
+        changed = datetime.fromtimestamp(self.folder.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
+        size = sum(item.stat(follow_symlinks=False).st_size for item in os.scandir(self.folder))
+        info, path = CacheInfo(key=self.folder.name, bytes=size, created=changed), self.folder / _META
         try:
-            return from_values(_Meta, parse_json(path.read_bytes(), _META), _META)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise FileFormatError(f"{_META} of a cache entry cannot be read: {error}") from error
+            if path.is_symlink() or (path.exists() and not path.is_file()):  # opening a pipe would wait for its writer
+                raise FileFormatError(f"{_META} of a cache entry must be a file, got a link, folder or pipe")
+            meta = from_values(CacheInfo, parse_json(path.read_bytes(), _META), _META) if path.exists() else info
+            chunks = self.chunks()
+            done = sum(min(meta.chunk, meta.n_items - int(path.stem)) for path in chunks)
+            return replace(
+                meta,
+                key=info.key,
+                bytes=size,
+                created=datetime.fromisoformat(meta.created).astimezone(timezone.utc).isoformat(),
+                state="finished" if 0 < meta.n_items == done else "unfinished",
+                done=done,
+                failures=sum(len(_head(path).failures) for path in chunks),
+            )
+        except NewerSchemaError:
+            return replace(info, state="newer")
+        except (FileFormatError, OSError, ValueError):
+            return info
 
     def chunks(self) -> list[Path]:
         """Return the files of chunks, in the order of their rows."""
         return sorted(self.folder.glob("[0-9]*.safetensors"))
 
-    def precision(self, rows: range, recipe: FeatureRecipe) -> Precision | None:
-        """Return the precision of stored rows, None where a block of the recipe is missing; reads no features.
+    def stored(self, chunks: Sequence[range], recipe: FeatureRecipe) -> dict[range, Precision]:
+        """Return the chunks that have all blocks of a recipe, with their precision; no features are read.
 
         Raises
         ------
-        FileFormatError
-            If it is damaged, or of a newer evergrow (:class:`NewerSchemaError`).
+        NewerSchemaError
+            If a newer evergrow wrote one. A damaged one is left out, with a warning.
         """
-        path = self._path(rows)
-        if not path.exists() and not path.is_symlink():
-            return None
-        head = _head(path)
-        return head.precision if set(recipe.blocks) <= set(head.names) else None
+        found: dict[range, Precision] = {}
+        for rows in chunks:
+            if os.path.lexists(self._path(rows)):
+                with self._damage_is_warned_of():
+                    head = _head(self._path(rows))
+                    if set(recipe.blocks) <= set(head.names):
+                        found[rows] = head.precision
+        return found
 
-    def load(self, rows: range, recipe: FeatureRecipe) -> Chunk:
-        """Return the features of rows that are there, or raise :class:`FileFormatError` where they are damaged."""
-        stored = self._stored(rows)
-        widths = tuple(stored.blocks[name].shape[1] for name in recipe.blocks)
-        if widths != recipe.widths:
-            raise FileFormatError(f"{self._path(rows).name} has blocks of {widths} columns, not {recipe.widths}")
-        blocks = [stored.blocks[name].numpy() for name in recipe.blocks]
-        joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
-        return Chunk(rows, joined, stored.failures, stored.precision)
-
-    def _stored(self, rows: range) -> _StoredChunk:
-        path = self._path(rows)
-        _check_file(path)
-        stored = read_record(_StoredChunk, path)
-        wrong = [failure.row for failure in stored.failures]
-        if wrong != sorted(set(wrong) & set(rows)):
-            raise FileFormatError(f"{path.name} has failures that are not those of its rows")
-        if any(len(block) != len(rows) - len(wrong) for block in stored.blocks.values()):
-            raise FileFormatError(f"{path.name} has features of another number of items than it is about")
-        return stored
+    def load(self, rows: range, recipe: FeatureRecipe) -> Chunk | None:
+        """Return the features of a chunk that is there, or None if it is damaged, with a warning."""
+        with self._damage_is_warned_of():
+            stored = self._read(rows)
+            blocks = [stored.blocks[name].numpy() for name in recipe.blocks]
+            widths = tuple(block.shape[1] for block in blocks)
+            if widths != recipe.widths:
+                raise FileFormatError(f"{self._path(rows).name} has blocks of {widths} columns, not {recipe.widths}")
+            joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
+            return Chunk(rows, joined, stored.failures, stored.precision)
+        return None
 
     def store(self, chunk: Chunk, recipe: FeatureRecipe) -> None:
         """Write a chunk, with the other blocks that are there of the same rows.
@@ -275,7 +287,7 @@ class CacheEntry:
             for name, columns in zip(recipe.blocks, block_slices(recipe.widths), strict=True)
         }
         with suppress(FileFormatError, FileNotFoundError):
-            old = self._stored(chunk.rows)
+            old = self._read(chunk.rows)
             if (old.precision, old.failures) == (chunk.precision, chunk.failures):
                 found = {**old.blocks, **found}
         if path.is_symlink():
@@ -286,14 +298,29 @@ class CacheEntry:
         """Remove the entry."""
         shutil.rmtree(self.folder)
 
-    def remove_if_empty(self) -> None:
-        """Remove the entry if nothing was stored in it."""
-        with suppress(OSError):
-            if self.folder.is_dir() and not self.chunks():
-                self.clear()
-
     def _path(self, rows: range) -> Path:
         return self.folder / f"{rows.start:09d}.safetensors"
+
+    def _read(self, rows: range) -> _StoredChunk:
+        path = self._path(rows)
+        _check_file(path)
+        stored = read_record(_StoredChunk, path)
+        wrong = [failure.row for failure in stored.failures]
+        if wrong != sorted(set(wrong) & set(rows)):
+            raise FileFormatError(f"{path.name} has failures that are not those of its rows")
+        if any(len(block) != len(rows) - len(wrong) for block in stored.blocks.values()):
+            raise FileFormatError(f"{path.name} has features of another number of items than it is about")
+        return stored
+
+    @contextmanager
+    def _damage_is_warned_of(self) -> Iterator[None]:
+        try:
+            yield
+        except NewerSchemaError:
+            raise
+        except FileFormatError as error:
+            name = self.folder.name[:12]
+            warnings.warn(f"Cached features {name} are computed again, damaged: {error}", CacheWarning, stacklevel=3)
 
 
 def _check_file(path: Path) -> None:
@@ -313,8 +340,32 @@ def _head(path: Path) -> _Head:
 
 
 @dataclass(frozen=True)
-class _Meta:
-    """What ``meta.json`` tells people."""
+class CacheInfo:
+    """Description of an entry, for people; ``meta.json`` holds what does not follow from the other files.
+
+    Parameters
+    ----------
+    kind : str
+        ``"image"`` or ``"text"``.
+    first : str
+        Name of the first item, to tell data sets apart; empty for texts.
+    n_items, done : int
+        How many items it is about, and how many of them are done.
+    chunk : int
+        Items in a file.
+    created : str
+        When it was begun, as an ISO date.
+    backbone, preset, policy : str
+        What made the features: network, preprocessing, and precision and decoder asked for.
+    key : str
+        Its name.
+    state : {"finished", "unfinished", "damaged", "newer"}
+        Whether it can be used, taken up, neither, or only by a newer evergrow.
+    failures : int
+        How many could not be read.
+    bytes : int
+        Its size on disk.
+    """
 
     n_items: int = 0
     chunk: Annotated[int, Between(1)] = CHUNK
@@ -324,41 +375,11 @@ class _Meta:
     preset: str = ""
     policy: str = ""
     created: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheInfo(_Meta):
-    """Description of an entry, for people.
-
-    Parameters
-    ----------
-    key : str
-        Its name.
-    state : {"finished", "unfinished", "damaged", "newer"}
-        Whether it can be used, taken up, neither, or only by a newer evergrow.
-    kind : str
-        ``"image"`` or ``"text"``.
-    first : str
-        Name of the first item, to tell data sets apart; empty for texts.
-    n_items, done : int
-        How many items it is about, and how many of them are done.
-    chunk : int
-        Items in a file.
-    failures : int
-        How many could not be read.
-    bytes : int
-        Its size on disk.
-    created : str
-        When it was begun, as an ISO date.
-    backbone, preset, policy : str
-        What made the features: network, preprocessing, and precision and decoder asked for.
-    """
-
-    key: str
-    state: str
-    done: int = 0
-    failures: int = 0
-    bytes: int = 0
+    key: str = field(default="", metadata=UNWRITTEN)
+    state: str = field(default="damaged", metadata=UNWRITTEN)
+    done: int = field(default=0, metadata=UNWRITTEN)
+    failures: int = field(default=0, metadata=UNWRITTEN)
+    bytes: int = field(default=0, metadata=UNWRITTEN)
 
     @property
     def age_seconds(self) -> float:
@@ -418,33 +439,11 @@ class FeatureCache:
             return []
         except OSError as error:
             raise ParameterError(f"cache must be a readable folder, got {self.root}: {error}") from error
-        infos = [info for name in found if _KEY.fullmatch(name) and (info := self.info(name)) is not None]
+        infos = []
+        for name in filter(_KEY.fullmatch, found):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                infos.append(self.entry(name).info())
         return sorted(infos, key=lambda info: (info.created, info.key), reverse=True)
-
-    def info(self, key: str) -> CacheInfo | None:
-        """Return the description of one entry, None if it was removed meanwhile."""
-        entry = self.entry(key)
-        try:
-            changed = datetime.fromtimestamp(entry.folder.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
-            size = sum(item.stat(follow_symlinks=False).st_size for item in os.scandir(entry.folder))
-        except FileNotFoundError:
-            return None
-        plain = CacheInfo(key=key, state="damaged", bytes=size, created=changed)
-        try:
-            meta = entry.meta() or _Meta()
-            heads = [_head(path) for path in entry.chunks()]
-            done = sum(min(meta.chunk, meta.n_items - int(path.stem)) for path in entry.chunks())
-            return replace(
-                plain,
-                **{**vars(meta), "created": _moment(meta.created, changed)},
-                state="finished" if 0 < meta.n_items == done else "unfinished",
-                done=done,
-                failures=sum(len(head.failures) for head in heads),
-            )
-        except NewerSchemaError:
-            return replace(plain, state="newer")
-        except (FileFormatError, OSError, ValueError):
-            return plain
 
     def find(self, name: str) -> CacheInfo:
         """Return the entry whose key begins with ``name``.
@@ -479,12 +478,3 @@ class FeatureCache:
             return
         with entry.writing(wait=False):
             entry.clear()
-
-
-def _moment(value: str, otherwise: str) -> str:
-    """Return an ISO date with its time zone."""
-    try:
-        moment = datetime.fromisoformat(value)
-    except ValueError:
-        return otherwise
-    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).isoformat()

@@ -7,6 +7,7 @@ the business of :class:`~evergrow.features.Preprocessing`; which vectors are rea
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import warnings
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -26,14 +28,13 @@ from evergrow.core.errors import (
     CacheWarning,
     DatasetNotFoundError,
     DataWarning,
-    FileFormatError,
     ImageError,
     InputError,
     NewerSchemaError,
     NumericalError,
     ParameterError,
 )
-from evergrow.core.validation import check_choice, check_keys, check_number
+from evergrow.core.validation import check_choice, check_number, with_changes
 from evergrow.data.items import Items, block_slices, join_blocks
 from evergrow.features import cache
 from evergrow.features.base import Backbone
@@ -113,8 +114,7 @@ class EncodeConfig:
         if self.workers != "auto":
             check_number("workers", self.workers, low=0, integer=True)
         for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                check_choice(name, getattr(self, name), known)
+            check_choice(name, getattr(self, name), known)
         if self.cache is not None and self.cache is not False and not isinstance(self.cache, (str, os.PathLike)):
             raise ParameterError(f"cache must be None, False or a folder, got {self.cache!r}")
 
@@ -125,9 +125,7 @@ class EncodeConfig:
 
     def changed(self, **changes: Any) -> EncodeConfig:
         """Return the settings with some of them changed; an unknown name is an error that names the nearest."""
-        if not changes.keys() <= self.__dataclass_fields__.keys():
-            check_keys(changes, self.__dataclass_fields__, "setting of an encoding")
-        return replace(self, **changes) if changes else self
+        return with_changes(self, changes, "setting of an encoding") if changes else self
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +219,7 @@ def encode(
     work = _Encoding(backbone, items, (config or EncodeConfig()).changed(**settings))
     chunks = list(work.chunks())
     failures = [failure for chunk in chunks for failure in chunk.failures]
-    _judge(failures, work.n_items)
+    _judge(failures, len(items))
     return replace(_features(work, chunks, failures, join), seconds=time.perf_counter() - started)
 
 
@@ -274,8 +272,7 @@ def encode_batch(backbone: Backbone, samples: Sequence[Tensor] | Sequence[str]) 
     if backbone.transform is not None:
         layout = torch.channels_last if batch[0].ndim == 3 else torch.contiguous_format
         batch = torch.stack(batch).contiguous(memory_format=layout)
-    runner = _Runner(backbone, "float32")
-    return join_blocks(runner.fetch(batch, *runner.start(batch)), backbone.spec.blocks.widths)
+    return join_blocks(_Runner(backbone, "float32").start(batch)(), backbone.spec.blocks.widths)
 
 
 def _features(work: _Encoding, chunks: Sequence[Chunk], failures: Sequence[Failure], join: bool) -> Features:
@@ -295,11 +292,10 @@ class _Encoding:
     """One call of :func:`encode`: chunks come from the cache, or are computed and stored there."""
 
     def __init__(self, backbone: Backbone, items: Items, config: EncodeConfig) -> None:
-        self.backbone, self.items, self.config = backbone, items, config
-        self.n_items, self.recipe = len(items), backbone.spec.recipe or backbone.spec.blocks
+        self.backbone, self.items, self.config, self.recipe = backbone, items, config, backbone.spec.blocks
         self.batch_size = config.batch_size or (32 if backbone.device.type == "cpu" else 128)
-        self.tick: Callable[[int], None] = lambda computed: None
-        if self.n_items == 0:
+        self.tick: Callable[[int], None] = lambda more: None
+        if len(items) == 0:
             raise InputError("items must hold at least one item, got none")
         if backbone.spec.kind != items.kind:
             raise InputError(
@@ -314,23 +310,22 @@ class _Encoding:
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks of all items in order."""
-        rows = range(self.n_items)
-        chunks = [rows[start : start + cache.CHUNK] for start in range(0, self.n_items, cache.CHUNK)]
+        chunks = split_rows(range(len(self.items)), cache.CHUNK)
         entry = self._find_entry()
         with ExitStack() as stack:
             if self.config.progress:
-                self.tick = stack.enter_context(_progress_bar(self.items.kind, self.n_items))
-            stored: dict[range, Precision] = {}
-            if entry is not None:
-                try:
-                    stored = self._open(entry, chunks, stack)
-                except (OSError, NewerSchemaError) as error:  # what a newer evergrow wrote is left to it
-                    _warn_unused(error)
-                    entry = None
+                self.tick = stack.enter_context(_progress_bar(self.items.kind, len(self.items)))
+            try:
+                stored = {} if entry is None else self._open(entry, chunks, stack)
+            except (OSError, NewerSchemaError) as error:  # what a newer evergrow wrote is left to it
+                _warn_unused(error)
+                entry, stored = None, {}
             computed = self._computed([rows for rows in chunks if rows not in stored])
             for rows in chunks:
-                chunk = self._load(entry, rows) if entry is not None and rows in stored else None
-                if chunk is None:
+                chunk = entry.load(rows, self.recipe) if entry is not None and rows in stored else None
+                if chunk is not None:
+                    self._done(len(rows), chunk.failures)
+                else:
                     chunk = next(self._computed([rows]) if rows in stored else computed)
                     if entry is not None and not any(failure.passing for failure in chunk.failures):
                         try:
@@ -340,64 +335,39 @@ class _Encoding:
                             entry = None
                 yield chunk
 
-    # -- the cache ------------------------------------------------------------------------------------------
-
     def _find_entry(self) -> CacheEntry | None:
         """Return the entry of these features, whether or not it exists; None where nothing is to be stored."""
         config = self.config
-        if config.cache is False or self.n_items < KEEP_FROM:
+        if config.cache is False or len(self.items) < KEEP_FROM:
             return None
         try:
             stamp = self.items.stamp()
-        except DatasetNotFoundError as error:
+        except DatasetNotFoundError as error:  # a missing image has no stamp
             if config.on_error == "raise":
                 raise
-            _warn_unused(error)  # a missing image is one more that is left out, but has no stamp
+            _warn_unused(error)
             return None
         return FeatureCache(config.cache).entry(feature_key(stamp, self.backbone.spec, config.policy))
 
     def _open(self, entry: CacheEntry, chunks: list[range], stack: ExitStack) -> dict[range, Precision]:
         """Return the chunks that an entry holds; where some are missing, it is locked and made ready for them."""
-        stored = self._stored(entry, chunks)
+        stored = entry.stored(chunks, self.recipe)
         if len(stored) == len(chunks):
             return stored
         stack.enter_context(entry.writing())
-        stored = self._stored(entry, chunks)  # another process may have computed them meanwhile
+        stored = entry.stored(chunks, self.recipe)  # another process may have computed them meanwhile
         self.runner.precision = next(iter(stored.values()), self.runner.precision)
         if self.runner.precision == "float16" and self.backbone.device.type != "cuda":
             entry.clear()  # this device cannot go on at that precision
             stored, self.runner.precision = {}, "float32"
-        stack.callback(entry.remove_if_empty)
         entry.begin(describe(self.items, self.backbone.spec, self.config.policy))
         return stored
 
-    def _stored(self, entry: CacheEntry, chunks: list[range]) -> dict[range, Precision]:
-        """Return the chunks that an entry holds, with the precision of each."""
-        stored: dict[range, Precision] = {}
-        for rows in chunks:
-            try:
-                precision = entry.precision(rows, self.recipe)
-            except NewerSchemaError:  # noqa: PERF203 - one file in a thousand items
-                raise
-            except FileFormatError as error:
-                _warn_damaged(entry, error)
-            else:
-                if precision is not None:
-                    stored[rows] = precision
-        return stored
-
-    def _load(self, entry: CacheEntry, rows: range) -> Chunk | None:
-        """Return a stored chunk, None where it is damaged."""
-        try:
-            chunk = entry.load(rows, self.recipe)
-        except FileFormatError as error:
-            _warn_damaged(entry, error)
-            return None
-        self._raise_if_fatal(chunk.failures)
-        self.tick(len(rows))
-        return chunk
-
-    # -- computing ------------------------------------------------------------------------------------------
+    def _done(self, n_items: int, failures: Sequence[Failure]) -> None:
+        """Show progress, or raise if an image could not be read and none may be left out."""
+        if failures and self.config.on_error == "raise":
+            raise ImageError(f"{failures[0].reason}; on_error='skip' leaves such images out")
+        self.tick(n_items)
 
     def _computed(self, chunks: list[range]) -> Iterator[Chunk]:
         """Yield chunks that went through the backbone."""
@@ -406,8 +376,7 @@ class _Encoding:
             for rows in chunks:
                 found: list[tuple[LoadedBatch, NDArray[np.float32]]] = []
                 for loaded, features in islice(encoded, -(-len(rows) // self.batch_size)):
-                    self._raise_if_fatal(loaded.failures)
-                    self.tick(len(loaded.rows) + len(loaded.failures))
+                    self._done(len(loaded.rows) + len(loaded.failures), loaded.failures)
                     found.append((loaded, features))
                 order = np.argsort(np.concatenate([loaded.rows for loaded, _ in found]))
                 yield Chunk(
@@ -420,47 +389,35 @@ class _Encoding:
 
     @contextmanager
     def _batches(self, chunks: list[range]) -> Iterator[Iterator[LoadedBatch]]:
-        if self.items.kind == "text":
-            yield text_batches(self.items, chunks, self.batch_size)
+        items, transform, device = self.items, self.backbone.transform, self.backbone.device
+        if items.kind == "text":
+            yield text_batches(items, chunks, self.batch_size)
             return
-        transform, device = self.backbone.transform, self.backbone.device
         if transform is None:
             raise InputError(f"backbone must have a transform to take images, got None from {self.backbone.spec.name}")
         rows = [part for chunk in chunks for part in split_rows(chunk, self.batch_size)]
-        own = isinstance(transform, Preprocessing)
-        height, width = transform.size if isinstance(transform, Preprocessing) else (512, 512)  # a safe guess
-        workers = choose_workers(
-            self.config.workers, len(rows), device, self.batch_size * 3 * (1 if own else 4) * height * width
-        )
-        if self.config.decode == "cpu":
-            with loaded_batches(ImageReader(self.items, transform), rows, workers=workers, device=device) as batches:
-                yield batches
-            return
-        from evergrow.features.gpu_jpeg import FileReader, GpuDecoder
+        # A transform of the user's gives floats, of a size that is not known.
+        image_bytes = 3 * math.prod(transform.size) if isinstance(transform, Preprocessing) else 12 * 512 * 512
+        workers = choose_workers(self.config.workers, len(rows), device, self.batch_size * image_bytes)
+        reader = ImageReader(items, transform)
+        decode: Callable[[Any], Iterator[LoadedBatch]] = iter
+        if self.config.decode == "gpu":
+            from evergrow.features.gpu_jpeg import FileReader, GpuDecoder
 
-        decoder = GpuDecoder(self.items, transform, device)
-        with loaded_batches(FileReader(self.items, transform), rows, workers=workers, device=device) as files:
-            yield decoder(files)
+            reader, decode = FileReader(items, transform), GpuDecoder(items, transform, device)
+        with loaded_batches(reader, rows, workers=workers, device=device) as batches:
+            yield decode(batches)
 
     def _encoded(self, batches: Iterator[LoadedBatch]) -> Iterator[tuple[LoadedBatch, NDArray[np.float32]]]:
         """Yield every batch with its features; a GPU always has the next batch before the last one is fetched."""
-        waiting: deque[tuple[LoadedBatch, Tensor, Any]] = deque()
+        waiting: deque[tuple[LoadedBatch, Callable[[], NDArray[np.float32]]]] = deque()
         ahead = _AHEAD if self.backbone.device.type == "cuda" else 0
-
-        def finished() -> tuple[LoadedBatch, NDArray[np.float32]]:
-            loaded, features, ready = waiting.popleft()
-            return loaded, self.runner.fetch(loaded.batch, features, ready)
-
-        for loaded in batches:
-            waiting.append((loaded, *self.runner.start(loaded.batch)))
+        for batch in batches:
+            waiting.append((batch, self.runner.start(batch.batch)))
             if len(waiting) > ahead:
-                yield finished()
-        while waiting:
-            yield finished()
-
-    def _raise_if_fatal(self, failures: Sequence[Failure]) -> None:
-        if failures and self.config.on_error == "raise":
-            raise ImageError(f"{failures[0].reason}; on_error='skip' leaves such images out")
+                loaded, fetch = waiting.popleft()
+                yield loaded, fetch()
+        yield from ((loaded, fetch()) for loaded, fetch in waiting)
 
 
 class _Runner:
@@ -482,25 +439,25 @@ class _Runner:
         self._backbone = backbone
         self.precision: Precision | None = policy if policy != "auto" else (None if device == "cuda" else "float32")
 
-    def start(self, batch: Tensor | list[str] | None) -> tuple[Tensor, Any]:
-        """Return features, and the event of a GPU after which they are in the memory of this process.
+    def start(self, batch: Tensor | list[str] | None) -> Callable[[], NDArray[np.float32]]:
+        """Run a batch, and return the function that waits for its features and checks them.
 
         Images come as the backbone's transform gives them or, where it is a :class:`Preprocessing`, as bytes.
         """
         if batch is None:
-            return torch.empty(0, self._backbone.spec.n_features), None
+            return lambda: np.empty((0, self._backbone.spec.n_features), dtype=np.float32)
         with torch.inference_mode():
-            features = self._run(self._on_device(batch)).float()
+            features = self._run(batch)
             if features.device.type != "cuda":
-                return features, None
+                return partial(self._fetch, batch, features, None)
             # Asking for them later would wait for all that the GPU was given meanwhile.
             host = torch.empty(features.shape, dtype=features.dtype, pin_memory=True)
             host.copy_(features, non_blocking=True)
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(features.device))
-        return host, ready
+        return partial(self._fetch, batch, host, ready)
 
-    def fetch(self, batch: Tensor | list[str] | None, features: Tensor, ready: Any) -> NDArray[np.float32]:
+    def _fetch(self, batch: Tensor | list[str], features: Tensor, ready: Any) -> NDArray[np.float32]:
         """Return finished features as an array; a batch that overflowed in half precision is run again in float32.
 
         Raises
@@ -514,15 +471,13 @@ class _Runner:
         if ready is not None:
             ready.synchronize()
             array = array.copy()  # pinned memory is scarce
-        finite = np.isfinite(array).all(axis=-1)
-        if not finite.all() and self.precision == "float16":
+        if self.precision == "float16" and not np.isfinite(array).all():
             with torch.inference_mode():
-                array = self._encode(self._on_device(batch), "float32").float().cpu().numpy()
-            finite = np.isfinite(array).all(axis=-1)
-        spec = self._backbone.spec
-        expected = (0 if batch is None else len(batch), spec.n_features)
+                array = self._encode(batch, "float32").cpu().numpy()
+        spec, expected = self._backbone.spec, (len(batch), self._backbone.spec.n_features)
         if array.shape != expected:
             raise InputError(f"backbone must return features of shape {expected}, got {array.shape} from {spec.name}")
+        finite = np.isfinite(array).all(axis=1)
         if not finite.all():
             raise NumericalError(
                 f"features must be finite, got NaN or infinity from {spec.name} in {int((~finite).sum())} of a batch "
@@ -530,16 +485,7 @@ class _Runner:
             )
         return array
 
-    def _on_device(self, batch: Any) -> Any:
-        """Return a batch on the backbone's device; bytes become what its preprocessing gives."""
-        if not isinstance(batch, Tensor):
-            return batch
-        batch, transform = batch.to(self._backbone.device, non_blocking=True), self._backbone.transform
-        if batch.dtype == torch.uint8 and isinstance(transform, Preprocessing):
-            return transform.normalised(batch)
-        return batch
-
-    def _run(self, batch: Any) -> Tensor:
+    def _run(self, batch: Tensor | list[str]) -> Tensor:
         """Return the features of a batch on the device; the first batch decides the precision."""
         if self.precision is not None:
             return self._encode(batch, self.precision)
@@ -551,11 +497,15 @@ class _Runner:
         return half if self.precision == "float16" else exact
 
     def _encode(self, batch: Any, precision: Precision) -> Tensor:
-        device = self._backbone.device.type
+        device, transform = self._backbone.device, self._backbone.transform
+        if isinstance(batch, Tensor):
+            batch = batch.to(device, non_blocking=True)
+            if batch.dtype == torch.uint8 and isinstance(transform, Preprocessing):
+                batch = transform.normalised(batch)
         # On a CPU an outer autocast of the caller is turned off: the precision is part of the result.
-        kind = torch.float16 if device == "cuda" else None
-        with torch.autocast(device, dtype=kind, enabled=precision == "float16"):
-            return self._backbone.encode(batch)
+        kind = torch.float16 if device.type == "cuda" else None
+        with torch.autocast(device.type, dtype=kind, enabled=precision == "float16"):
+            return self._backbone.encode(batch).float()
 
 
 def distance(half: Tensor, exact: Tensor) -> float:
@@ -599,32 +549,20 @@ def _warn_unused(error: Exception) -> None:
     )
 
 
-def _warn_damaged(entry: CacheEntry, error: Exception) -> None:
-    warnings.warn(
-        f"Cached features {entry.folder.name[:12]} are computed again, damaged: {error}", CacheWarning, stacklevel=2
-    )
-
-
 @contextmanager
 def _progress_bar(kind: str, total: int) -> Iterator[Callable[[int], None]]:
     """Yield a function that is told how many more items are done."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
-    columns = (
-        TextColumn("[bold]features"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-        TextColumn(f"{{task.fields[rate]:,.1f}} {kind}s/s"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-    )
-    begun = time.perf_counter()
+    count, rate = "{task.completed:,.0f}/{task.total:,.0f}", f"{{task.fields[rate]:,.1f}} {kind}s/s"
+    columns = ("[bold]features", BarColumn(), count, rate, TimeRemainingColumn(), "left")
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=total, rate=0.0)
+        progress.add_task("", total=total, rate=0.0)
+        (task,) = progress.tasks
 
         def tick(more: int) -> None:
-            done = progress.tasks[task].completed + more
-            progress.update(task, completed=done, rate=done / max(time.perf_counter() - begun, 1e-9))
+            done = task.completed + more
+            progress.update(task.id, completed=done, rate=done / max(task.elapsed or 0.0, 1e-9))
 
         yield tick

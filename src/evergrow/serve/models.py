@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core import errors
-from evergrow.core.errors import BusyError, FileFormatError, NotFittedError, ParameterError, PathError
 from evergrow.core.files import locked
 from evergrow.learner import modelfile
 from evergrow.learner.answers import Answers
@@ -101,7 +100,7 @@ class Version:
     def require_ready(self) -> None:
         """Raise :class:`NotFittedError` while the model has no class."""
         if not self.counts:
-            raise NotFittedError("the model has learned nothing yet: teach it a class first")
+            raise errors.NotFittedError("the model has learned nothing yet: teach it a class first")
 
     def ask(self, rows: NDArray[Any]) -> Answers:
         """Return answers about feature vectors, with their novelty; :meth:`judged` says which are unknown."""
@@ -126,7 +125,7 @@ class Version:
             return answers
         try:
             threshold = self.learner.threshold(false_alarm)
-        except NotFittedError:
+        except errors.NotFittedError:
             return answers
         unknown = ~(answers.novelty <= threshold)  # NaN is not known
         return dataclasses.replace(answers, unknown=unknown, threshold=np.full(len(unknown), threshold))
@@ -212,7 +211,7 @@ class ServedModel:
                     return file, version
                 file.close()
             time.sleep(_PAUSE)
-        raise BusyError("the model is being changed: try again")
+        raise errors.BusyError("the model is being changed: try again")
 
     def redoable(self) -> int:
         """Return how many rollbacks can be taken back."""
@@ -267,7 +266,8 @@ class ServedModel:
         def undo(learner: Learner) -> Change:
             kept = modelfile.kept_revisions(self.path)
             if to is not None and to not in kept:
-                raise ParameterError(f"revision {to} is not kept; kept are: {', '.join(map(str, kept)) or 'none'}")
+                listed = ", ".join(map(str, kept)) or "none"
+                raise errors.ParameterError(f"revision {to} is not kept; kept are: {listed}")
             steps = n if to is None else len(kept) - kept.index(to)
             target = kept[-steps] if steps <= len(kept) else 0  # if there are fewer, rollback says so
             undone = [e for change in learner.history_ if change.revision > target for e in requests_of(change)]
@@ -286,7 +286,7 @@ class ServedModel:
         def work(version: Version) -> Change:
             with modelfile.locked_model(self.path, **self._settings) as learner:
                 if learner.origin_ != version.learner.origin_:
-                    raise BusyError("another process changed the model meanwhile")
+                    raise errors.BusyError("another process changed the model meanwhile")
                 change = step(learner)
             self._refreshed()
             return change
@@ -335,7 +335,7 @@ class ServedModel:
             with self._changing:
                 try:
                     return work()
-                except BusyError:
+                except errors.BusyError:
                     if time.monotonic() > end:
                         raise
             time.sleep(_PAUSE)
@@ -394,7 +394,7 @@ class ModelStore:
             self.folder = config.folder.resolve(strict=True)
             os.scandir(self.folder).close()
         except OSError as error:
-            raise PathError(f"the folder of the models, {config.folder}, cannot be used: {error}") from error
+            raise errors.PathError(f"the folder of the models, {config.folder}, cannot be used: {error}") from error
         if not config.read_only:
             _remove_leftovers(self.folder)
         self._models: dict[Path, ServedModel] = {}
@@ -445,7 +445,7 @@ class ModelStore:
             with self._guard, locked(self.folder, wait=True):
                 path = self._free(name)
                 os.link(file, path)  # fails if there is one, unlike a rename
-        except FileFormatError as error:
+        except errors.FileFormatError as error:
             raise Problem(422, str(error).replace(str(file), "file"), type(error).__name__) from error
         except OSError as error:
             raise ModelWriteError(f"{name}{schemas.MODEL_SUFFIX} cannot be written: {error.strerror}") from error

@@ -35,6 +35,7 @@ from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, che
 
 FILE = "application/octet-stream"
 _BINARY: dict[str, Any] = {FILE: {"schema": {"type": "string", "format": "binary"}}}
+_FILE_BODY = {"requestBody": {"required": True, "content": _BINARY}}
 _WRITES = [Depends(check_writable)]
 _CHUNK = 2**20  # bytes of a file that are sent at once
 
@@ -77,12 +78,7 @@ async def create_model(asked: schemas.NewModel, service: ServiceDep, response: R
     return await _described(await service.run(create), service, response)
 
 
-@models.post(
-    "/models/upload",
-    status_code=201,
-    dependencies=_WRITES,
-    openapi_extra={"requestBody": {"required": True, "content": _BINARY}},
-)
+@models.post("/models/upload", status_code=201, dependencies=_WRITES, openapi_extra=_FILE_BODY)
 async def upload_model(
     request: Request, name: schemas.ModelName, service: ServiceDep, response: Response
 ) -> schemas.ModelRecord:
@@ -235,12 +231,9 @@ def predictions(model: OpenModel, answers: Answers, k: int) -> schemas.Predictio
         strange = None if novelty is None or not np.isfinite(novelty[row]) else float(novelty[row])
         unknown = None if answers.unknown is None else bool(answers.unknown[row])
         found.append(schemas.SampleAnswer(label=top[0].name, top=top, novelty=strange, unknown=unknown))
+    threshold = None if answers.threshold is None else float(answers.threshold[0])
     return schemas.Predictions(
-        model=model.name,
-        revision=model.version.revision,
-        measure=answers.measure,
-        threshold=None if answers.threshold is None else float(answers.threshold[0]),
-        answers=found,
+        model=model.name, revision=model.version.revision, measure=answers.measure, threshold=threshold, answers=found
     )
 
 

@@ -7,7 +7,8 @@ import timm
 import torch
 from torch import nn
 
-from evergrow.adapt.tuners import AttentionEdit, AttentionSite, TunerError, UnsupportedModelError, create_tuner
+from evergrow.adapt.tuners import TunerError, UnsupportedModelError, create_tuner
+from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite
 from evergrow.core.errors import InputError
 
 TIMM = tuple(int(part) for part in timm.__version__.split(".")[:3])

@@ -56,7 +56,7 @@ def test_rotary_positions_are_those_without_prompts(make_model, images, shaken, 
     shaken(create_tuner(name, model, tokens=3))
     assert not torch.allclose(model(images), expected, atol=1e-4)
 
-    from evergrow.adapt.tuners import AttentionEdit, AttentionSite
+    from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite
 
     class IgnoreTail(AttentionEdit):
         def heads(self, x, q, k, v):

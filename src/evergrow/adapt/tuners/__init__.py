@@ -4,11 +4,10 @@
 weights and its ``state_dict``. ``tuner.disable()`` gives the base model to the bit, ``tuner.remove()`` for good.
 """
 
-from evergrow.adapt.tuners.adapter import AdapterConfig, AdapterTuner
+from evergrow.adapt.tuners.adapter import AdapterConfig
 from evergrow.adapt.tuners.base import (
     TUNERS,
     ArchitectureError,
-    SavedTuner,
     Tuner,
     TunerConfig,
     TunerError,
@@ -21,31 +20,22 @@ from evergrow.adapt.tuners.base import (
     restore_tuner,
     tuners_of,
 )
-from evergrow.adapt.tuners.lora import LoRAConfig, LoRATuner
-from evergrow.adapt.tuners.ssf import SSFConfig, SSFTuner
-from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite
-from evergrow.adapt.tuners.vpt import VPTConfig, VPTDeepTuner, VPTShallowTuner
+from evergrow.adapt.tuners.lora import LoRAConfig
+from evergrow.adapt.tuners.ssf import SSFConfig
+from evergrow.adapt.tuners.vpt import VPTConfig
 
 __all__ = [
     "TUNERS",
     "AdapterConfig",
-    "AdapterTuner",
     "ArchitectureError",
-    "AttentionEdit",
-    "AttentionSite",
     "LoRAConfig",
-    "LoRATuner",
     "SSFConfig",
-    "SSFTuner",
-    "SavedTuner",
     "Tuner",
     "TunerConfig",
     "TunerError",
     "UnmergeableError",
     "UnsupportedModelError",
     "VPTConfig",
-    "VPTDeepTuner",
-    "VPTShallowTuner",
     "adapting_tuners",
     "create_tuner",
     "list_tuners",

@@ -11,16 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
-from evergrow.adapt.tuners.base import (
-    TUNERS,
-    Drawer,
-    Handle,
-    Tuner,
-    TunerConfig,
-    TunerError,
-    check_blocks,
-    layer_parameter,
-)
+from evergrow.adapt.tuners.base import TUNERS, Drawer, Handle, Tuner, TunerConfig, TunerError, check_blocks
 from evergrow.adapt.tuners.vit import Block, find_blocks
 from evergrow.core.validation import check_choice, check_number
 
@@ -89,10 +80,10 @@ class AdapterLayer(nn.Module):
         like = block.mlp_input.weight
         width, inner = block.mlp_input.in_features, config.bottleneck
         self.config = config
-        self.down_weight = layer_parameter(drawer.kaiming((inner, width), like, block.name, "down"))
-        self.down_bias = layer_parameter(drawer.zeros((inner,), like))
-        self.up_weight = layer_parameter(drawer.zeros((width, inner), like))
-        self.up_bias = layer_parameter(drawer.zeros((width,), like))
+        self.down_weight = drawer.kaiming((inner, width), like, block.name, "down")
+        self.down_bias = drawer.zeros((inner,), like)
+        self.up_weight = drawer.zeros((width, inner), like)
+        self.up_bias = drawer.zeros((width,), like)
         self._streams: dict[int, Tensor] = {}
 
     def branch(self, x: Tensor, training: bool) -> Tensor:
@@ -141,7 +132,7 @@ class AdapterTuner(Tuner):
     >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, num_classes=0).eval()
     >>> adapters = [create_tuner("adapter", model, bottleneck=4, seed=task) for task in range(3)]
     >>> for adapter in adapters:
-    ...     _ = adapter.freeze().disable()
+    ...     _ = adapter.requires_grad_(False).disable()
     >>> features = []
     >>> for adapter in adapters:
     ...     with adapter.enable(), torch.no_grad():
@@ -154,14 +145,10 @@ class AdapterTuner(Tuner):
     config_class = AdapterConfig
     adapts = True
 
-    def _build(self, model: nn.Module) -> None:
-        drawer = self._drawer()
-        self._pairs: list[tuple[Block, AdapterLayer]] = []
+    def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[Block, AdapterLayer]]:
         for block in find_blocks(model, self.config.blocks):
             block.part("norm2")
-            self._pairs.append((block, AdapterLayer(block, self.config, drawer)))
-        for block, layer in self._pairs:
-            self._plant(block.name, layer)
+            yield block, AdapterLayer(block, self.config, drawer)
 
     def _attach(self) -> Iterator[Handle]:
         for block, layer in self._pairs:

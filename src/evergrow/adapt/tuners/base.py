@@ -1,7 +1,7 @@
 """The tuner: a few parameters that change what a frozen backbone computes; the kinds by name, and their files.
 
 :class:`Tuner` is the base of every kind and :class:`TunerConfig` that of its settings. :class:`Host` is what the tuners
-of one model share, :class:`Fold` puts a tuner into the weights, :class:`Drawer` draws initial values.
+of one model share, :class:`Drawer` draws initial values.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
@@ -21,7 +21,7 @@ from typing_extensions import Self
 
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError, NumericalError, ParameterError
 from evergrow.core.record import NOTHING, Between, Extra, Spec, read_record, record, write_record
-from evergrow.core.registry import Registry, nearest
+from evergrow.core.registry import Registry
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_number, from_mapping, lists_to_tuples, to_plain
 
@@ -100,22 +100,16 @@ class TunerConfig:
 
 def check_blocks(blocks: Any) -> None:
     """Raise :class:`ParameterError` unless ``blocks`` is None or a tuple of distinct block numbers."""
-    if blocks is None:
-        return
-    plain = isinstance(blocks, tuple) and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in blocks)
-    if not plain or not blocks or len(set(blocks)) != len(blocks):
+    plain = isinstance(blocks, tuple) and all(type(i) is int and i >= 0 for i in blocks)
+    if blocks is not None and not (plain and blocks and len(set(blocks)) == len(blocks)):
         raise ParameterError(f"blocks must be None or distinct block numbers from 0 up, got {blocks!r}")
 
 
 def check_targets(targets: Any, known: tuple[str, ...]) -> None:
     """Raise :class:`ParameterError` unless ``targets`` is a tuple of distinct names out of ``known``."""
-    if not isinstance(targets, tuple) or not targets or len(set(targets)) != len(targets):
-        raise ParameterError(f"targets must be distinct names out of {known}, got {targets!r}")
-    for target in targets:
-        if target not in known:
-            raise ParameterError(
-                f"targets must be distinct names out of {known}, got {target!r}; nearest: {nearest(str(target), known)}"
-            )
+    wrong = [target for target in targets if target not in known] if isinstance(targets, tuple) else [targets]
+    if wrong or not targets or len(set(targets)) != len(targets):
+        raise ParameterError(f"targets must be distinct names out of {known}, got {(wrong or [targets])[0]!r}")
 
 
 class Drawer:
@@ -141,8 +135,8 @@ class Drawer:
     >>> like = torch.empty(0, dtype=torch.float64)
     >>> a = Drawer(0, "lora").kaiming((2, 3), like, "blocks.0", "A")
     >>> b = Drawer(0, "lora").kaiming((2, 3), like, "blocks.0", "A")
-    >>> bool((a == b).all()), a.dtype
-    (True, torch.float64)
+    >>> bool((a == b).all()), a.dtype, a.requires_grad
+    (True, torch.float64, True)
     """
 
     def __init__(self, seed: int, name: str, limit: int | None = None) -> None:
@@ -151,42 +145,38 @@ class Drawer:
         self._limit = limit
         self._made = 0
 
-    def _stream(self, purpose: tuple[str | int, ...]) -> torch.Generator:
-        return generator(self.seed, "tuner", self.name, *purpose)
-
-    def _count(self, shape: tuple[int, ...]) -> None:
+    def _stream(self, shape: tuple[int, ...], *purpose: str | int) -> torch.Generator:
+        """Count the numbers of a parameter, and return where they come from."""
         self._made += math.prod(shape)
         if self._limit is not None and self._made > self._limit:
             raise InputError(
                 f"settings of tuner {self.name!r} must fit a state of {self._limit} numbers, got some for more"
             )
+        return generator(self.seed, "tuner", self.name, *purpose)
 
-    def zeros(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return a tensor of zeros."""
-        self._count(shape)
-        return like.new_zeros(shape)
+    def zeros(self, shape: tuple[int, ...], like: Tensor) -> nn.Parameter:
+        """Return a parameter of zeros."""
+        self._stream(shape)
+        return layer_parameter(like.new_zeros(shape))
 
-    def kaiming(self, shape: tuple[int, int], like: Tensor, *purpose: str | int) -> Tensor:
+    def kaiming(self, shape: tuple[int, int], like: Tensor, *purpose: str | int) -> nn.Parameter:
         """Return a (fan_out, fan_in) matrix from U(-b, b), b = 1/sqrt(fan_in): Kaiming's with a = sqrt(5)."""
-        self._count(shape)
-        drawn = nn.init.kaiming_uniform_(torch.empty(shape), a=5**0.5, generator=self._stream(purpose))
-        return drawn.to(like.device, like.dtype)
+        stream = self._stream(shape, *purpose)
+        return layer_parameter(nn.init.kaiming_uniform_(torch.empty(shape), a=5**0.5, generator=stream).to(like))
 
-    def normal(self, shape: tuple[int, ...], like: Tensor, mean: float, std: float, *purpose: str | int) -> Tensor:
-        """Return a tensor from N(mean, std)."""
-        self._count(shape)
-        drawn = torch.randn(shape, generator=self._stream(purpose)) * std + mean
-        return drawn.to(like.device, like.dtype)
+    def normal(
+        self, shape: tuple[int, ...], like: Tensor, mean: float, std: float, *purpose: str | int
+    ) -> nn.Parameter:
+        """Return a parameter from N(mean, std)."""
+        stream = self._stream(shape, *purpose)
+        return layer_parameter((torch.randn(shape, generator=stream) * std + mean).to(like))
 
-    def truncated(self, shape: tuple[int, ...], like: Tensor, std: float, *purpose: str | int) -> Tensor:
-        """Return a tensor from N(0, std), cut off at two standard deviations; zeros for a std of 0."""
-        self._count(shape)
-        if std == 0:  # which torch would divide by
-            return like.new_zeros(shape)
-        drawn = nn.init.trunc_normal_(
-            torch.empty(shape), std=std, a=-2 * std, b=2 * std, generator=self._stream(purpose)
-        )
-        return drawn.to(like.device, like.dtype)
+    def truncated(self, shape: tuple[int, ...], like: Tensor, std: float, *purpose: str | int) -> nn.Parameter:
+        """Return a parameter from N(0, std), cut off at two standard deviations; zeros for a std of 0."""
+        stream, drawn = self._stream(shape, *purpose), torch.zeros(shape)
+        if std:  # by which torch divides
+            nn.init.trunc_normal_(drawn, std=std, a=-2 * std, b=2 * std, generator=stream)
+        return layer_parameter(drawn.to(like))
 
 
 _ATTRIBUTE = "_evergrow_host"
@@ -307,78 +297,48 @@ def tuners_of(model: nn.Module) -> list[Tuner]:
     return list(host.tuners) if isinstance(host, Host) else []
 
 
-class Fold:
-    """New values for some weights, first planned, then put in place, and taken back on demand.
+def fold_weights(weights: Iterable[tuple[nn.Module, str, Tensor]]) -> dict[tuple[nn.Module, str], Tensor | None]:
+    """Give layers new weights, all or none, and return the old ones.
 
-    The old values are kept as they are in memory until :meth:`revert` or until the fold is dropped.
+    Parameters
+    ----------
+    weights : iterable of (torch.nn.Module, str, torch.Tensor)
+        A layer, the name of one of its parameters, which may be one that it does not have yet, and the new value.
+
+    Raises
+    ------
+    NumericalError
+        If a value is not finite in the type of its weight; then nothing has changed.
 
     Examples
     --------
     >>> import torch
     >>> from torch import nn
-    >>> from evergrow.adapt.tuners.base import Fold
+    >>> from evergrow.adapt.tuners.base import fold_weights
     >>> layer = nn.Linear(2, 1, bias=False)
-    >>> fold, before = Fold(), layer.weight.clone()
-    >>> fold.plan(layer, "weight", 2 * layer.weight)
-    >>> fold.plan(layer, "bias", torch.ones(1))
-    >>> fold.commit()
+    >>> before = layer.weight.clone()
+    >>> old = fold_weights([(layer, "weight", 2 * layer.weight), (layer, "bias", torch.ones(1))])
     >>> bool((layer.weight == 2 * before).all()), layer.bias.item()
     (True, 1.0)
-    >>> fold.revert()
-    >>> bool((layer.weight == before).all()), layer.bias is None
+    >>> bool((old[layer, "weight"] == before).all()), old[layer, "bias"] is None
     (True, True)
     """
-
-    def __init__(self) -> None:
-        self._planned: dict[tuple[nn.Module, str], Tensor] = {}
-        self._kept: dict[tuple[nn.Module, str], Tensor | None] = {}
-
-    def current(self, layer: nn.Module, name: str) -> Tensor | None:
-        """Return a weight as planned so far, in float64; None where the layer has none."""
-        planned = self._planned.get((layer, name))
-        value = getattr(layer, name) if planned is None else planned
-        return None if value is None else value.detach().double()
-
-    def plan(self, layer: nn.Module, name: str, value: Tensor) -> None:
-        """Plan a new value for a parameter, which may be one that the layer does not have yet."""
-        self._planned[layer, name] = value.detach()
-
-    def commit(self) -> None:
-        """Put all planned values in place.
-
-        Raises
-        ------
-        NumericalError
-            If a value is not finite in the type of its weight; then nothing has changed.
-        """
-        cast = {}
-        for (layer, name), value in self._planned.items():
-            like = next(layer.parameters(recurse=False), value)
-            cast[layer, name] = value.to(like.device, like.dtype)
-            if not bool(torch.isfinite(cast[layer, name]).all()):
-                raise NumericalError(
-                    f"merged weights must be finite, got NaN or infinity in {name} of {type(layer).__name__}; "
-                    "nothing was merged"
-                )
-        for (layer, name), value in cast.items():
-            parameter = getattr(layer, name)
-            if parameter is None:
-                self._kept[layer, name] = None
-                setattr(layer, name, nn.Parameter(value, requires_grad=False))
-            else:
-                self._kept[layer, name] = parameter.data
-                parameter.data = value
-        self._planned = {}
-
-    def revert(self) -> None:
-        """Put the old values back."""
-        for (layer, name), value in self._kept.items():
-            if value is None:
-                setattr(layer, name, None)
-            else:
-                parameter = getattr(layer, name)
-                parameter.data = value.to(parameter.device)  # the model may have moved since
-        self._kept = {}
+    cast, old = {}, dict[tuple[nn.Module, str], Tensor | None]()
+    for layer, name, value in weights:
+        cast[layer, name] = value.detach().to(next(layer.parameters(recurse=False), value))
+        if not bool(torch.isfinite(cast[layer, name]).all()):
+            raise NumericalError(
+                f"merged weights must be finite, got NaN or infinity in {name} of {type(layer).__name__}; "
+                "nothing was merged"
+            )
+    for (layer, name), value in cast.items():
+        parameter = getattr(layer, name)
+        old[layer, name] = None if parameter is None else parameter.data
+        if parameter is None:
+            setattr(layer, name, nn.Parameter(value, requires_grad=False))
+        else:
+            parameter.data = value
+    return old
 
 
 @record("tuner")
@@ -409,42 +369,6 @@ class SavedTuner:
     tensors: dict[str, Annotated[Tensor, Spec(dtype=None, largest=_LARGEST)]]
     architecture: dict[str, Any] = field(default_factory=dict)
     extra: Extra = NOTHING
-
-    def require_architecture(self, path: str | os.PathLike[str], here: dict[str, Any]) -> None:
-        """Raise :class:`ArchitectureError` unless the backbone at hand is of the saved architecture."""
-        if self.architecture != here:
-            raise ArchitectureError(
-                f"model must have the architecture that {os.fspath(path)} was saved from, "
-                f"{_words(self.architecture)}, got {_words(here)}"
-            )
-
-
-def _words(architecture: dict[str, Any]) -> str:
-    family, count, digest = (architecture.get(key) for key in ("family", "parameters", "digest"))
-    return f"{family} with {count} parameters ({str(digest)[:8]})"
-
-
-class _Switch:
-    """Puts a tuner back to the state it was in, when used as a context manager."""
-
-    def __init__(self, tuner: Tuner) -> None:
-        self._tuner = tuner
-        self._was = tuner.enabled, tuner.merged
-
-    def __enter__(self) -> Tuner:
-        return self._tuner
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        enabled, merged = self._was
-        if self._tuner.removed or (self._tuner.enabled, self._tuner.merged) == self._was:
-            return
-        self._tuner.disable()
-        if merged:
-            self._tuner.merge()
-        elif enabled:
-            self._tuner.enable()
 
 
 class Tuner(nn.Module):
@@ -490,8 +414,8 @@ class Tuner(nn.Module):
         self._limit = limit
         self._extra = NOTHING
         self._handles: list[Handle] = []
-        self._fold_in_place: Fold | None = None
-        self._removed = False
+        self._folded: dict[tuple[nn.Module, str], Tensor | None] | None = None  # the weights before a merge
+        self.removed = False
         self._host = Host.of(model)
         self.layers = nn.Module()
         self._build(model)
@@ -511,16 +435,24 @@ class Tuner(nn.Module):
 
     def _build(self, model: nn.Module) -> None:
         """Plant the layers, or raise :class:`UnsupportedModelError` with the model untouched."""
+        self._pairs = list(self._layers(model, self._drawer()))
+        for place, layer in self._pairs:
+            self._plant(place.name, layer)
+
+    def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[Any, Any]]:
+        """Yield every place that is tuned, which has a name, with the layer that tunes it."""
+        yield from ()
 
     def _attach(self) -> Iterator[Handle]:
         """Put every layer to work in the model and yield what takes it off again."""
         yield from ()
 
-    def _plan(self, fold: Fold) -> None:
-        """Plan the weights that do the tuner's work; kinds that cannot leave this as it is."""
+    def _fold(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
+        """Yield the weights that do the tuner's work, for :func:`fold_weights`, if the kind is ``mergeable``."""
+        yield from ()
 
     def _touched(self) -> set[nn.Module]:
-        """Return the layers that :meth:`_plan` changes."""
+        """Return the layers that :meth:`_fold` changes."""
         return set()
 
     def _adjust(self, state: Mapping[str, Tensor]) -> None:
@@ -544,16 +476,11 @@ class Tuner(nn.Module):
         return bool(self._handles) or self.merged
 
     @property
-    def removed(self) -> bool:
-        """Whether the tuner was taken off its model for good."""
-        return self._removed
-
-    @property
     def merged(self) -> bool:
         """Whether the tuner is folded into the model's weights at the moment."""
-        return self._fold_in_place is not None
+        return self._folded is not None
 
-    def enable(self) -> _Switch:
+    def enable(self) -> ExitStack:
         """Let the model compute with this tuner; in a ``with`` statement, until its end.
 
         Examples
@@ -571,7 +498,7 @@ class Tuner(nn.Module):
         False
         """
         self._require_present()
-        switch = _Switch(self)
+        switch = self._switch()
         if not self.enabled:
             try:
                 for handle in self._attach():
@@ -582,17 +509,38 @@ class Tuner(nn.Module):
             self._host.hold_statistics()
         return switch
 
-    def disable(self) -> _Switch:
+    def disable(self) -> ExitStack:
         """Let the model compute, to the bit, as if there were no such tuner; in a ``with``, until its end.
 
         A merged tuner is taken out of the weights; :meth:`enable` does not merge it again, the end of a ``with`` does.
         """
-        switch = _Switch(self)
-        if self._fold_in_place is not None:
-            self._fold_in_place.revert()
-            self._fold_in_place = None
+        switch = self._switch()
+        for (layer, name), value in (self._folded or {}).items():
+            if value is None:
+                setattr(layer, name, None)
+            else:
+                parameter = getattr(layer, name)
+                parameter.data = value.to(parameter.device)  # the model may have moved since
+        self._folded = None
         self._detach()
         self._host.hold_statistics()
+        return switch
+
+    def _switch(self) -> ExitStack:
+        """Return what puts the tuner back into its present state at the end of a ``with``."""
+        enabled, merged = self.enabled, self.merged
+
+        def back() -> None:
+            if self.removed or (self.enabled, self.merged) == (enabled, merged):
+                return
+            self.disable()
+            if merged:
+                self.merge()
+            elif enabled:
+                self.enable()
+
+        switch = ExitStack()
+        switch.callback(back)
         return switch
 
     def _detach(self) -> None:
@@ -605,24 +553,16 @@ class Tuner(nn.Module):
 
         The parameters stay readable and can be saved. Removing twice does nothing.
         """
-        if not self._removed:
+        if not self.removed:
             self.disable()
             self._host.leave(self.model, self)
-            self._removed = True
+            self.removed = True
 
     def _require_present(self) -> None:
-        if self._removed:
+        if self.removed:
             raise TunerError(f"tuner {self.name!r} must be on a model, but it was removed: create a new one")
 
     # -- training -------------------------------------------------------------------------------------------
-
-    def freeze(self) -> Self:
-        """Stop the tuner's parameters from requiring gradients; it goes on working."""
-        return self.requires_grad_(False)
-
-    def unfreeze(self) -> Self:
-        """Let the tuner's parameters require gradients."""
-        return self.requires_grad_(True)
 
     def trainable_counts(self) -> dict[str, int]:
         """Return how many numbers are trainable, by the place they tune, and the ``"total"``.
@@ -666,16 +606,18 @@ class Tuner(nn.Module):
             raise UnmergeableError(
                 f"tuner must be of a kind that folds into weights, got {self.name!r}: keep it enabled"
             )
-        if self._fold_in_place is None:
-            self._require_alone()
-            fold = Fold()
-            self._plan(fold)
-            fold.commit()
+        if self._folded is None:
+            for other in tuners_of(self.model):  # the order in which both apply would change
+                if other is not self and other.enabled and other._touched() & self._touched():
+                    raise UnmergeableError(
+                        f"tuner {self.name!r} must be alone in the layers it is folded into, but a {other.name!r} "
+                        "tuner is enabled in some: disable or finally merge that one first"
+                    )
+            self._folded = fold_weights(self._fold())
             self._detach()
-            self._fold_in_place = fold
             self._host.hold_statistics()
         if final:
-            self._fold_in_place = None
+            self._folded = None
             self.remove()
 
     def unmerge(self) -> None:
@@ -683,15 +625,6 @@ class Tuner(nn.Module):
         if self.merged:
             self.disable()
             self.enable()
-
-    def _require_alone(self) -> None:
-        """Refuse to fold where another tuner works: the order in which both apply would change."""
-        for other in tuners_of(self.model):
-            if other is not self and other.enabled and other._touched() & self._touched():
-                raise UnmergeableError(
-                    f"tuner {self.name!r} must be alone in the layers it is folded into, but a {other.name!r} tuner is "
-                    "enabled in some: disable or finally merge that one first"
-                )
 
     # -- state ----------------------------------------------------------------------------------------------
 
@@ -710,17 +643,15 @@ class Tuner(nn.Module):
                 f"tuner {self.name!r} must not be merged while parameters are loaded: call unmerge() first"
             )
         self._adjust(state_dict)
-        own = self.state_dict()
-        for name in sorted({*own, *state_dict}):
-            wanted = tuple(own[name].shape) if name in own else None
-            given = tuple(state_dict[name].shape) if name in state_dict else None
-            if wanted != given and (strict or (wanted is not None and given is not None)):
-                raise InputError(f"state of tuner {self.name!r} must have {name!r} of shape {wanted}, got {given}")
-            if wanted is None or given is None:
-                continue
-            ours, theirs = own[name].dtype, state_dict[name].dtype
-            if ours.is_floating_point != theirs.is_floating_point:
-                raise InputError(f"state of tuner {self.name!r} must have {name!r} of {ours}, got {theirs}")
+        own, given = (
+            {key: f"{tuple(value.shape)}{'' if value.is_floating_point() else ' of integers'}" for key, value in found}
+            for found in (self.state_dict().items(), state_dict.items())
+        )
+        for name in sorted({*own, *given}):
+            if own.get(name) != given.get(name):
+                raise InputError(
+                    f"state of tuner {self.name!r} must have {name!r} of shape {own.get(name)}, got {given.get(name)}"
+                )
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -843,7 +774,15 @@ def load_tuner(path: str | os.PathLike[str], model: nn.Module) -> Tuner:
         If the model is of another architecture.
     """
     saved = read_record(SavedTuner, path)
-    saved.require_architecture(path, Host.of(model).architecture)
+    here = Host.of(model).architecture
+    if saved.architecture != here:
+        wanted, got = (
+            f"{about.get('family')} with {about.get('parameters')} parameters ({str(about.get('digest'))[:8]})"
+            for about in (saved.architecture, here)
+        )
+        raise ArchitectureError(
+            f"model must have the architecture that {os.fspath(path)} was saved from, {wanted}, got {got}"
+        )
     return restore_tuner(saved, model, name=os.fspath(path))
 
 

@@ -11,31 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from evergrow.adapt.tuners.base import (
-    TUNERS,
-    Drawer,
-    Fold,
-    Handle,
-    Tuner,
-    TunerConfig,
-    check_blocks,
-    check_targets,
-    layer_parameter,
-)
+from evergrow.adapt.tuners.base import TUNERS, Drawer, Handle, Tuner, TunerConfig, check_blocks, check_targets
 from evergrow.adapt.tuners.vit import TARGETS, AttentionEdit, AttentionSite, Slot, find_blocks, find_slots, fused_bias
 from evergrow.core.validation import check_number
-
-
-class LowRankMap(nn.Module):
-    """A linear map of low rank beside the one in a slot; subclasses say how it is made up."""
-
-    def change(self, x: Tensor) -> Tensor:
-        """Return what is added to the slot's output for inputs (..., in)."""
-        raise TypeError(f"{type(self).__name__} must override change")
-
-    def weight(self) -> Tensor:
-        """Return the (out, in) matrix that :meth:`change` multiplies by, in float64."""
-        raise TypeError(f"{type(self).__name__} must override weight")
 
 
 class LayerChange(AttentionEdit):
@@ -43,11 +21,11 @@ class LayerChange(AttentionEdit):
 
     Parameters
     ----------
-    pairs : list of (Slot, LowRankMap)
-        Slots of the same layer.
+    pairs : list of (Slot, torch.nn.Module)
+        Slots of the same layer, with what :meth:`LowRankTuner._map` makes of them.
     """
 
-    def __init__(self, pairs: list[tuple[Slot, LowRankMap]]) -> None:
+    def __init__(self, pairs: list[tuple[Slot, Any]]) -> None:
         self._pairs = sorted(pairs, key=lambda pair: pair[0].rows.start or 0)
         self.layer = pairs[0][0].layer
 
@@ -75,21 +53,52 @@ class LayerChange(AttentionEdit):
             pieces.append(qkv[..., position:])
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
 
-    def plan(self, fold: Fold) -> None:
-        """Plan weights that have the maps added."""
-        weight = fold.current(self.layer, "weight")
-        if weight is not None:
-            weight = weight.clone()
-            for slot, low_rank in self._pairs:
-                weight[slot.rows] += low_rank.weight()
-            fold.plan(self.layer, "weight", weight)
+    def merged_weight(self) -> Tensor:
+        """Return the layer's weight with the maps added, in float64."""
+        weight = self.layer.weight.detach().double().clone()
+        for slot, low_rank in self._pairs:
+            weight[slot.rows] += low_rank.weight()
+        return weight
 
 
-def by_layer(pairs: Iterable[tuple[Slot, LowRankMap]]) -> Iterator[LayerChange]:
+def by_layer(pairs: Iterable[tuple[Slot, Any]]) -> Iterator[LayerChange]:
     """Yield one :class:`LayerChange` per layer."""
     ordered = sorted(pairs, key=lambda pair: id(pair[0].layer))
     for _, group in groupby(ordered, key=lambda pair: id(pair[0].layer)):
         yield LayerChange(list(group))
+
+
+class LowRankTuner(Tuner):
+    """The base of tuners that add low-rank maps to linear ones; folds into weights.
+
+    Subclasses make the map of a slot in :meth:`_map`; their settings have ``blocks`` and ``targets``.
+    """
+
+    mergeable = True
+
+    def _map(self, slot: Slot, drawer: Drawer) -> nn.Module:
+        """Return the map beside the one in a slot.
+
+        Its ``change(x)`` gives what is added to the slot's output for inputs (..., in), and its ``weight()`` the
+        (out, in) matrix that this multiplies by, in float64.
+        """
+        raise TypeError(f"{type(self).__name__} must override _map")
+
+    def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[Slot, nn.Module]]:
+        for block in find_blocks(model, self.config.blocks):
+            for slot in find_slots(block, self.config.targets):
+                yield slot, self._map(slot, drawer)
+
+    def _attach(self) -> Iterator[Handle]:
+        for change in by_layer(self._pairs):
+            yield change.attach()
+
+    def _fold(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
+        for change in by_layer(self._pairs):
+            yield change.layer, "weight", change.merged_weight()
+
+    def _touched(self) -> set[nn.Module]:
+        return {slot.layer for slot, _ in self._pairs}
 
 
 @dataclass(frozen=True)
@@ -133,15 +142,15 @@ class LoRAConfig(TunerConfig):
         return 1.0 if self.alpha is None else self.alpha / self.rank
 
 
-class LoRALayer(LowRankMap):
+class LoRALayer(nn.Module):
     """scale * B A for one slot: A (r, in) is drawn, B (out, r) starts at zero."""
 
     def __init__(self, slot: Slot, config: LoRAConfig, drawer: Drawer) -> None:
         super().__init__()
         outputs, inputs = slot.shape
         like = slot.layer.weight
-        self.A = layer_parameter(drawer.kaiming((config.rank, inputs), like, slot.name, "A"))
-        self.B = layer_parameter(drawer.zeros((outputs, config.rank), like))
+        self.A = drawer.kaiming((config.rank, inputs), like, slot.name, "A")
+        self.B = drawer.zeros((outputs, config.rank), like)
         self.scale = config.scale
 
     def change(self, x: Tensor) -> Tensor:
@@ -154,7 +163,7 @@ class LoRALayer(LowRankMap):
 
 
 @TUNERS.register("lora")
-class LoRATuner(Tuner):
+class LoRATuner(LowRankTuner):
     """Low-rank adaptation: W + (alpha / r) B A for the queries and values of every block, or other maps.
 
     Serves vision transformers with fused or separate projections. Folds into weights. See :class:`LoRAConfig`.
@@ -175,24 +184,6 @@ class LoRATuner(Tuner):
     name = "lora"
     config_class = LoRAConfig
     adapts = True
-    mergeable = True
 
-    def _build(self, model: nn.Module) -> None:
-        drawer = self._drawer()
-        blocks = find_blocks(model, self.config.blocks)
-        slots = [slot for block in blocks for slot in find_slots(block, self.config.targets)]
-        pairs = [(slot, LoRALayer(slot, self.config, drawer)) for slot in slots]
-        for slot, layer in pairs:
-            self._plant(slot.name, layer)
-        self._changes = list(by_layer(pairs))
-
-    def _attach(self) -> Iterator[Handle]:
-        for change in self._changes:
-            yield change.attach()
-
-    def _plan(self, fold: Fold) -> None:
-        for change in self._changes:
-            change.plan(fold)
-
-    def _touched(self) -> set[nn.Module]:
-        return {change.layer for change in self._changes}
+    def _map(self, slot: Slot, drawer: Drawer) -> nn.Module:
+        return LoRALayer(slot, self.config, drawer)

@@ -14,14 +14,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from evergrow.adapt.tuners.base import (
     TUNERS,
     Drawer,
-    Fold,
     Handle,
     Tuner,
     TunerConfig,
     UnmergeableError,
     UnsupportedModelError,
     classifier_modules,
-    layer_parameter,
 )
 from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite, fused_bias, is_known_attention
 from evergrow.core.errors import ParameterError
@@ -107,8 +105,8 @@ class ScalePoint:
 
 
 def find_scale_points(model: nn.Module, patterns: tuple[str, ...] | None) -> Iterator[ScalePoint]:
-    """Yield the layers of a model that are scaled, in the model's order."""
-    heads = classifier_modules(model)
+    """Yield the layers of a model that are scaled, in the model's order, or raise :class:`UnsupportedModelError`."""
+    heads, found = classifier_modules(model), False
     for path, layer in model.named_modules():
         shape = None if layer in heads else _channels(path, layer)
         if shape is None or (patterns and not any(fnmatchcase(path, pattern) for pattern in patterns)):
@@ -121,7 +119,13 @@ def find_scale_points(model: nn.Module, patterns: tuple[str, ...] | None) -> Ite
                 f"{path} must be called by itself to be scaled, got a part that {type(parent).__name__} reads the "
                 "weights of; leave it out with the setting layers"
             )
+        found = True
         yield ScalePoint(path, layer, *shape, parent if elsewhere else None)
+    if not found:
+        wanted = f" that match {patterns}" if patterns else ""
+        raise UnsupportedModelError(
+            f"model must have linear, convolution or normalisation layers{wanted}, got {type(model).__name__}"
+        )
 
 
 def _channels(path: str, layer: nn.Module) -> tuple[int, int] | None:
@@ -143,14 +147,14 @@ def _channels(path: str, layer: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-class ScaleShift(nn.Module):
-    """The scale and shift of one point."""
+class ScaleShift(nn.Module, AttentionEdit):
+    """The scale and shift of one point, also of a fused projection whose bias the attention adds."""
 
     def __init__(self, point: ScalePoint, std: float, drawer: Drawer) -> None:
         super().__init__()
         like = next((p for p in point.layer.parameters(recurse=False)), torch.empty(0))
-        self.gamma = layer_parameter(drawer.normal((point.width,), like, 1.0, std, point.name, "gamma"))
-        self.beta = layer_parameter(drawer.normal((point.width,), like, 0.0, std, point.name, "beta"))
+        self.gamma = drawer.normal((point.width,), like, 1.0, std, point.name, "gamma")
+        self.beta = drawer.normal((point.width,), like, 0.0, std, point.name, "beta")
         self.dim = point.dim
 
     def scaled(self, x: Tensor) -> Tensor:
@@ -163,8 +167,12 @@ class ScaleShift(nn.Module):
         """Scale what a layer gives."""
         return self.scaled(output)
 
-    def fold(self, point: ScalePoint, fold: Fold) -> None:
-        """Plan gamma * W and gamma * b + beta."""
+    def projected(self, x: Tensor, qkv: Tensor) -> Tensor:
+        """Scale a fused projection."""
+        return self.scaled(qkv)
+
+    def fold(self, point: ScalePoint) -> Iterator[tuple[nn.Module, str, Tensor]]:
+        """Yield gamma * W and gamma * b + beta."""
         if not point.absorbs or "bias" not in point.layer._parameters:
             kind = type(point.layer).__name__
             kind += " whose attention adds the bias" if point.attention is not None else ""
@@ -173,20 +181,11 @@ class ScaleShift(nn.Module):
                 "keep the tuner enabled"
             )
         gamma, beta = self.gamma.detach().double(), self.beta.detach().double()
-        weight, bias = fold.current(point.layer, "weight"), fold.current(point.layer, "bias")
-        scaled = gamma if weight is None else weight * gamma.reshape(-1, *[1] * (weight.ndim - 1))
-        fold.plan(point.layer, "weight", scaled)
-        fold.plan(point.layer, "bias", beta if bias is None else bias * gamma + beta)
-
-
-class _ScaledProjection(AttentionEdit):
-    """Scales a fused projection whose bias the attention adds."""
-
-    def __init__(self, layer: ScaleShift) -> None:
-        self._layer = layer
-
-    def projected(self, x: Tensor, qkv: Tensor) -> Tensor:
-        return self._layer.scaled(qkv)
+        weight: Any = point.layer.weight
+        bias: Any = point.layer.bias
+        scaled = gamma if weight is None else weight.double() * gamma.reshape(-1, *[1] * (weight.ndim - 1))
+        yield point.layer, "weight", scaled
+        yield point.layer, "bias", beta if bias is None else bias.double() * gamma + beta
 
 
 @TUNERS.register("ssf")
@@ -214,28 +213,20 @@ class SSFTuner(Tuner):
     adapts = True
     mergeable = True
 
-    def _build(self, model: nn.Module) -> None:
-        drawer = self._drawer()
-        points = list(find_scale_points(model, self.config.layers))
-        if not points:
-            wanted = f" that match {self.config.layers}" if self.config.layers else ""
-            raise UnsupportedModelError(
-                f"model must have linear, convolution or normalisation layers{wanted}, got {type(model).__name__}"
-            )
-        self._pairs = [(point, ScaleShift(point, self.config.std, drawer)) for point in points]
-        for point, layer in self._pairs:
-            self._plant(point.name, layer)
+    def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[ScalePoint, ScaleShift]]:
+        for point in find_scale_points(model, self.config.layers):
+            yield point, ScaleShift(point, self.config.std, drawer)
 
     def _attach(self) -> Iterator[Handle]:
         for point, layer in self._pairs:
             if point.attention is None:
                 yield point.outlet.register_forward_hook(layer.scale_output)
             else:
-                yield AttentionSite.of(point.attention).add(_ScaledProjection(layer))
+                yield AttentionSite.of(point.attention).add(layer)
 
-    def _plan(self, fold: Fold) -> None:
+    def _fold(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
         for point, layer in self._pairs:
-            layer.fold(point, fold)
+            yield from layer.fold(point)
 
     def _touched(self) -> set[nn.Module]:
         return {point.layer for point, _ in self._pairs}

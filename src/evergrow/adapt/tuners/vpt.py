@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from evergrow.adapt.tuners.base import (
     TunerConfig,
     TunerError,
     UnsupportedModelError,
-    layer_parameter,
 )
 from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite, Block, find_blocks, is_known_attention
 from evergrow.core.validation import check_number
@@ -54,20 +53,13 @@ class VPTConfig(TunerConfig):
 _WITHOUT_POSITIONS = {"ParallelScalingBlock", "DiffParallelScalingBlock", "ParallelThingsBlock", "DiffAttention"}
 
 
-class _Tail(AttentionEdit):
-    """Says that the prompts have no place in the image."""
-
-    def __init__(self, tokens: int) -> None:
-        self.tail = tokens
-
-
-class PromptLayer(nn.Module):
-    """Prompts (tokens, d), and the hooks that append and drop them."""
+class PromptLayer(nn.Module, AttentionEdit):
+    """Prompts (tokens, d), and the hooks that append and drop them; they have no place in the image."""
 
     def __init__(self, block: Block, width: int, config: VPTConfig, drawer: Drawer) -> None:
         super().__init__()
-        shape = (config.tokens, width)
-        self.prompts = layer_parameter(drawer.normal(shape, block.like, 0.0, config.std, block.name))
+        self.tail = config.tokens
+        self.prompts = drawer.normal((config.tokens, width), block.like, 0.0, config.std, block.name)
 
     def append(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Append the prompts to a block's input (B, N, d); no position is added to them."""
@@ -87,32 +79,25 @@ class _PromptTuner(Tuner):
 
     config_class = VPTConfig
     adapts = True
+    deep: ClassVar[bool]
 
-    def _places(self, blocks: list[Block]) -> list[Block]:
-        """Return the blocks before which prompts are appended."""
-        return blocks
-
-    def _build(self, model: nn.Module) -> None:
-        self._blocks = find_blocks(model)
+    def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[Block, PromptLayer]]:
+        self._blocks, self._rotary = find_blocks(model), getattr(model, "rope", None) is not None
+        width = getattr(model, "embed_dim", None)
+        if not isinstance(width, int):
+            raise UnsupportedModelError(f"model must have one embed_dim for all blocks, got {width!r}")
         for block in self._blocks:
             _require_tokens_welcome(model, block)
-        drawer, width = self._drawer(), _width(model)
-        self._rotary = getattr(model, "rope", None) is not None
-        self._prompts = [PromptLayer(block, width, self.config, drawer) for block in self._places(self._blocks)]
-        for block, layer in zip(self._places(self._blocks), self._prompts):
-            self._plant(block.name, layer)
+        for block in self._blocks if self.deep else self._blocks[:1]:
+            yield block, PromptLayer(block, width, self.config, drawer)
 
     def _attach(self) -> Iterator[Handle]:
-        if self._rotary:
-            for block in self._blocks:
-                yield AttentionSite.of(block.part("attn")).add(_Tail(self.config.tokens))
-        for first, last, layer in self._spans():
+        for number, block in enumerate(self._blocks if self._rotary else ()):
+            yield AttentionSite.of(block.part("attn")).add(self._pairs[number if self.deep else 0][1])
+        for first, layer in self._pairs:
+            last = first if self.deep else self._blocks[-1]
             yield first.module.register_forward_pre_hook(layer.append, with_kwargs=True)
             yield last.module.register_forward_hook(layer.drop)
-
-    def _spans(self) -> Iterator[tuple[Block, Block, PromptLayer]]:
-        """Yield prompts with the block before which they come and the one after which they go."""
-        yield from ()
 
 
 @TUNERS.register("vpt-deep")
@@ -133,10 +118,7 @@ class VPTDeepTuner(_PromptTuner):
     """
 
     name = "vpt-deep"
-
-    def _spans(self) -> Iterator[tuple[Block, Block, PromptLayer]]:
-        for block, layer in zip(self._blocks, self._prompts):
-            yield block, block, layer
+    deep = True
 
 
 @TUNERS.register("vpt-shallow")
@@ -156,19 +138,7 @@ class VPTShallowTuner(_PromptTuner):
     """
 
     name = "vpt-shallow"
-
-    def _places(self, blocks: list[Block]) -> list[Block]:
-        return blocks[:1]
-
-    def _spans(self) -> Iterator[tuple[Block, Block, PromptLayer]]:
-        yield self._blocks[0], self._blocks[-1], self._prompts[0]
-
-
-def _width(model: nn.Module) -> int:
-    width = getattr(model, "embed_dim", None)
-    if not isinstance(width, int):
-        raise UnsupportedModelError(f"model must have one embed_dim for all blocks, got {width!r}")
-    return width
+    deep = False
 
 
 def _require_tokens_welcome(model: nn.Module, block: Block) -> None:

@@ -260,10 +260,10 @@ def only_the_tuner_gets_gradients(setup: Setup) -> None:
     require(not missing, f"every parameter of the tuner must get a gradient, got none for {missing}")
     touched = [name for name, p in model.named_parameters() if p.grad is not None or p.requires_grad]
     require(not touched, f"no parameter of the backbone may get a gradient, got one for {touched}")
-    tuner.freeze()
+    tuner.requires_grad_(False)
     require(not model(setup.images()).requires_grad, "a frozen tuner must need no gradient")
     require(tuner.trainable_counts()["total"] == 0, "a frozen tuner must count no trainable parameter")
-    tuner.unfreeze()
+    tuner.requires_grad_(True)
     require(tuner.trainable_counts()["total"] == total, "an unfrozen tuner must count all again")
 
 

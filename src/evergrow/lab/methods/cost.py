@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from evergrow.adapt.fsa import AdaptedBackbone, Network, training_head
+from evergrow.adapt.settings import FsaConfig
 from evergrow.core.record import Between
 
 if TYPE_CHECKING:
@@ -187,19 +188,19 @@ def adaptation_cost(adapted: AdaptedBackbone, n_classes: int) -> Cost:
     n_classes : int
         Classes of the task that it was trained on.
     """
-    log, config, size, device = adapted.log, adapted.config, adapted.transform.size, adapted.device
+    log, config, size, device = adapted.log, adapted.adaptation.config, adapted.transform.size, adapted.device
     if log is None or config is None:
         return Cost()
     n_features = adapted.with_recipe("final").n_features
-    head = training_head(config, n_features, n_classes, 0).to(device)
-    tuner = adapted.tuner.unfreeze()
+    head = training_head(FsaConfig.from_dict(config), n_features, n_classes, 0).to(device)
+    tuner = adapted.tuner.requires_grad_(True)
     trained = [*tuner.parameters(), *head.parameters()]
     network = Network(adapted.module, head, [tuner])
     try:
         step = training_gflops(network, trained, size, device, cross_entropy)
         n_trained = count_parameters(trained)
     finally:
-        tuner.freeze().eval()
+        tuner.requires_grad_(False).eval()
     return Cost(
         trainable_parameters=n_trained,
         train_seconds=log.seconds,

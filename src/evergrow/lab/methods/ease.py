@@ -231,7 +231,7 @@ class EASEClassifier(TaskwiseClassifier):
         with ExitStack() as stack:
             tuners = [stack.enter_context(temporary_tuner(self._model, *self._tuner(), state)) for state in adapters]
             for tuner in tuners:
-                tuner.freeze().disable()
+                tuner.requires_grad_(False).disable()
             yield Stacked(self._model, tuners, plain=self.use_init_ptm)
 
     @contextmanager

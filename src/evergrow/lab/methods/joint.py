@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from evergrow.adapt.fsa import CosineHead, Network, own_copy
+from evergrow.adapt.fsa import CosineHead, Network
 from evergrow.adapt.loop import train
 from evergrow.adapt.settings import TrainConfig, TrainPrecision
 from evergrow.core.errors import InputError
@@ -146,7 +147,7 @@ class JointFineTuning(ImageClassifier):
     def _new_network(self) -> Network:
         """Return the backbone's network with a fresh classifier for all classes."""
         head = CosineHead(self.base_.n_features, len(self.arrival_), self.seed_, "joint-ft")
-        return Network(own_copy(self.base_.module), head).to(self.device_)
+        return Network(copy.deepcopy(self.base_.module).requires_grad_(True), head).to(self.device_)
 
     def _scores(self, items: Items) -> Tensor:
         network = self.network()

@@ -16,7 +16,6 @@ from evergrow.adapt.tuners.base import (
     TunerConfig,
     UnsupportedModelError,
     check_blocks,
-    layer_parameter,
 )
 from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite, Block, attention_width, find_blocks
 from evergrow.core.validation import check_number
@@ -49,24 +48,18 @@ class AdditiveConfig(TunerConfig):
         check_blocks(self.blocks)
 
 
-class AdditiveLayer(nn.Module):
-    """The two vectors (d,) of one block."""
+class AdditiveLayer(nn.Module, AttentionEdit):
+    """The two vectors (d,) of one block, which it adds to the attention, cut into heads."""
 
     def __init__(self, block: Block, config: AdditiveConfig, drawer: Drawer) -> None:
         super().__init__()
         shape = (attention_width(block),)
-        self.key = layer_parameter(drawer.truncated(shape, block.like, config.std, block.name, "key"))
-        self.value = layer_parameter(drawer.truncated(shape, block.like, config.std, block.name, "value"))
-
-
-class _AdditiveEdit(AttentionEdit):
-    """Adds the vectors of one block, cut into heads."""
-
-    def __init__(self, layer: AdditiveLayer) -> None:
-        self._layer = layer
+        self.key = drawer.truncated(shape, block.like, config.std, block.name, "key")
+        self.value = drawer.truncated(shape, block.like, config.std, block.name, "value")
 
     def heads(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return q, _to_first(k, self._layer.key), _to_first(v, self._layer.value)
+        """Add the vectors to the class token's key and value."""
+        return q, _to_first(k, self.key), _to_first(v, self.value)
 
 
 def _to_first(heads: Tensor, vector: Tensor) -> Tensor:
@@ -94,17 +87,14 @@ class AdditiveTuner(Tuner):
     name = "additive"
     config_class = AdditiveConfig
 
-    def _build(self, model: nn.Module) -> None:
+    def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[Block, AdditiveLayer]]:
         blocks = find_blocks(model, self.config.blocks)
         if getattr(model, "cls_token", None) is None:
             raise UnsupportedModelError(f"model must have a class token to add to, got {type(model).__name__} without")
-        drawer = self._drawer()
         for block in blocks:
             AttentionSite.of(block.part("attn"))
-        self._pairs = [(block, AdditiveLayer(block, self.config, drawer)) for block in blocks]
-        for block, layer in self._pairs:
-            self._plant(block.name, layer)
+            yield block, AdditiveLayer(block, self.config, drawer)
 
     def _attach(self) -> Iterator[Handle]:
         for block, layer in self._pairs:
-            yield AttentionSite.of(block.part("attn")).add(_AdditiveEdit(layer))
+            yield AttentionSite.of(block.part("attn")).add(layer)

@@ -9,16 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.base import (
-    TUNERS,
-    Drawer,
-    Handle,
-    Tuner,
-    TunerConfig,
-    TunerError,
-    check_blocks,
-    layer_parameter,
-)
+from evergrow.adapt.tuners.base import TUNERS, Drawer, Handle, Tuner, TunerConfig, TunerError, check_blocks
 from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite, Block, attention_width, find_blocks
 from evergrow.core.errors import InputError
 from evergrow.core.validation import check_choice, check_number
@@ -73,8 +64,8 @@ class PrefixLayer(nn.Module):
     def __init__(self, block: Block, config: PrefixConfig, drawer: Drawer) -> None:
         super().__init__()
         shape = (config.length, attention_width(block))
-        self.keys = layer_parameter(drawer.truncated(shape, block.like, config.std, block.name, "keys"))
-        self.values = layer_parameter(drawer.truncated(shape, block.like, config.std, block.name, "values"))
+        self.keys = drawer.truncated(shape, block.like, config.std, block.name, "keys")
+        self.values = drawer.truncated(shape, block.like, config.std, block.name, "values")
 
 
 class _PrefixEdit(AttentionEdit):

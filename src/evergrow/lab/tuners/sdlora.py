@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,17 +12,14 @@ from torch.nn.functional import linear
 from evergrow.adapt.tuners.base import (
     TUNERS,
     Drawer,
-    Fold,
-    Handle,
-    Tuner,
     TunerConfig,
     TunerError,
     check_blocks,
     check_targets,
     layer_parameter,
 )
-from evergrow.adapt.tuners.lora import LowRankMap, by_layer
-from evergrow.adapt.tuners.vit import TARGETS, Slot, find_blocks, find_slots
+from evergrow.adapt.tuners.lora import LowRankTuner
+from evergrow.adapt.tuners.vit import TARGETS, Slot, find_blocks
 from evergrow.core.errors import InputError
 from evergrow.core.validation import check_number
 
@@ -84,7 +81,7 @@ class Scalars(nn.Module):
         return self.values[self.task]
 
 
-class SDLoRALayer(LowRankMap):
+class SDLoRALayer(nn.Module):
     """The directions of one slot.
 
     ``A`` (r, in) and ``B`` (out, r) belong to the current task. ``past_rows`` (R', in) and ``past_columns`` (out, R')
@@ -116,8 +113,8 @@ class SDLoRALayer(LowRankMap):
         kept_A = torch.cat([self.past_rows, self.A.detach() / self.A.detach().norm().clamp_min(tiny)])
         kept_B = torch.cat([self.past_columns, self.B.detach() / self.B.detach().norm().clamp_min(tiny)], dim=1)
         inputs = self.A.shape[1]
-        self.A = layer_parameter(drawer.kaiming((rank, inputs), kept_A, self._slot.name, "A", task))
-        self.B = layer_parameter(drawer.zeros((kept_B.shape[0], rank), kept_B))
+        self.A = drawer.kaiming((rank, inputs), kept_A, self._slot.name, "A", task)
+        self.B = drawer.zeros((kept_B.shape[0], rank), kept_B)
         self.past_rows, self.past_columns = kept_A, kept_B
 
     def change(self, x: Tensor) -> Tensor:
@@ -134,7 +131,7 @@ class SDLoRALayer(LowRankMap):
 
 
 @TUNERS.register("sdlora")
-class SDLoRATuner(Tuner):
+class SDLoRATuner(LowRankTuner):
     """SD-LoRA: frozen unit directions of earlier tasks with learnable magnitudes, and the current task's direction.
 
     The first task has begun when the tuner is made; :meth:`start_task` begins each later one, of any number. Folds into
@@ -155,7 +152,6 @@ class SDLoRATuner(Tuner):
 
     name = "sdlora"
     config_class = SDLoRAConfig
-    mergeable = True
 
     @property
     def magnitudes(self) -> Tensor:
@@ -168,14 +164,12 @@ class SDLoRATuner(Tuner):
         return int(self.magnitudes.shape[0])
 
     def _build(self, model: nn.Module) -> None:
-        blocks = find_blocks(model, self.config.blocks)
-        slots = [slot for block in blocks for slot in find_slots(block, self.config.targets)]
-        self.scalars = Scalars(slots[0].layer.weight)
-        self._pairs = [(slot, SDLoRALayer(slot, self.scalars)) for slot in slots]
-        for slot, layer in self._pairs:
-            self._plant(slot.name, layer)
-        self._changes = list(by_layer(self._pairs))
+        self.scalars = Scalars(find_blocks(model)[0].like)
+        super()._build(model)
         self._begin(self.config.rank)
+
+    def _map(self, slot: Slot, drawer: Drawer) -> nn.Module:
+        return SDLoRALayer(slot, self.scalars)
 
     def start_task(self, rank: int | None = None) -> None:
         """Freeze what the current task learned as a direction, set all magnitudes back and begin a new direction.
@@ -199,17 +193,6 @@ class SDLoRATuner(Tuner):
             layer.start(rank, drawer, task)
         tasks = torch.cat([self.scalars.task, self.scalars.task.new_full((rank,), task)])
         self.scalars.put(self.magnitudes.detach().new_full((task + 1,), self.config.magnitude), tasks)
-
-    def _attach(self) -> Iterator[Handle]:
-        for change in self._changes:
-            yield change.attach()
-
-    def _plan(self, fold: Fold) -> None:
-        for change in self._changes:
-            change.plan(fold)
-
-    def _touched(self) -> set[nn.Module]:
-        return {change.layer for change in self._changes}
 
     def _adjust(self, state: Mapping[str, Tensor]) -> None:
         """Take over the number and the ranks of the state's tasks."""
