@@ -261,3 +261,12 @@ def test_real_sentences_through_minilm(shared: Path, tmp_path: Path) -> None:
     found = Stranger(tmp_path / "m.onnx")(asked)
     assert np.abs(found["probabilities"] - learner.predict_proba(asked)).max() < 1e-4
     assert (learner.classes_[found["label_index"]] == learner.predict(asked)).mean() > 0.99
+
+
+@pytest.mark.usefixtures("traced")
+def test_the_learner_is_left_as_it_was(learned: Learner, tmp_path: Path) -> None:
+    tokenizer = learned.backbone_().module.tokenizer.backend_tokenizer
+    before, state = learned.features(TEXTS).X, json.loads(tokenizer.to_str())["model"]
+    export_learner(learned, tmp_path / "m.onnx", config=ExportConfig(check=False))
+    assert np.array_equal(learned.features(TEXTS).X, before)
+    assert json.loads(tokenizer.to_str())["model"] == state

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.features.extraction_toys import LetterCounter, Toy, expected_features, write_images
+from tests.features.extraction_toys import LetterCounter, Toy, expected_features, start_encoding, write_images
 
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import BusyError, CacheWarning, DataWarning, ParameterError, UnknownNameError
@@ -454,3 +454,15 @@ def test_a_damaged_description_is_listed_and_can_be_removed(images: Images, root
     assert encode(Toy(), images, cache=root).computed == 0  # it is for people only
     cache.remove(info.key)
     assert list(root.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_two_processes_share_one_entry(images: Images, root: Path) -> None:
+    processes = [start_encoding(images, root, workers=0) for _ in range(2)]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    assert len(FeatureCache(root).list()) == 1
+    assert not list(root.rglob(".*.part"))
+    with pytest.MonkeyPatch.context() as patch:  # nothing is decoded again
+        patch.setattr(decoding, "decode_image", lambda *args, **options: pytest.fail("decoded again"))
+        found = encode(Toy(), images, cache=root)
+    np.testing.assert_allclose(found.X, expected_features(images), atol=1e-6)

