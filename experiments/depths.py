@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from evergrow import Classifier
-from evergrow.core.devices import resolve_device
+from evergrow.core.validation import resolve_device
 from evergrow.data import Dataset, FeatureSet, load_data, save_features, search_path
 from evergrow.data.items import block_slices, join_blocks
 from evergrow.features import Backbone, Preprocessing, create_backbone

@@ -1,10 +1,9 @@
 import pytest
 import torch
 
-from evergrow.core.devices import resolve_device
 from evergrow.core.errors import DeviceError, InputError, ParameterError, UnknownNameError
 from evergrow.core.registry import Registry
-from evergrow.core.validation import check_choice, check_matrix, check_number
+from evergrow.core.validation import check_choice, check_matrix, check_number, resolve_device
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "1", None, True])

@@ -28,11 +28,10 @@ from evergrow.adapt.tuners import (
     tuners_of,
 )
 from evergrow.adapt.tuners.base import SavedTuner
-from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, LabelError, ParameterError, WeightsError
 from evergrow.core.record import NOTHING, Extra, record, require
 from evergrow.core.seeding import generator
-from evergrow.core.validation import check_choice, to_plain
+from evergrow.core.validation import check_choice, resolve_device, to_plain
 from evergrow.data.items import Items
 from evergrow.features import Backbone, BackboneSpec, ImageBackbone
 

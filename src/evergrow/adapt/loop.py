@@ -22,11 +22,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from evergrow.adapt.settings import OPTIMIZERS, Precision, TrainConfig
 from evergrow.adapt.training_images import TrainingImages
-from evergrow.core.devices import synchronize
 from evergrow.core.errors import EvergrowError, NumericalError, ParameterError
 from evergrow.core.progress import Meter, meter
 from evergrow.core.record import Spec, read_record, record, require, write_record
 from evergrow.core.seeding import derive_seed
+from evergrow.core.validation import synchronize
 from evergrow.data.items import Items
 from evergrow.features.preprocess import Preprocessing
 

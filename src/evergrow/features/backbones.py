@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from evergrow.core.devices import resolve_device
 from evergrow.core.errors import FileFormatError, InputError, ParameterError, UnknownNameError, WeightsError
 from evergrow.core.registry import nearest
 from evergrow.core.seeding import generator
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_number, resolve_device
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.depths import depth_names, has_class_token, read_depths
 from evergrow.features.preprocess import PRESETS, Preprocessing

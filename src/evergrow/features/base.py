@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.devices import resolve_device
 from evergrow.core.errors import ParameterError
 from evergrow.core.record import NOTHING, Between, Extra, from_values, require, to_values
+from evergrow.core.validation import resolve_device
 from evergrow.data.items import Kind
 from evergrow.features.recipes import FINAL, FeatureRecipe
 

@@ -219,7 +219,7 @@ def encode(
     work = _Encoding(backbone, items, (config or EncodeConfig()).changed(**settings))
     chunks = list(work.chunks())
     failures = [failure for chunk in chunks for failure in chunk.failures]
-    _judge(failures, len(items))
+    _judge(failures, work.n_items)
     return replace(_features(work, chunks, failures, join), seconds=time.perf_counter() - started)
 
 
@@ -295,7 +295,8 @@ class _Encoding:
         self.backbone, self.items, self.config, self.recipe = backbone, items, config, backbone.spec.blocks
         self.batch_size = config.batch_size or (32 if backbone.device.type == "cpu" else 128)
         self.tick: Callable[[int], None] = lambda more: None
-        if len(items) == 0:
+        self.n_items = len(items)
+        if self.n_items == 0:
             raise InputError("items must hold at least one item, got none")
         if backbone.spec.kind != items.kind:
             raise InputError(
@@ -310,11 +311,11 @@ class _Encoding:
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks of all items in order."""
-        chunks = split_rows(range(len(self.items)), cache.CHUNK)
+        chunks = split_rows(range(self.n_items), cache.CHUNK)
         entry = self._find_entry()
         with ExitStack() as stack:
             if self.config.progress:
-                self.tick = stack.enter_context(_progress_bar(self.items.kind, len(self.items)))
+                self.tick = stack.enter_context(_progress_bar(self.items.kind, self.n_items))
             try:
                 stored = {} if entry is None else self._open(entry, chunks, stack)
             except (OSError, NewerSchemaError) as error:  # what a newer evergrow wrote is left to it
@@ -338,7 +339,7 @@ class _Encoding:
     def _find_entry(self) -> CacheEntry | None:
         """Return the entry of these features, whether or not it exists; None where nothing is to be stored."""
         config = self.config
-        if config.cache is False or len(self.items) < KEEP_FROM:
+        if config.cache is False or self.n_items < KEEP_FROM:
             return None
         try:
             stamp = self.items.stamp()

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.core.optional import require
-from evergrow.core.validation import check_number
+from evergrow.core.validation import check_number, resolve_device
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.depths import pool_positions
 from evergrow.features.recipes import FINAL, Block, FeatureRecipe, parse_blocks, resolve_recipe

@@ -17,7 +17,6 @@ from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.core.archive import Archive, read_archive, write_archive
-from evergrow.core.devices import resolve_device
 from evergrow.core.errors import (
     EvergrowError,
     FileFormatError,
@@ -38,7 +37,7 @@ from evergrow.core.record import (
     written_values,
 )
 from evergrow.core.registry import Registry
-from evergrow.core.validation import as_weights, check_keys, check_matrix
+from evergrow.core.validation import as_weights, check_keys, check_matrix, resolve_device
 from evergrow.head.estimator import Estimator, not_fitted, plain_value
 from evergrow.head.labels import ClassChange, LabelUpdate, StoredLabels, as_labels, update_labels
 from evergrow.head.ridge_model import RidgeModel

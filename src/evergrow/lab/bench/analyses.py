@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evergrow.core.devices import resolve_device
 from evergrow.core.errors import ParameterError
 from evergrow.core.seeding import generator
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_choice, check_number, resolve_device
 from evergrow.data import FeatureSet
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.layers.base import centred_rms

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix
 
-from evergrow.core.devices import resolve_device
+from evergrow.core.validation import resolve_device
 from evergrow.head.base import IncrementalClassifier
 from evergrow.lab.bench.analyses import ANALYSES, AnalysisInput
 from evergrow.lab.bench.data import DataSource

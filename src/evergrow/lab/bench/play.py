@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.core.devices import resolve_device, synchronize
 from evergrow.core.errors import EvergrowWarning, InputError
+from evergrow.core.validation import resolve_device, synchronize
 from evergrow.data import FeatureSet
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.scl import SCLClassifier

@@ -54,11 +54,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
-from evergrow.core.devices import resolve_device
 from evergrow.core.errors import EvergrowError, ParameterError
 from evergrow.core.record import Between, from_values
 from evergrow.core.registry import nearest
-from evergrow.core.validation import check_keys, field_names, from_mapping
+from evergrow.core.validation import check_keys, field_names, from_mapping, resolve_device
 from evergrow.data import DataOptions, search_path
 from evergrow.features import Preprocessing
 from evergrow.features.recipes import check_recipe

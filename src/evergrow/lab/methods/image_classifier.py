@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.devices import resolve_device
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.registry import Registry
 from evergrow.core.seeding import resolve_seed
+from evergrow.core.validation import resolve_device
 from evergrow.data.items import Images, Items
 from evergrow.features import ImageBackbone, best_backbone, create_backbone
 from evergrow.features.base import Backbone
