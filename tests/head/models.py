@@ -28,3 +28,15 @@ def assert_same(one: Classifier, other: Classifier, X: np.ndarray, rtol: float =
     assert one.alpha_ == pytest.approx(other.alpha_, rel=max(rtol, 1e-6))
     if one.block_weights_ is not None:
         np.testing.assert_allclose(one.block_weights_, other.block_weights_, rtol=1e-5)
+
+
+def rows_in_blocks() -> tuple[np.ndarray, np.ndarray]:
+    """Return rows of three blocks of columns (8, 12, 5): one tells classes apart, one is noise, one tells a little."""
+    rng = np.random.default_rng(0)
+    y = rng.permutation(np.repeat(np.arange(6), [60, 60, 40, 40, 20, 8]))
+    parts = [
+        rng.normal(size=(6, 8))[y] + 0.8 * rng.normal(size=(len(y), 8)),
+        rng.normal(size=(len(y), 12)),
+        0.4 * rng.normal(size=(6, 5))[y] + rng.normal(size=(len(y), 5)),
+    ]
+    return np.concatenate([part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts], axis=1) / 3**0.5, y

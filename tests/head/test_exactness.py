@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.head.models import assert_same, small
+from tests.head.models import assert_same, rows_in_blocks, small
 
 from evergrow.head.layers import GuidedLayer
 
@@ -28,15 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def data() -> Data:
-    """Three blocks of columns: one tells classes apart, one is noise, one tells a little."""
-    rng = np.random.default_rng(0)
-    y = rng.permutation(np.repeat(np.arange(6), [60, 60, 40, 40, 20, 8]))
-    parts = [
-        rng.normal(size=(6, 8))[y] + 0.8 * rng.normal(size=(len(y), 8)),
-        rng.normal(size=(len(y), 12)),
-        0.4 * rng.normal(size=(6, 5))[y] + rng.normal(size=(len(y), 5)),
-    ]
-    return np.concatenate([part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts], axis=1) / 3**0.5, y
+    return rows_in_blocks()
 
 
 @pytest.mark.parametrize("name", list(SETTINGS))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.head.models import small
+from tests.head.models import rows_in_blocks, small
 
 from evergrow import Classifier
 from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
@@ -19,21 +19,9 @@ SIZES = (8, 12, 5)
 make = partial(small, n_units=40, blocks=SIZES)
 
 
-def joined(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts], axis=1) / 3**0.5
-
-
 @pytest.fixture(scope="module")
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """A block that tells classes apart, one that is noise, one that tells a little."""
-    rng = np.random.default_rng(0)
-    y = rng.permutation(np.repeat(np.arange(6), [60, 60, 40, 40, 20, 8]))
-    parts = [
-        rng.normal(size=(6, 8))[y] + 0.8 * rng.normal(size=(len(y), 8)),
-        rng.normal(size=(len(y), 12)),
-        0.4 * rng.normal(size=(6, 5))[y] + rng.normal(size=(len(y), 5)),
-    ]
-    return joined(parts), y
+    return rows_in_blocks()
 
 
 def test_scores_are_those_of_a_diagonal_ridge_by_hand(data):
