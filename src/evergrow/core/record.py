@@ -301,7 +301,7 @@ def written_values(item: Any) -> dict[str, Any]:
         # Other defaults may change from version to version, and old files must keep their meaning.
         if (value is None and default is None) or (_is_empty(value) and _is_empty(default)):
             continue
-        if _is_tensor(value) and _is_symmetric(type(item), entry.name):
+        if _is_tensor(value) and _is_symmetric(type(item), entry.name):  # type: ignore[arg-type]
             value = _lower_triangle(value)
         values[entry.name] = Extra(value) if entry.metadata.get("unknown") else value
     return values
