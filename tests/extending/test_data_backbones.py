@@ -65,12 +65,6 @@ def test_its_files_are_read_by_path_and_name(haiku: Path, monkeypatch: pytest.Mo
     assert load_data("poems").fingerprint == by_path.fingerprint
 
 
-def test_a_layout_that_is_gone_is_unknown_again() -> None:
-    with pytest.raises(ParameterError, match="layout must be one of 'auto'"):
-        DataOptions(layout="haiku")
-    assert "haiku" not in help_of("data")
-
-
 # -- backbones ------------------------------------------------------------------------------------------------
 
 
