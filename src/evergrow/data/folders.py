@@ -185,17 +185,6 @@ def training_file(tree: Tree, suffixes: tuple[str, ...]) -> str | None:
     return None
 
 
-def files_of_parts(tree: Tree, names: tuple[str, ...]) -> list[str]:
-    """Return the first of these files at the top of a folder, or those in its training and its test folder."""
-    folders = tree.folders()
-    places = [[""], *([folders[word] for word in words if word in folders] for words in (TRAIN_WORDS, TEST_WORDS))]
-    whole, train, test = (
-        [file for place in part for name in names if tree.is_file(file := posixpath.join(place, name))][:1]
-        for part in places
-    )
-    return whole or ([*train, *test] if train else [])
-
-
 def _has_train_test(tree: Tree) -> bool:
     """Return whether there are training and test folders; flat ones belong to a list or table beside them."""
     names = split_folders(tree)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
-from evergrow.data.folders import TRAIN_WORDS, Walk, files_of_parts, is_hidden, partner_name, training_file
+from evergrow.data.folders import TEST_WORDS, TRAIN_WORDS, Walk, is_hidden, partner_name, training_file
 from evergrow.data.items import Dataset, Items, Label, Texts, integers, is_image, listed
 from evergrow.data.readers import DataOptions, register_reader
 from evergrow.data.storage import Tree
@@ -327,7 +327,13 @@ def read_list(tree: Tree, name: str) -> SampleList:
 
 def _metadata(tree: Tree) -> list[str]:
     """Return the metadata of a folder, or those of its training and its test folder."""
-    found = files_of_parts(tree, _METADATA)
+    folders = tree.folders()
+    places = [[""], *([folders[word] for word in words if word in folders] for words in (TRAIN_WORDS, TEST_WORDS))]
+    whole, train, test = (
+        [file for place in part for name in _METADATA if tree.is_file(file := posixpath.join(place, name))][:1]
+        for part in places
+    )
+    found = whole or ([*train, *test] if train else [])
     # Another file may happen to be called so.
     return found if all(FILE_COLUMN.encode() in tree.read(name, 0, 4096) for name in found) else []
 
