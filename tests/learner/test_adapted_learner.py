@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
@@ -14,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 from tests.adapt.tiny import stripes, tiny_vit
-from tests.learner.toys import Letters, all_tensors, assert_same, timeless, write_folder
+from tests.learner.toys import Letters, assert_same, write_folder
 
 from evergrow.adapt import CheckpointError, FsaConfig, adapt
-from evergrow.adapt.loop import _Run
 from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners
 from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import (
@@ -320,60 +318,14 @@ def test_info_tells_what_was_trained(fitted: Learner, first: Part) -> None:
     assert learner_of(None).fit(first).info()["adaptation"] is None
 
 
-# -- interrupted, and going on from a checkpoint ------------------------------------------------------
+# -- checkpoints --------------------------------------------------------------------------------------
 
 
-CONFIG = FsaConfig.recipe(tuner="ssf", epochs=4, lr=0.1)  # each epoch of the images below is one step
+CONFIG = quick(epochs=4)
 
 
 def trained(**settings: Any) -> Learner:
     return learner_of(**{"adapt": CONFIG, **settings})
-
-
-@pytest.fixture
-def interrupt(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that makes training stop in a step, as Ctrl-C would; None lets it go on."""
-    original = _Run._step
-
-    def set_up(at: int | None) -> None:
-        number = itertools.count(1)
-
-        def step(self: _Run, *batch: Any) -> Any:
-            if next(number) == at:
-                raise KeyboardInterrupt
-            return original(self, *batch)
-
-        monkeypatch.setattr(_Run, "_step", step)
-
-    return set_up
-
-
-def content(learner: Learner) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return what a file would hold, without the times that things took and were done at."""
-    archive = learner.to_archive()
-    return timeless(archive), all_tensors(archive)
-
-
-def assert_same_learners(one: Learner, other: Learner, items: Any) -> None:
-    (meta, tensors), (others_meta, others) = content(one), content(other)
-    assert meta == others_meta
-    assert tensors.keys() == others.keys()
-    assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
-    assert np.array_equal(one.decision_function(items), other.decision_function(items))
-
-
-def test_going_on_gives_the_learner_of_one_go(first: Part, interrupt: Any, tmp_path: Path) -> None:
-    whole, path = trained().fit(first), tmp_path / "training"
-    stopped = trained()
-    for at in (3, 2):  # stopped in the third epoch, and once more in the next but one
-        interrupt(at)
-        with pytest.raises(KeyboardInterrupt):
-            stopped.fit(first, checkpoint=path)
-        assert "nothing learned yet" in repr(stopped)
-    interrupt(None)
-    again = trained().fit(first, checkpoint=str(path))
-    assert again.backbone_().log.resumed_epochs == 3
-    assert_same_learners(again, whole, first[0])
 
 
 @pytest.mark.parametrize(
@@ -397,15 +349,6 @@ def test_another_training_is_refused(
         learner.fit(data, checkpoint=path)
     assert path.read_bytes() == kept
     assert "nothing learned yet" in repr(learner)
-
-
-def test_a_file_that_is_no_checkpoint_stays(first: Part, tmp_path: Path) -> None:
-    path = tmp_path / "m.evg"
-    trained(adapt=None).fit(first).save(path)
-    kept = path.read_bytes()
-    with pytest.raises(FileFormatError, match="holds 'learner'"):
-        trained().fit(first, checkpoint=path)
-    assert path.read_bytes() == kept
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from tests.learner.toys import Letters
 
 from evergrow import Learner
 from evergrow.core.archive import read_archive, write_archive
-from evergrow.core.errors import EvergrowError, FileFormatError, ModelNotFoundError, NotFittedError, ParameterError
-from evergrow.data import load_data
+from evergrow.core.errors import FileFormatError, ModelNotFoundError, NotFittedError, ParameterError
 from evergrow.learner.hub import HubError, published_archive
 from evergrow.learner.modelfile import commit, open_model
 
@@ -215,23 +214,6 @@ def test_a_folder_does_as_well_as_a_repository(hub: Hub, data: Any, tmp_path: Pa
     assert Learner.from_pretrained(tmp_path).n_samples_ == learner.n_samples_
     assert read_archive(tmp_path / "model.evg").kind == learner.to_archive().kind
     assert not hub.asked
-
-
-# -- data sets ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("address", ["hf://datasets/me/letters", "hf://datasets/me/letters@main/data/train.csv"])
-def test_a_data_set_of_the_hub_is_read_by_its_address(hub: Hub, address: str) -> None:
-    pytest.importorskip("datasets")
-    rows = "".join(f"{'aaa aab' if n % 2 else 'zzz zzy'} {n},{'a' if n % 2 else 'z'}\n" for n in range(40))
-    hub.repository("me/letters", "datasets").add({"data/train.csv": f"text,label\n{rows}".encode()})
-    assert Learner(Letters(), options={"n_units": 20}).fit(address).n_samples_ == {"a": 20, "z": 20}
-
-
-@pytest.mark.parametrize("name", ["hf://datasets/me/../x", "hf://datasets/me"])
-def test_addresses_that_are_no_data_sets(name: str) -> None:
-    with pytest.raises(EvergrowError, match=f"{name} must be within reach, but: "):
-        load_data(name)
 
 
 @pytest.mark.slow

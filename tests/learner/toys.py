@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +71,8 @@ def write_folder(root: Path, classes: dict[str, int], n: int = 5, seed: int = 0)
 
 
 def timeless(archive: Archive) -> Any:
-    """Return the description of an adapted learner without the times that things took and were done at."""
-    return json.loads(json.dumps(_without_times(archive)))
-
-
-def _without_times(archive: Archive) -> dict[str, Any]:
-    return {
-        "kind": archive.kind,
-        "meta": _stripped(archive.meta),
-        "parts": {name: _without_times(part) for name, part in archive.parts.items()},
-    }
+    """Return the values of an archive and of everything inside it, without the times that things took and were done."""
+    return [(part.kind, _stripped(part.meta)) for part in archive.walk()]
 
 
 def _stripped(value: Any) -> Any:
@@ -97,10 +88,8 @@ def _stripped(value: Any) -> Any:
 
 def all_tensors(archive: Archive) -> dict[str, Tensor]:
     """Return the tensors of an archive and of everything inside it."""
-    inside = {
-        f"{name}/{key}": tensor for name, part in archive.parts.items() for key, tensor in all_tensors(part).items()
-    }
-    return {**archive.tensors, **inside}
+    parts = enumerate(archive.walk())
+    return {f"{number}/{key}": tensor for number, part in parts for key, tensor in part.tensors.items()}
 
 
 def assert_same(one: Archive, other: Archive) -> None:
