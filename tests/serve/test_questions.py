@@ -17,6 +17,7 @@ from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, open_model
 from evergrow.serve.backbones import Batcher
+from evergrow.serve.monitoring import Metrics
 from evergrow.serve.requests import Problem
 
 LETTERS = {"ab": "abba baab aba", "xyz": "xyz zyx yxz"}
@@ -156,7 +157,7 @@ class Recorder(Letters):
 def held() -> Any:
     """A backbone that holds its first question, its queue, and that question."""
     backbone = Recorder()
-    batcher = Batcher(backbone, batch=4, queue=10)
+    batcher = Batcher(backbone, batch=4, queue=10, metrics=Metrics())
     first = batcher.submit(["a"])
     assert backbone.begun.wait(20)
     yield backbone, batcher, first
@@ -212,7 +213,7 @@ def test_images_of_a_batch_are_spread_over_cores_in_their_order(monkeypatch: pyt
 
     monkeypatch.setattr(backbone, "encode", seen)
     samples = [backbone.transform(decode_image(png(hue, hue))) for hue in range(8)]
-    batcher = Batcher(backbone, batch=32, queue=100)
+    batcher = Batcher(backbone, batch=32, queue=100, metrics=Metrics())
     found = batcher.submit(samples, alone=alone).result(20)
     np.testing.assert_allclose(found, encode(torch.stack(samples)).numpy(), rtol=1e-5)
     assert threads
@@ -237,7 +238,7 @@ def test_a_backbone_that_fails_fails_its_requests_only() -> None:
                 raise RuntimeError("broken")
             return super().encode(batch)
 
-    batcher = Batcher(Failing(), batch=4, queue=10)
+    batcher = Batcher(Failing(), batch=4, queue=10, metrics=Metrics())
     with pytest.raises(RuntimeError, match="broken"):
         batcher.submit(["bad"]).result(20)
     assert batcher.submit(["good"]).result(20).shape == (1, 26)
