@@ -82,7 +82,6 @@ def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> 
     np.testing.assert_allclose(
         served.settle().decision_function(X), at_once.settle().decision_function(X), rtol=0, atol=1e-9
     )
-    print(f"{TEACHES} lessons, {kills} kills, {retried[0]} tries failed")  # noqa: T201  the figure of a proof
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def test_callers_that_ask_and_then_teach_too(tmp_path: Path) -> None:
             sizes.append(running.memory())
         assert sizes[1] - sizes[0] < 20 * 2**20
 
-        asked, taught = [0] * CALLERS, [0] * CALLERS
+        taught = [0] * CALLERS
         end = time.monotonic() + SECONDS
 
         def call(number: int) -> None:
@@ -41,7 +41,6 @@ def test_callers_that_ask_and_then_teach_too(tmp_path: Path) -> None:
                     for _ in range(4):
                         question = {"rows": rows(number % 4, 2)}
                         assert client.post("/api/v1/models/m/predict", json=question).status_code == 200
-                    asked[number] += 4
                     lesson = {"rows": rows(number % 4, 1, seed=taught[number]), "label": str(number % 4)}
                     assert client.post("/api/v1/models/m/teach", json=lesson).status_code == 200
                     taught[number] += 1
@@ -52,6 +51,3 @@ def test_callers_that_ask_and_then_teach_too(tmp_path: Path) -> None:
         assert {entry["name"]: entry["samples"] for entry in about["classes"]} == expected
         assert about["revision"] == 3 + sum(taught)
         assert running.stop() == 0
-    before, after = (size / 2**20 for size in sizes)
-    print(f"{before:.0f} MiB after {REQUESTS // 10} requests, {after:.0f} after {REQUESTS} more")  # noqa: T201
-    print(f"{CALLERS} callers, {SECONDS:g} s: {sum(asked)} questions, {sum(taught)} lessons")  # noqa: T201

@@ -47,6 +47,8 @@ def test_images_and_texts(api: Any) -> None:
     api.taught_texts(LETTERS)
     told = api.post("predict", {"texts": ["zzyyx", "bab"]}, model="words").json()
     assert [answer["label"] for answer in told["answers"]] == ["xyz", "ab"]
+    api.taught_texts(LETTERS, "others")
+    assert len(set(api.client.app.state.service.pool._shared.values())) == 2  # models of one backbone share it
 
 
 def test_samples_of_another_kind_are_refused_in_the_words_of_the_request(api: Any) -> None:
@@ -100,13 +102,6 @@ def test_an_image_that_is_none_is_named(api: Any) -> None:
     assert answer.status_code == 422
     assert "images[1]" in answer.json()["detail"]
     assert api.counts("pics") == {}
-
-
-def test_models_of_one_backbone_share_it(api: Any) -> None:
-    for name in ("one", "two"):
-        api.taught_texts(LETTERS, name)
-    pool = api.client.app.state.service.pool
-    assert len(set(pool._shared.values())) == 1
 
 
 def test_features_of_several_depths_are_joined_as_the_learner_joins_them(
