@@ -38,7 +38,7 @@ def _source(device: str) -> torch.Generator:
 
 
 def change_and_answer(quick: bool) -> list[Row]:
-    """Five samples, a hundred samples, and the first fit, each with the next answer."""
+    """Five samples, a hundred, those that bring the next choice, and the first fit, each with the next answer."""
     units = 300 if quick else 3000
     X, y = rows_of(FIRST, CLASSES, 1)
     more, labels = rows_of(600, CLASSES, 2)
@@ -64,9 +64,18 @@ def change_and_answer(quick: bool) -> list[Row]:
     few = [seconds(step, repeat=1) for step in [learn(5)] for _ in range(11)]
     many = [seconds(step, repeat=1) for step in [learn(100)] for _ in range(3)]
     whole = seconds(first, repeat=1 if quick else 3)
+    near = Classifier(**settings).fit(X, y)
+    near.predict(more[:1])
+    near.partial_fit(more[:595], labels[:595]).predict(more[:1])  # a choice holds for a quarter more rows, not beyond
+
+    def past() -> None:
+        near.branch().partial_fit(more[590:], labels[590:]).predict(more[:1])
+
+    choice = seconds(past)
     return [
         _row("5 samples learned and the next answer", statistics.median(few), unit, 0.5, units),
         _row("100 samples learned and the next answer", statistics.median(many), unit, 2.0, units),
+        _row("10 samples that bring the next choice of ridge, and the next answer", choice, unit, 4.0, units),
         _row(f"first fit of {FIRST} samples and the first answer", whole, unit, 25.0, units),
         *on_gpu(quick),
     ]

@@ -74,4 +74,4 @@ def _case(
         f"Cholesky), first fit and answer {whole:.1f} s ({whole / unit:.0f}), 100 answers {1000 * answer:.0f} ms"
     )
     raw = {"file_mb": size, "state_mb": state, "few": few, "first": whole, "answers": answer, "cholesky": unit}
-    return Row(f"width: {name}", figure, "0.5 and 25", few <= 0.5 * unit and whole <= 25.0 * unit, raw)
+    return Row(f"width: {name}", figure, "0.5 and 20", few <= 0.5 * unit and whole <= 20.0 * unit, raw)

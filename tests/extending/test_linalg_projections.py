@@ -14,7 +14,7 @@ from torch import Tensor
 
 from evergrow import Classifier, Learner, SCLClassifier
 from evergrow.core.errors import ParameterError
-from evergrow.head.layers import ACTIVATIONS, LAYERS, Activation, FeatureMap, Layer
+from evergrow.head.layers import ACTIVATIONS, LAYERS, Activation, DenseMap, Layer
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class SignLayer(Layer):
     n_units: int = 100
     activation: str = "sigmoid"
 
-    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
+    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> DenseMap:
         stream = torch.Generator().manual_seed(seed)
         signs = torch.randint(0, 2, (Z.shape[1], self.n_units), generator=stream)
         weights = (2.0 * signs - 1.0).to(torch.float32)
-        return FeatureMap(weights=weights, bias=torch.zeros(self.n_units), activation=self.activation)
+        return DenseMap(weights=weights, bias=torch.zeros(self.n_units), activation=self.activation)
 
 
 @pytest.fixture(autouse=True)

@@ -602,7 +602,7 @@ class Classifier(IncrementalClassifier):
             wanted = 0 if model.blocks is None else len(model.blocks.sizes)
             if len(found.choice.weights) not in (0, wanted):
                 raise FileFormatError(f"{name} has weights of another number of blocks")
-            solved.is_fresh = found.choice.rows == found.choice.slow_rows == model.rows
+            solved.is_fresh = found.choice.rows == model.rows
         self._solved = solved
 
     def _contents(self) -> Learned:

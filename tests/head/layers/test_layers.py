@@ -91,6 +91,7 @@ def test_fourier_units_are_three_turns_of_signs_and_hadamard_matrices(features, 
     for matrix in turned:
         assert np.allclose(matrix.T @ matrix, np.eye(order))
     weights = 0.6**0.5 * order**0.5 * np.concatenate(turned, axis=1)[:features, :units]
+    assert np.allclose(layer.input_weights().numpy(), weights)
     assert np.allclose(layer.transform(Z).numpy(), (2 / units) ** 0.5 * np.cos(Z.numpy() @ weights + phases))
 
 

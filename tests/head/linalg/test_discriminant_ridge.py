@@ -53,7 +53,7 @@ def test_against_the_whole_grid(make_classes, classes, width, rows, start, monke
     assert len(factored) <= 12
     factored.clear()
     assert choose_ridge(geometry, energy, step) == (alpha, step)  # from where it ended little is needed
-    assert len(factored) <= 5
+    assert len(factored) <= 6
     monkeypatch.setattr(module, "SINGLE_ABOVE", 0)
     monkeypatch.setattr(ClassGeometry, "factor", None)
     assert choose_ridge(geometry, energy, start)[1] == step

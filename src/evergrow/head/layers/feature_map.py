@@ -255,6 +255,10 @@ class FeatureMap(ABC):
     def hidden(self, Z: Tensor) -> Tensor:
         """Return the activations (n, L) of the units, in the floating type of ``Z``."""
 
+    @abstractmethod
+    def input_weights(self) -> Tensor:
+        """Return the weights (d, L) of the units."""
+
     @property
     def n_outputs(self) -> int:
         """Width of the rows."""
@@ -378,6 +382,10 @@ class DenseMap(FeatureMap):
         """Return the activations (n, L) of the units, in the floating type of ``Z``."""
         H = ACTIVATIONS[self.activation](torch.addmm(self.bias.to(Z), Z, self.weights.to(Z)))
         return H if self.gain == 1.0 else H.mul_(self.gain)
+
+    def input_weights(self) -> Tensor:
+        """Return the weights (d, L) of the units."""
+        return self.weights
 
 
 def link_only(Z: Tensor) -> FeatureMap:

@@ -83,7 +83,7 @@ class FourierMap(FeatureMap):
     @property
     def order(self) -> int:
         """Order n of the Hadamard matrix."""
-        return 2 ** math.ceil(math.log2(max(self.features, LEAST_ORDER)))
+        return 1 << (max(self.features, LEAST_ORDER) - 1).bit_length()
 
     def drawn(self) -> tuple[Tensor, Tensor]:
         """Return signs (3, B, n) of the turns of B blocks, and phases (L,)."""
@@ -92,25 +92,32 @@ class FourierMap(FeatureMap):
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return the Hadamard matrices of order b and a, with ``a b`` the order of the whole."""
-        halves = int(math.log2(self.order)) // 2
-        return hadamard(self.order // 2**halves), hadamard(2**halves)
+        second = 1 << (self.order.bit_length() - 1) // 2
+        return hadamard(self.order // second), hadamard(second)
 
     def hidden(self, Z: Tensor) -> Tensor:
         """Return the activations (n, L) of the units, in the floating type of ``Z``."""
-        signs, phases = (part.to(Z) for part in self.drawn())
-        first, second = (matrix.to(Z) for matrix in self.factors())
-        blocks, order = signs.shape[1:]
-        out = Z.new_empty(len(Z), self.width)
-        step = max(_AT_ONCE // (blocks * order), 1)
+        phases, out = self.drawn()[1].to(Z), Z.new_empty(len(Z), self.width)
+        step = max(_AT_ONCE // (self.width + self.order), 1)
         for rows, H in zip(torch.split(Z, step), torch.split(out, step), strict=True):
-            X = torch.nn.functional.pad(rows, (0, order - self.features))[:, None, :]
-            for turn in signs:
-                X = (X * turn).reshape(-1, len(second), len(first)) @ first
-                X = (X.transpose(1, 2) @ second).reshape(len(rows), blocks, order)
             # The lengths of the three turns and of a weight: n^-1/2 each, and n^1/2.
-            torch.add(phases, X.reshape(len(rows), -1)[:, : self.width], alpha=self.bandwidth / order, out=H)
+            torch.add(phases, self._turned(rows), alpha=self.bandwidth / self.order, out=H)
             H.cos_().mul_(self.gain)
         return out
+
+    def input_weights(self) -> Tensor:
+        """Return the weights (d, L) that the units stand for."""
+        return self._turned(torch.eye(self.features, dtype=torch.float64)) * (self.bandwidth / self.order)
+
+    def _turned(self, Z: Tensor) -> Tensor:
+        """Return rows (n, L), turned three times."""
+        signs, (first, second) = self.drawn()[0].to(Z), (matrix.to(Z) for matrix in self.factors())
+        blocks, order = signs.shape[1:]
+        X = torch.nn.functional.pad(Z, (0, order - self.features))[:, None, :]
+        for turn in signs:
+            X = (X * turn).reshape(-1, len(second), len(first)) @ first
+            X = (X.transpose(1, 2) @ second).reshape(len(Z), blocks, order)
+        return X.reshape(len(Z), -1)[:, : self.width]
 
 
 @lru_cache(maxsize=8)

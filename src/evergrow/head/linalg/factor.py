@@ -42,7 +42,7 @@ class CholeskyFactor:
         solved: Tensor = torch.linalg.solve_triangular(self.lower, rhs, upper=False)
         return solved
 
-    def trace_inverse(self, block: int = 1024) -> float:
+    def trace_inverse(self, block: int = 256) -> float:
         """Return ``trace((A + jitter I)^-1)`` as the squared Frobenius norm of ``lower^-1``."""
         n = self.lower.shape[0]
         total = 0.0

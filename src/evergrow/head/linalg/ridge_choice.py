@@ -373,7 +373,7 @@ class _Search:
 
     def at_bound(self, start: int) -> int | None:
         """Return the step at which leverage meets its bound while the score still falls; None if not just below one."""
-        if self.leverage(start) < 0.5 * MAX_LEVERAGE:
+        if self.leverage(start) < 0.65 * MAX_LEVERAGE:
             return None
         for step in range(start, max(start - _PER_DECADE, _LOWEST), -1):
             if self.leverage(step) > MAX_LEVERAGE or not self.gcv(step - 1) < self.gcv(step):

@@ -93,7 +93,8 @@ class ClassGeometry:
         counts = counts.to(stats.cross)
         divisors = counts_or_one(counts)
         means = stats.cross / divisors
-        scatter = stats.gram - (stats.cross / divisors.sqrt()) @ (stats.cross / divisors.sqrt()).T
+        roots = stats.cross / divisors.sqrt()
+        scatter = torch.addmm(stats.gram, roots, roots.T, alpha=-1.0)
         return cls(means, scatter, counts, stats)
 
     def factor(self, alpha: float) -> CholeskyFactor:

@@ -204,7 +204,7 @@ class AnaCPClassifier(IncrementalClassifier):
         alpha, dtype = float(self.alpha), self._work_dtype()
         prototypes = target_prototypes(self._gaussian)
         weights = [head.state.solve(alpha).weights.to(dtype) for head in self._heads]
-        output = prototypes @ self._output.units().weights.to(prototypes)
+        output = prototypes @ self._output.units().input_weights().to(prototypes)
         self._maps = _Maps(weights, prototypes.to(dtype), output.to(dtype))
         X, codes = self._pseudo_features()
         Y = one_hot(codes, len(prototypes), prototypes)
