@@ -127,20 +127,6 @@ def test_checkpoint_stays_until_the_model_is_written(shell, images, monkeypatch)
     assert not KEPT.exists()
 
 
-def test_checkpoint_that_cannot_be_removed_deserves_a_look(shell, images, monkeypatch):
-    unlink = Path.unlink
-
-    def refuse(self, missing_ok=False):
-        if self.name == KEPT.name:
-            raise PermissionError("not allowed")
-        unlink(self, missing_ok=missing_ok)
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    values = shell.json(*FIT, "--set", "epochs=1", "-m", "m.evg", "--set", f"checkpoint={KEPT}", code=1)
-    assert values["warnings"] == [f"{KEPT} is no longer needed but could not be removed: not allowed"]
-    assert open_model("m.evg").classes_.tolist() == ["lying", "slanted", "standing"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
