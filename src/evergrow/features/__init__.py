@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from evergrow.features.backbones import ImageBackbone, backbone_from_spec, create_backbone
     from evergrow.features.base import Backbone, BackboneSpec
     from evergrow.features.cache import FeatureCache
-    from evergrow.features.encoding import EncodeConfig, Features, encode, encode_batch, encode_chunks
+    from evergrow.features.encoding import EncodeConfig, Features, encode, encode_batch
     from evergrow.features.feature_sets import featurize
     from evergrow.features.images import decode_image
     from evergrow.features.preprocess import PRESETS, Preprocessing
@@ -47,7 +47,6 @@ __all__ = [
     "decode_image",
     "encode",
     "encode_batch",
-    "encode_chunks",
     "featurize",
     "hash_weights",
     "list_backbones",
@@ -79,7 +78,6 @@ __getattr__, __dir__ = lazy_names(
         "decode_image": "evergrow.features.images",
         "encode": "evergrow.features.encoding",
         "encode_batch": "evergrow.features.encoding",
-        "encode_chunks": "evergrow.features.encoding",
         "featurize": "evergrow.features.feature_sets",
         "hash_weights": "evergrow.features.weights",
         "list_backbones": "evergrow.features.sources",
