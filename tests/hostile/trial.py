@@ -151,14 +151,13 @@ class Bench:
     def try_file(self, subject: Subject, data: bytes) -> tuple[str, str]:
         """Return the outcome of a file, and details."""
         from evergrow.adapt import CheckpointError
-        from evergrow.adapt.tuners import ArchitectureError
         from evergrow.core import errors
 
         self.path.write_bytes(data)
         # A file for another backbone, or of another training, is no damaged one.
         other: dict[str, tuple[type[Exception], ...]] = {
             "pictures": (errors.WeightsError,),
-            "tuner": (errors.WeightsError, ArchitectureError),
+            "tuner": (errors.WeightsError,),
             "checkpoint": (CheckpointError, errors.NumericalError),
         }
         early = (errors.FileFormatError, *other.get(subject.kind, ()))
