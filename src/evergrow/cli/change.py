@@ -202,7 +202,7 @@ def redo_command(model: options.ModelFile, n: Number = 1, wait: options.Wait = F
 
 
 def _restored(model: Path, record: Change) -> Answer:
-    change = models.ModelChange(model, models.load_model(model), restored=record)
+    change = models.ModelChange(model, models.load_model(model, lazy=True), restored=record)
     return change.answer([record.note or "undone"], note=record.note)
 
 
@@ -236,7 +236,7 @@ def rename_command(
     for name in pairs:
         if names[::2].count(name) > 1:
             raise ParameterError(f"{one_line(name)!r} is to be renamed twice; name it once.")
-    with models.changing_model(model, wait=wait) as change:
+    with models.changing_model(model, wait=wait, lazy=True) as change:
         change.learner.rename_classes(pairs)
     renamed = dict(change.record.names)
     said = listed([f"{old} -> {new}" for old, new in renamed.items()])
@@ -269,7 +269,7 @@ def merge_classes_command(
     into : CLASS
         Name of the one that they become; may be one of them.
     """
-    with models.changing_model(model, settle=settle, wait=wait) as change:
+    with models.changing_model(model, settle=settle, wait=wait, lazy=True) as change:
         learner = change.learner
         before = learner.samples_by_name_
         learner.merge_classes(classes, into)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+"""Endings of files of weights that can be read."""
+
+
 @dataclass(frozen=True)
 class BackboneSpec:
     """Everything that decides what a backbone computes; plain values, so that it can be saved with a model.

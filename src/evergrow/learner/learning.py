@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.head.base import IncrementalClassifier
 from evergrow.learner.calibration import before_new_classes, calibrated
 from evergrow.learner.labels import common_kind, warn_alike, warn_few
 from evergrow.learner.snapshot import Change, Event, Snapshot, counted, fingerprints
+
+if TYPE_CHECKING:
+    from evergrow.head.base import IncrementalClassifier
 
 BLOCK = 20_000
 """Feature vectors of a stream that are learned at once; so many are held at a time."""
