@@ -1,4 +1,4 @@
-"""Mistakes that show in the arguments, and commands that need no network, import neither torch nor what goes with it."""
+"""Mistakes that show in the arguments, and commands that need no network, import neither torch nor its companions."""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ from evergrow.learner.snapshot import (
     Change,
     HeadRecipe,
     Snapshot,
+    learned_data,
     read_adaptation,
     read_snapshot,
     with_head,
@@ -414,7 +415,14 @@ class Learner(Estimator):
         return self
 
     def partial_fit(
-        self, data: Any, y: Any = None, *, classes: Any = None, sample_weight: Any = None, engine: Any = None
+        self,
+        data: Any,
+        y: Any = None,
+        *,
+        classes: Any = None,
+        sample_weight: Any = None,
+        engine: Any = None,
+        again: bool = True,
     ) -> Self:
         """Learn more: new classes, old ones or both. The first call is the same as :meth:`fit`.
 
@@ -430,6 +438,9 @@ class Learner(Estimator):
             As for :meth:`fit`.
         engine : Engine, optional
             As for :meth:`fit`.
+        again : bool
+            Whether to learn a batch once more that was learned before, so that its samples count twice. It is noticed
+            by the fingerprints of whole batches in the history.
 
         Returns
         -------
@@ -437,6 +448,8 @@ class Learner(Estimator):
 
         Raises
         ------
+        KnownSamplesError
+            If ``again`` is false and a batch was learned before; nothing is learned then.
         LabelError
             If a label is of another kind than before, or not among ``classes``.
 
@@ -456,7 +469,8 @@ class Learner(Estimator):
         now = self._taught()
         chunks = intake.labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
         blocks = self._blocks(chunks, self._encoder, classes)
-        self._snapshot = learn(now, now.head.branch(), blocks, self._seed(), "update")
+        known = frozenset() if again else learned_data(now.history)
+        self._snapshot = learn(now, now.head.branch(), blocks, self._seed(), "update", known)
         return self
 
     def settle(self) -> Self:
