@@ -204,7 +204,7 @@ def diff_command(
     from evergrow.data.intake import read_labelled
     from evergrow.learner.comparison import compare_learners
 
-    models = [_opened(name, run, lazy=data is None) for name in (first, second)]
+    models = _opened(first, run, lazy=data is None), _opened(second, run, lazy=data is None)
     samples = None if data is None else read_labelled(data, "test", models[0].kind_, reading.options())
     found = compare_learners(*models, samples)
     values = {

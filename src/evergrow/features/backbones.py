@@ -167,7 +167,7 @@ def backbone_from_spec(
     """
     preset = Preprocessing.from_dict(spec.preprocessing) if spec.kind == "image" else "timm"
     if isinstance(weights, nn.Module):
-        backbone = create_backbone(weights, preset=preset, device=device)
+        backbone: Backbone = create_backbone(weights, preset=preset, device=device)
     elif spec.weights == "module":
         raise WeightsError(f"weights must be the module that the backbone {spec.name} was made from, got {weights!r}")
     else:
@@ -184,7 +184,7 @@ def backbone_from_spec(
             module, origin, _ = _load_timm(spec.name, weights, spec.options.get("seed", 0), options)
             # The same network gives vectors of the same width: no pass is needed to see it.
             found = replace(spec, weights=origin, weights_hash=hash_weights(module))
-            backbone: Backbone = ImageBackbone(module, found, resolve_device(device))
+            backbone = ImageBackbone(module, found, resolve_device(device))
         else:
             backbone = create_backbone(spec.name, weights, preset, device=device, **spec.options)
     if backbone.spec.weights_hash != spec.weights_hash:

@@ -278,7 +278,7 @@ class Learner(Estimator):
         if self._begun is None:
             now = self._state()
             adaptation = None if now.adaptation is None else read_adaptation(now.adaptation)
-            known = {"spec": now.spec, "adaptation": adaptation, "own_widths": now.widths}
+            known: Any = {"spec": now.spec, "adaptation": adaptation, "own_widths": now.widths}
             self._begun = dataclasses.replace(self._open_encoder(), chosen=True, **known)
         return self._begun
 

@@ -513,18 +513,19 @@ class Snapshot:
         if self.head is None:
             return to_archive(replace(self, recipe=self.recipe.plain()))
         told = self.told if isinstance(self.head, StoredHead) else Told.of(self.head)
-        written = {"head": self.head.to_archive(), "solution": self.head.solution(), "told": told}
+        written: Any = {"head": self.head.to_archive(), "solution": self.head.solution(), "told": told}
         return to_archive(replace(self, recipe=self.recipe.plain(), **written))
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` where what a file says does not fit together; its head is still an archive."""
         check_history(self.history, self.lineage)
         names, width = sorted(self.counts), None
-        if self.head is None:
+        archive: Any = self.head
+        if archive is None:
             require(not names, "it counts samples and has no head")
         else:
-            require(self.head.kind == f"head/{self.recipe.method}", "its head is of another method")
-            head = StoredHead(self.recipe.method, self.head)
+            require(archive.kind == f"head/{self.recipe.method}", "its head is of another method")
+            head = StoredHead(self.recipe.method, archive)
             width = head.n_features_in_
             require(head.classes_.dtype.kind == "U", "the labels of its head are no names")
             require(names == head.classes_.tolist(), "it counts samples of other classes than its head learned")
@@ -550,7 +551,9 @@ def read_snapshot(archive: Archive, name: str) -> Snapshot:
         If the archive is no learner, or its parts do not fit each other.
     """
     now = from_archive(Snapshot, archive, name=name)
-    head: Any = now.head and StoredHead(now.recipe.method, now.head, now.solution, name=f"{name}: head")
+    head: Any = now.head
+    if head is not None:
+        head = StoredHead(now.recipe.method, head, now.solution, name=f"{name}: head")
     return replace(now, head=head, solution=None)
 
 
@@ -565,10 +568,11 @@ def with_head(now: Snapshot, device: str | torch.device | None, name: str) -> Sn
     try:
         if now.adaptation is not None:
             read_adaptation(now.adaptation, f"{name}: adaptation")
-        if now.head is None:
+        stored: Any = now.head
+        if stored is None:
             now.recipe.create(device="auto" if device is None else device, random_state=now.seed)
             return now
-        head = now.head.load(device)
+        head = stored.load(device)
         learned, own = getattr(head, "class_counts_", None), [now.counts[label] for label in head.classes_.tolist()]
         require(learned is None or own == learned.tolist(), f"{name} counts other samples than its head learned")
         plain = now.answering == LIKELIEST or hasattr(head, "predict_proba")
