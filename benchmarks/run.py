@@ -17,7 +17,19 @@ from rich.console import Console
 from rich.table import Table
 
 import evergrow
-from benchmarks import answers, blocks, construction, engine, extraction, heads, serving, startup, training, updates
+from benchmarks import (
+    answers,
+    blocks,
+    construction,
+    engine,
+    extraction,
+    heads,
+    serving,
+    startup,
+    training,
+    updates,
+    weight,
+)
 from benchmarks.timing import Row
 
 BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
@@ -27,6 +39,8 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "precision": updates.precision,
     "answers": answers.change_and_answer,
     "blocks": blocks.width,
+    "weight": weight.models,
+    "transform": weight.transform,
     "gpu": construction.on_gpu,
     "large": construction.large_first_task,
     "growth": construction.growth,
