@@ -307,7 +307,7 @@ def written_values(item: Any) -> dict[str, Any]:
 
 
 @cache
-def _is_symmetric(cls: type, name: str) -> bool:
+def _is_symmetric(cls: Any, name: str) -> bool:
     stored = _stored_apart({entry.name: hint for entry, hint in _plan(cls)}[name])
     return stored is not None and stored[3].symmetric
 
@@ -517,17 +517,15 @@ class _Reader:
         return tensor
 
 
-def _symmetric(triangle: torch.Tensor, name: str) -> torch.Tensor:
+def _symmetric(triangle: NDArray[Any], name: str) -> NDArray[Any]:
     """Return the matrix of a lower triangle: twice the size of what a file holds."""
-    import torch
-
-    order = (math.isqrt(8 * triangle.numel() + 1) - 1) // 2
-    if triangle.dim() != 1 or order * (order + 1) // 2 != triangle.numel():
-        _refuse(name, "the lower triangle of a matrix, row by row", f"a tensor of shape {tuple(triangle.shape)}")
-    matrix = triangle.new_empty(order, order)
-    for index, row in enumerate(torch.split(triangle, list(range(1, order + 1)))):
-        matrix[index, : index + 1] = row
-        matrix[: index + 1, index] = row
+    order = (math.isqrt(8 * triangle.size + 1) - 1) // 2
+    if triangle.ndim != 1 or order * (order + 1) // 2 != triangle.size:
+        _refuse(name, "the lower triangle of a matrix, row by row", f"a tensor of shape {triangle.shape}")
+    matrix = np.empty((order, order), dtype=triangle.dtype)
+    for index in range(order):
+        start = index * (index + 1) // 2
+        matrix[index, : index + 1] = matrix[: index + 1, index] = triangle[start : start + index + 1]
     return matrix
 
 
