@@ -52,6 +52,8 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "training": training.throughput,
     "import": startup.import_against_torch,
     "startup": startup.predict_against_torch,
+    "pass": startup.predict_against_a_pass,
+    "light": startup.light_against_torch,
     "serving": serving.against_the_loop,
     "refusal": startup.refusals_against_torch,
     "engine": engine.overhead,

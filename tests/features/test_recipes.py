@@ -258,7 +258,7 @@ def test_a_recipe_whose_widths_the_network_does_not_have_is_refused() -> None:
     spec = backbone_of("test_vit", ["final", "mean@-2"]).spec
     other = BackboneSpec.from_dict({**spec.to_dict(), "recipe": {"blocks": ["final", "mean@-2"], "widths": [100, 28]}})
     with pytest.raises(WeightsError, match=r"must be 64 \+ 64 wide, got 100 \+ 28"):
-        backbone_from_spec(other, device="cpu")
+        backbone_from_spec(other, device="cpu").encode(torch.zeros(1, 3, 160, 160))
 
 
 def test_a_few_items_come_joined_and_half_precision_is_judged_block_by_block() -> None:

@@ -61,7 +61,7 @@ def test_a_model_behind_a_link(path: Path, tmp_path: Path, kind: str, monkeypatc
     rollback(asked)
     assert path.read_bytes() == before
     assert Path("link").is_symlink()
-    assert [change.what for change in history(asked)] == ["fit", "update", "update", "rollback"]
+    assert [change.what for change in history(asked)] == ["fit", "update", "update", "forget", "rollback"]
 
 
 def test_there_is_one_lock_whatever_the_name(path: Path, tmp_path: Path) -> None:

@@ -68,10 +68,11 @@ def test_rollback_restores_every_byte_and_is_recorded(path: Path, found: list[by
     change = rollback(path)
     assert path.read_bytes() == found[1]
     assert (change.what, change.revision, change.note) == ("rollback", 2, "undid update")
-    assert [entry.what for entry in history(path)] == ["fit", "update", "rollback"]
+    told = [("fit", 1), ("update", 2), ("update", 3), ("rollback", 2)]  # what was undone, and that it was
+    assert [(entry.what, entry.revision) for entry in history(path)] == told
     rollback(path)
     assert path.read_bytes() == found[0]
-    assert [entry.what for entry in history(path)] == ["fit", "rollback", "rollback"]
+    assert [(entry.what, entry.revision) for entry in history(path)] == [*told, ("rollback", 1)]
     with pytest.raises(ParameterError, match="nothing to undo"):
         rollback(path)
 
@@ -87,7 +88,8 @@ def test_numbers_are_never_used_twice(path: Path, blobs: Data) -> None:
     change = rollback(path, 2)
     assert (change.note, change.samples) == ("undid update, update", 100)
     assert teach(path, part(blobs, 5)) == 4
-    assert [(entry.what, entry.revision) for entry in history(path)] == [("fit", 1), ("rollback", 1), ("update", 4)]
+    told = [("fit", 1), ("update", 2), ("update", 3), ("rollback", 1), ("update", 4)]
+    assert [(entry.what, entry.revision) for entry in history(path)] == told
     assert open_model(path).class_names_.tolist() == ["0", "1", "2", "5"]
     rollback(path)
     assert open_model(path).class_names_.tolist() == ["0", "1", "2"]

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from evergrow.learner.snapshot import Change
 
 
-def load_model(path: Path, run: RunOptions = RUN) -> Learner:
-    """Return a model to be asked, not changed."""
+def load_model(path: Path, run: RunOptions = RUN, *, lazy: bool = False) -> Learner:
+    """Return a model to be asked, not changed; a lazy one imports torch only where an answer takes it."""
     from evergrow.learner.modelfile import open_model
 
-    return open_model(path, **run.loading())
+    return open_model(path, lazy=lazy, **run.loading())
 
 
 @dataclass
@@ -110,12 +110,12 @@ def _ridge(learner: Learner) -> float | None:
 
 @contextmanager
 def changing_model(
-    path: Path, run: RunOptions = RUN, *, settle: bool = False, wait: bool = False
+    path: Path, run: RunOptions = RUN, *, settle: bool = False, wait: bool = False, lazy: bool = False
 ) -> Iterator[ModelChange]:
     """Yield a model that nobody else changes meanwhile; it is settled and committed where the block ends well."""
     from evergrow.learner.modelfile import commit, locked_model
 
-    with locked_model(path, wait=wait, **run.loading()) as learner:
+    with locked_model(path, wait=wait, lazy=lazy, **run.loading()) as learner:
         started = time.perf_counter()
         change = ModelChange(path, learner)
         yield change

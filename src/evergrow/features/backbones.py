@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ def backbone_from_spec(
     """
     preset = Preprocessing.from_dict(spec.preprocessing) if spec.kind == "image" else "timm"
     if isinstance(weights, nn.Module):
-        backbone = create_backbone(weights, preset=preset, device=device)
+        backbone: Backbone = create_backbone(weights, preset=preset, device=device)
     elif spec.weights == "module":
         raise WeightsError(f"weights must be the module that the backbone {spec.name} was made from, got {weights!r}")
     else:
@@ -180,19 +181,29 @@ def backbone_from_spec(
         if spec.kind == "image":
             options = {key: value for key, value in spec.options.items() if key != "seed"}
             check_buildable(timm_entry(spec.name)[0], options)
-        backbone = create_backbone(spec.name, weights, preset, device=device, **spec.options)
+            module, origin, _ = _load_timm(spec.name, weights, spec.options.get("seed", 0), options)
+            # The same network gives vectors of the same width: no pass is needed to see it.
+            found = replace(spec, weights=origin, weights_hash=hash_weights(module))
+            backbone = ImageBackbone(module, found, resolve_device(device))
+        else:
+            backbone = create_backbone(spec.name, weights, preset, device=device, **spec.options)
     if backbone.spec.weights_hash != spec.weights_hash:
         raise WeightsError(
             f"weights of {spec.name} must be those that the model was made with (hash {spec.weights_hash}, from "
             f"{spec.weights}), got others (hash {backbone.spec.weights_hash}, from {backbone.spec.weights})"
         )
-    if spec.recipe is not None:
-        backbone = backbone.with_recipe(spec.recipe)
-    wide, told = (" + ".join(map(str, one.blocks.widths)) for one in (backbone.spec, spec))
-    if wide != told:
-        raise WeightsError(f"features of {spec.name} must be {wide} wide, got {told}")
+    if backbone.spec.blocks != spec.blocks:
+        backbone = backbone.with_recipe(spec.blocks)
+    _check_widths(spec.name, backbone.spec.blocks.widths, spec.blocks.widths)
     backbone.spec = spec
     return backbone
+
+
+def _check_widths(name: str, found: Sequence[int], told: Sequence[int]) -> None:
+    """Raise :class:`WeightsError` unless the blocks of features are as wide as a description says."""
+    if tuple(found) != tuple(told):
+        wide, said = (" + ".join(map(str, widths)) for widths in (found, told))
+        raise WeightsError(f"features of {name} must be {wide} wide, got {said}")
 
 
 # -- images ---------------------------------------------------------------------------------------------------
@@ -251,8 +262,10 @@ class ImageBackbone(Backbone):
         if len(batch) == 0:
             return torch.zeros(0, self.spec.n_features, device=self.device)
         images = batch.to(self.device, torch.float32, memory_format=self._layout)
+        read = _read(self.module, parse_blocks(self.spec.blocks.blocks), images)
+        _check_widths(self.spec.name, [block.shape[1] for block in read], self.spec.blocks.widths)
         # Joined out here they are an ordinary tensor, which a probe can later be trained on.
-        return torch.cat(_read(self.module, parse_blocks(self.spec.blocks.blocks), images), dim=1)
+        return torch.cat(read, dim=1)
 
     def _resolved(self, recipe: Any) -> FeatureRecipe:
         noise = torch.rand(2, 3, *self.transform.size, generator=generator(0, "recipe"))

@@ -6,10 +6,8 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
-from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.core.errors import ParameterError
@@ -17,6 +15,14 @@ from evergrow.core.record import NOTHING, Between, Extra, from_values, require, 
 from evergrow.core.validation import resolve_device
 from evergrow.data.items import Kind
 from evergrow.features.recipes import FINAL, FeatureRecipe
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+"""Endings of files of weights that can be read."""
 
 
 @dataclass(frozen=True)

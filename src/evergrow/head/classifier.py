@@ -382,7 +382,7 @@ class Classifier(IncrementalClassifier):
         --------
         >>> from sklearn.datasets import load_digits
         >>> from evergrow import Classifier
-        >>> from evergrow.head.fold_outs import best_temperature
+        >>> from evergrow.head.temperatures import best_temperature
         >>> X, y = load_digits(return_X_y=True)
         >>> model = Classifier(n_units=100, random_state=0).fit(X[:900], y[:900])
         >>> found = model.fold_outs(X[:90], y[:90])

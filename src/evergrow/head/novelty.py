@@ -28,18 +28,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from evergrow.core.errors import NumericalError
 from evergrow.core.record import Between, record, require
 from evergrow.core.seeding import generator
-from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky
-from evergrow.head.linalg.scatter import SolvedScatter
+
+if TYPE_CHECKING:  # what is pooled is read and thresholds are told without torch
+    from torch import Tensor
+
+    from evergrow.head.linalg.factor import CholeskyFactor
+    from evergrow.head.linalg.scatter import SolvedScatter
 
 TOO_LARGE = 1e50
 """Features beyond this may have a square, in the metric of what was learned, that overflows."""
@@ -128,6 +130,10 @@ class NoveltyTerms:
     @classmethod
     def of(cls, scatter: SolvedScatter) -> NoveltyTerms:
         """Prepare the terms: matrices of the order of the classes are factored, none of the order of the layer."""
+        import torch
+
+        from evergrow.head.linalg.factor import safe_cholesky
+
         counts, free = scatter.counts, scatter.freedom
         shares = counts / counts.sum()
         centre, solved = scatter.means @ shares, scatter.solve_means()
@@ -162,6 +168,10 @@ class NoveltyTerms:
         Rows of a class lie about its mean with the common scatter; drawn are their products with the class means and
         their energy outside the span of these, which is all that the terms need.
         """
+        import torch
+
+        from evergrow.head.linalg.factor import safe_cholesky
+
         scatter, counts, free = self.scatter, self.scatter.counts, self.scatter.freedom
         source = generator(0, "novelty", "expected")
         spots = (torch.arange(_DRAWN, dtype=torch.float64) + 0.5) / _DRAWN
@@ -186,6 +196,8 @@ class NoveltyTerms:
         return self._terms(products, self.gram.diagonal()[codes] + 2.0 * own + inside + outside)
 
     def _terms(self, products: Tensor, energy: Tensor) -> Tensor:
+        import torch
+
         counts = self.scatter.counts
         energy, energies = energy.clamp_min(1e-9), _energies(self.gram)
         inside = self.span.half_solve(products.T).square().sum(dim=0).clamp_min(1e-12)
@@ -215,6 +227,8 @@ def bounded(found: Tensor, H: Tensor) -> Tensor:
     NumericalError
         If those of a row of ordinary size are not finite: the statistics are not those of samples.
     """
+    import torch
+
     finite = torch.isfinite(found).all(dim=1)
     if not bool((finite | (H.abs().amax(dim=1) > TOO_LARGE)).all()):
         raise NumericalError("novelty must be finite, but the statistics are not those of samples")

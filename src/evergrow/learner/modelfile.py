@@ -17,10 +17,12 @@ import dataclasses
 import filecmp
 import getpass
 import glob
+import importlib
 import json
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +68,11 @@ def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
         If it is no model, is damaged or was altered.
     """
     model = existing_model(path)
-    archive = read_archive(model)
+    with ThreadPoolExecutor(1) as reader:
+        reading = reader.submit(read_archive, model)
+        if not settings.get("lazy"):  # what a head takes to import is imported while the file is read
+            importlib.import_module("evergrow.head.classifier")
+        archive = reading.result()
     learner = Learner.load(archive, name=os.fspath(path), **settings)
     learner.origin_ = (model, archive.digest)
     return learner
@@ -242,7 +248,7 @@ def rollback(
         undone = [entry for entry in current.history if entry.revision > target.revision]
         note, samples = f"undid {', '.join(entry.what for entry in undone)}", sum(entry.samples for entry in undone)
         change = Change.now("rollback", samples, note=note, revision=target.revision, who=who, extra=extra)
-        place.restore(ancestors[-n].revision, Undone(change, current.digest, target.digest))
+        place.restore(ancestors[-n].revision, Undone(change, current.digest, target.digest, tuple(undone)))
     return change
 
 
@@ -303,7 +309,7 @@ def redo(
 
 
 def history(path: str | os.PathLike[str]) -> list[Change]:
-    """Return all changes that led to a model, and what was rolled back on the way, the oldest first.
+    """Return all changes that a model went through, also those that were rolled back and that, the oldest first.
 
     Parameters
     ----------
@@ -312,8 +318,10 @@ def history(path: str | os.PathLike[str]) -> list[Change]:
     """
     model = existing_model(path)
     header = Header.read(model)
-    undone = [entry.change for entry in History(model).undone(header.digest)]
-    return sorted([*header.history, *undone], key=lambda entry: entry.when)
+    log = History(model).undone(header.digest)
+    told = [*header.history, *(change for entry in log for change in (*entry.undone, entry.change))]
+    once = {(change.what, change.when, change.revision): change for change in told}  # what was redone is there twice
+    return sorted(once.values(), key=lambda change: change.when)
 
 
 def open_revision(path: str | os.PathLike[str], number: int, **settings: Any) -> Learner:
@@ -451,11 +459,14 @@ class Undone:
     before, after : str
         Checksums of the model before and after. The entry is written first; as long as the model is still what it was
         before the latest entry, that did not happen.
+    undone : tuple of Change
+        What a rollback took back: the model's own file tells of it no more.
     """
 
     change: Change
     before: str
     after: str
+    undone: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True)

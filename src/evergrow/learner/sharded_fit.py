@@ -77,7 +77,7 @@ def deciding_settings(learner: Learner) -> dict[str, Any]:
 
 def adopt(learner: Learner, other: Learner) -> Learner:
     """Make a learner know what another one knows, and nothing else."""
-    learner._encoder, learner._snapshot = other._encoder, other._state()
+    learner._begun, learner._snapshot = other._encoder, other._state()
     return learner
 
 
@@ -97,7 +97,7 @@ def with_layer(learner: Learner, encoder: Encoder, sample: Block) -> Learner:
     warn_alike(np.empty(0, dtype=np.str_), sample.labels)
     head.fit(sample.X, sample.labels)
     grown = type(learner)(**learner.get_params())
-    grown._encoder = encoder
+    grown._begun = encoder
     grown._snapshot = dataclasses.replace(learner._blank(encoder), head=head.spawn())
     return grown
 
@@ -182,7 +182,7 @@ def complete_fit(learner: Learner, total: Learner, sample: Block) -> Learner:
     calibration = calibrated(Calibration(), head, sample, known.counts, learner._seed())
     values: dict[str, Any] = {"head": head, "calibration": calibration, "label_kind": known.label_kind}
     now = learned(blank, "fit", *_record(known, sample), known.counts, **values)
-    learner._encoder, learner._snapshot = total._encoder, learner._numbered(now, blank)
+    learner._begun, learner._snapshot = total._encoder, learner._numbered(now, blank)
     return learner
 
 
