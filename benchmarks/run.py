@@ -17,7 +17,19 @@ from rich.console import Console
 from rich.table import Table
 
 import evergrow
-from benchmarks import answers, blocks, construction, engine, extraction, heads, serving, startup, training, updates
+from benchmarks import (
+    answers,
+    blocks,
+    classes,
+    construction,
+    engine,
+    extraction,
+    heads,
+    serving,
+    startup,
+    training,
+    updates,
+)
 from benchmarks.timing import Row
 
 BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
@@ -27,6 +39,7 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "precision": updates.precision,
     "answers": answers.change_and_answer,
     "blocks": blocks.width,
+    "classes": classes.many,
     "gpu": construction.on_gpu,
     "large": construction.large_first_task,
     "growth": construction.growth,
