@@ -29,6 +29,7 @@ from benchmarks import (
     startup,
     training,
     updates,
+    weight,
 )
 from benchmarks.timing import Row
 
@@ -40,6 +41,8 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "answers": answers.change_and_answer,
     "blocks": blocks.width,
     "classes": classes.many,
+    "weight": weight.models,
+    "transform": weight.transform,
     "gpu": construction.on_gpu,
     "large": construction.large_first_task,
     "growth": construction.growth,

@@ -115,11 +115,28 @@ class Spec:
         Name of its type in torch; None for any.
     largest : float, optional
         The largest size of any number: what overflows later would be no number in an answer.
+    symmetric : bool
+        Whether it is a symmetric matrix, of which a file holds the lower triangle, row by row.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from typing import Annotated
+    >>> import torch
+    >>> from evergrow.core.record import Spec, from_archive, record, to_archive
+    >>> @record("docs/moments")
+    ... @dataclass(frozen=True)
+    ... class Moments:
+    ...     gram: Annotated[torch.Tensor, Spec(("k", "k"), dtype=None, symmetric=True)]
+    >>> archive = to_archive(Moments(torch.tensor([[1, 2], [2, 3]])))
+    >>> archive.tensors["gram"].tolist(), from_archive(Moments, archive).gram.tolist()
+    ([1, 2, 3], [[1, 2], [2, 3]])
     """
 
     shape: tuple[int | str | None, ...] | None = None
     dtype: str | None = "float64"
     largest: float | None = None
+    symmetric: bool = False
 
 
 @dataclass(frozen=True)
@@ -282,8 +299,24 @@ def written_values(item: Any) -> dict[str, Any]:
         # Other defaults may change from version to version, and old files must keep their meaning.
         if (value is None and default is None) or (_is_empty(value) and _is_empty(default)):
             continue
+        if _is_tensor(value) and _is_symmetric(type(item), entry.name):
+            value = _lower_triangle(value)
         values[entry.name] = Extra(value) if entry.metadata.get("unknown") else value
     return values
+
+
+@cache
+def _is_symmetric(cls: type, name: str) -> bool:
+    stored = _stored_apart({entry.name: hint for entry, hint in _plan(cls)}[name])
+    return stored is not None and stored[3].symmetric
+
+
+def _lower_triangle(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the entries of a matrix (k, k) up to its diagonal, row by row, (k (k + 1) / 2,)."""
+    import torch
+
+    rows = [row[: index + 1] for index, row in enumerate(matrix)]
+    return torch.cat(rows) if rows else matrix.flatten()
 
 
 def _is_empty(value: Any) -> bool:
@@ -462,6 +495,8 @@ class _Reader:
         tensor, name = self.archive.tensors[key], f"{self.name}: {key!r}"
         if spec.dtype is not None and tensor.dtype != getattr(torch, spec.dtype):
             _refuse(name, f"a tensor of {spec.dtype}", str(tensor.dtype))
+        if spec.symmetric:
+            tensor = _symmetric(tensor, name)
         if spec.shape is not None:
             wanted = tuple(self.lengths.get(n) if isinstance(n, str) else n for n in spec.shape)
             shape = tuple(tensor.shape)
@@ -478,6 +513,20 @@ class _Reader:
             if spec.largest is not None and float(tensor.abs().amax()) > spec.largest:
                 raise FileFormatError(f"{name} should have numbers of at most {spec.largest:g}, but has larger ones")
         return tensor
+
+
+def _symmetric(triangle: torch.Tensor, name: str) -> torch.Tensor:
+    """Return the matrix of a lower triangle: twice the size of what a file holds."""
+    import torch
+
+    order = (math.isqrt(8 * triangle.numel() + 1) - 1) // 2
+    if triangle.dim() != 1 or order * (order + 1) // 2 != triangle.numel():
+        _refuse(name, "the lower triangle of a matrix, row by row", f"a tensor of shape {tuple(triangle.shape)}")
+    matrix = triangle.new_empty(order, order)
+    for index, row in enumerate(torch.split(triangle, list(range(1, order + 1)))):
+        matrix[index, : index + 1] = row
+        matrix[: index + 1, index] = row
+    return matrix
 
 
 Loader = Callable[[Any, str], Any]

@@ -21,7 +21,7 @@ from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
 from evergrow.head.fold_outs import FoldOuts, as_seen, fold_outs
 from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind, column_map, known_codes
-from evergrow.head.layers.base import LAYERS, FourierLayer, Layer, layer_from_plain
+from evergrow.head.layers.base import LAYERS, Layer, layer_from_plain
 from evergrow.head.layers.feature_map import (
     MOST_BLOCKS,
     BlockRecord,
@@ -30,6 +30,7 @@ from evergrow.head.layers.feature_map import (
     normalize,
     resolve_normalization,
 )
+from evergrow.head.layers.fourier import FourierLayer
 from evergrow.head.linalg.class_shapes import ClassShapes
 from evergrow.head.linalg.recursive import create_state
 from evergrow.head.linalg.ridge_choice import Spectrum
@@ -77,7 +78,8 @@ class Classifier(IncrementalClassifier):
     Parameters
     ----------
     n_units : int or None
-        Units of the layer. None takes the layer's own number, 3,000 for the default one; 0 uses the features alone.
+        Units of the layer; 0 uses the features alone. None takes the layer's own number: by default 3,000, or 24 a
+        feature where that is fewer, but at least 2,048.
     alpha : float or "gcv"
         Ridge. ``"gcv"`` chooses it from the statistics by generalised cross-validation, again and again as they grow.
     layer : Layer, str, mapping or None
@@ -230,7 +232,7 @@ class Classifier(IncrementalClassifier):
         some = Z[:: max(len(Z) // _FLOOR_ROWS, 1)]
         floor = alpha or GCV_FLOOR * max(layer.centred_energy(some) / len(some), 1e-12)
         shapes = ClassShapes.first(Z, self.shape_directions) if self.shape_directions else None
-        state = create_state(self.solver, layer.n_outputs, 0, alpha=alpha, floor=floor, device=layer.device)
+        state = create_state(self.solver, layer.n_outputs, 0, alpha=alpha, floor=floor, device=Z.device)
         return RidgeModel.start(layer, rule, state, shapes, blocks)
 
     def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
@@ -619,7 +621,7 @@ class Classifier(IncrementalClassifier):
         found, shapes, scores = layer_map(model, solved.weights, solved.offset), model.shapes, self._solved.shapes
         if shapes is None or scores is None or not scores.has_terms:
             return found
-        return dataclasses.replace(found, shape=ShapeMap.of(shapes, scores, model.blocks))
+        return dataclasses.replace(found, shape=ShapeMap.of(shapes, scores))
 
     # -- looking inside -----------------------------------------------------------------------------------
 
