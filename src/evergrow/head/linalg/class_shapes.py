@@ -154,12 +154,15 @@ class ClassShapes:
 
     def group(self, groups: Sequence[Sequence[int]]) -> ClassShapes:
         """Return the sums of classes each of which is several old ones together; of none, a new one without rows."""
+        sums = sum_columns(self.sums, groups, dim=0)
+        if sums is self.sums:
+            return self
         none, parts = self.sums.new_zeros(0, self.directions), self._parts
-        contents = [
+        contents: list[Tensor | _Pieces] = [
             [(parts[old], 1.0) for old in group] if len(group) > 1 else parts[group[0]] if group else none
             for group in groups
         ]
-        return self._with(sum_columns(self.sums, groups, dim=0), contents)
+        return self._with(sums, contents)
 
     def add(self, P: Tensor, codes: Tensor, sign: float = 1.0, weights: Tensor | None = None) -> ClassShapes:
         """Return the sums with rows P (n, k) of classes ``codes`` added, or with ``sign=-1`` taken out."""
@@ -193,7 +196,7 @@ class ClassShapes:
     def merge(self, other: ClassShapes, sign: int = 1) -> ClassShapes:
         """Return both sums together, or their difference; directions and classes must be the same."""
         device = self.sums.device
-        contents = [
+        contents: list[Tensor | _Pieces] = [
             [(mine, 1.0), (theirs.to(device), float(sign))] if theirs.numel() else mine
             for mine, theirs in zip(self._parts, other._parts, strict=True)
         ]
