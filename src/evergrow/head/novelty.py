@@ -31,6 +31,7 @@ rows, less what the count of the nearest class explains, and far things get more
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -214,10 +215,10 @@ class NoveltyTerms:
         """Return a factor of the covariance of products with the class means, or of rows, about the mean of a class."""
         scatter, free = self.scatter, self.scatter.freedom
         known, ridge = scatter.noise_energy(inside=True), scatter.alpha + scatter.factor.jitter
-        shift = 1e-8 * float(self.metric.diagonal().mean())
+        shift = 1e-8 * float((self.energies if self._by_class else self.metric.diagonal()).mean())
         if scatter.noise_energy() <= 0.0:  # nothing is known of the spread but that of the means
             if not self._by_class:
-                return (scatter.means - self.centre[:, None]) / len(self.energies) ** 0.5
+                return (scatter.means - self.centre[:, None]) / math.sqrt(len(self.energies))
             return safe_cholesky(self.metric @ self.metric / len(self.energies), shift=shift).lower
         if self._by_class:
             covariance = self.metric - (ridge / free) * (self.directions.T @ self.directions)
