@@ -20,6 +20,7 @@ import evergrow
 from benchmarks import (
     answers,
     blocks,
+    classes,
     construction,
     engine,
     extraction,
@@ -39,6 +40,7 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "precision": updates.precision,
     "answers": answers.change_and_answer,
     "blocks": blocks.width,
+    "classes": classes.many,
     "weight": weight.models,
     "transform": weight.transform,
     "gpu": construction.on_gpu,
