@@ -24,10 +24,11 @@ from evergrow.core.errors import (
     ParameterError,
 )
 from evergrow.core.seeding import generator
+from evergrow.learner import history as kept_history
 from evergrow.learner import modelfile
+from evergrow.learner.history import History
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import (
-    History,
     ModelWriteError,
     clean_folder,
     commit,
@@ -255,7 +256,7 @@ def test_what_a_crash_cut_short_did_not_happen(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(modelfile, "_publish", crash)
+        patch.setattr(kept_history, "publish", crash)
         with pytest.raises(KeyboardInterrupt):
             change(path)
     assert path.read_bytes() == found[1]

@@ -119,7 +119,7 @@ def test_download_and_upload_give_the_same_model(api: Any) -> None:
 
 
 def test_a_download_is_one_revision_whole_while_others_teach(api: Any, tmp_path: Path) -> None:
-    from evergrow.learner.modelfile import Header
+    from evergrow.learner.history import Header
 
     api.taught()
     with ThreadPoolExecutor(1) as threads:
