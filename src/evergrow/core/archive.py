@@ -132,7 +132,7 @@ def _prepared(archive: Archive) -> tuple[str, dict[str, torch.Tensor], str]:
     return text, tensors, _digest(_NEEDS + text, tensors)
 
 
-def read_archive(path: str | os.PathLike[str], kind: str | None = None) -> Archive:
+def read_archive(path: str | os.PathLike[str], kind: str | None = None, *, data: bytes | None = None) -> Archive:
     """Read an archive, checking layout and checksum; :func:`~evergrow.core.record.from_archive` checks contents.
 
     Parameters
@@ -141,6 +141,8 @@ def read_archive(path: str | os.PathLike[str], kind: str | None = None) -> Archi
         The file.
     kind : str, optional
         The kind that it must have.
+    data : bytes, optional
+        What the file holds, where that was read already; the path is then for messages.
 
     Raises
     ------
@@ -153,7 +155,7 @@ def read_archive(path: str | os.PathLike[str], kind: str | None = None) -> Archi
     """
     from safetensors.torch import load
 
-    data = Path(path).read_bytes()
+    data = Path(path).read_bytes() if data is None else data
     head, dtypes = _read_head(path, data)
     _require_schema(path, head)
     strange = sorted(set(dtypes.values()) - _STORED_DTYPES)

@@ -1,10 +1,9 @@
 """A model in a file that many changes go through: each is whole or not there, one at a time, and can be undone.
 
-``model.evg`` is always a complete model. Beside it ``model.evg.history`` holds the latest revisions as
-``<number>.evg`` (hard links, so that the current one takes no room twice; copies where there are no links) and
-``log.json``, which records what was rolled back and redone. A change is written to the history first and then put in
-the model's place in one step, so that a crash at any moment leaves the old model or the new one. Partial files that a
-killed process left are removed by the next one that changes the model.
+``model.evg`` is always a complete model. Beside it ``model.evg.history`` holds the states before it
+(:mod:`evergrow.learner.history`). The model as it is goes into the history first; then the next one takes its place in
+one step, so that a crash at any moment leaves the old model or the new one. Partial files that a killed process left
+are removed by the next one that changes the model.
 
 Each model names the revisions before it with their checksums; nothing else in the history is ever put in its place. A
 link to a model stays a link: model, history and lock are those of the file that it leads to. The history is open to
@@ -28,18 +27,21 @@ from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import BusyError, EvergrowError, ParameterError, PathError
 from evergrow.core.files import existing_model
 from evergrow.core.validation import check_number
-from evergrow.learner.history import Header, History, Undone, publish
+from evergrow.learner.history import KEEP, Header, History, Undone, default_room
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import Change, Lineage
-
-KEEP = 10
-"""Earlier revisions kept, unless another number is asked for."""
 
 _held: dict[Path, int] = {}  # models that are being changed here, and by which thread
 
 
 class ModelWriteError(EvergrowError, OSError):
     """A model could not be written; what was there before still is."""
+
+
+class Committed(int):
+    """The revision that a change made; ``dropped`` lists the earlier ones that fell out of the history for it."""
+
+    dropped: tuple[int, ...] = ()
 
 
 def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
@@ -112,9 +114,10 @@ def commit(
     change: Change | str | None = None,
     *,
     keep: int = KEEP,
+    keep_bytes: int | None = None,
     wait: bool = False,
     who: str | None = None,
-) -> int:
+) -> Committed:
     """Make what a learner knows the next revision of a model file.
 
     All changes that the learner went through since it was loaded become one revision. Where nothing changed, nothing is
@@ -129,7 +132,10 @@ def commit(
     change : Change or str, optional
         A note on the latest change, or a change whose note and further fields (``extra``) are taken.
     keep : int
-        Earlier revisions to keep.
+        Earlier revisions to keep. With 0 nothing of them stays, also where the process is killed meanwhile.
+    keep_bytes : int, optional
+        Bytes that they may take; what they have in common counts once. By default model and history together take at
+        most five times the model plus 20 MB.
     wait : bool
         Whether to wait for another writer instead of raising.
     who : str, optional
@@ -137,8 +143,8 @@ def commit(
 
     Returns
     -------
-    int
-        The revision of the file.
+    Committed
+        The revision of the file, an ``int``. Its ``dropped`` lists the revisions that fell out of the history.
 
     Raises
     ------
@@ -148,6 +154,7 @@ def commit(
         If it cannot be written, for example because the disk is full; the model is as it was.
     """
     check_number("keep", keep, low=0, integer=True)
+    check_number("keep_bytes", 0 if keep_bytes is None else keep_bytes, low=0, integer=True)
     remark = change if isinstance(change, Change) else Change("update", "", 0, note=change or "")
     before = learner._state()
     with _hold(path, wait, new=True) as place, _writing(place.model):
@@ -161,14 +168,14 @@ def commit(
                 f"{model} must be as it was when the learner was loaded, but it was changed since: load it again"
             )
         if current is not None:
-            lineage = place.adopt(current)
+            lineage = place.position(current)
         # Changes that are in the file already keep their numbers; the others, one at least, become this revision.
         if current is not None and before.history[: len(current.history)] == current.history:
             old = len(current.history)
         else:
             old = sum(entry.revision <= before.lineage.number for entry in before.history)
         if old == len(before.history) and origin is not None:
-            return lineage.number
+            return Committed(lineage.number)
         old = max(min(old, len(before.history) - 1), 0)
         number = max([*place.numbers(), lineage.number, before.lineage.number]) + 1
         who = author() if who is None else who
@@ -178,11 +185,19 @@ def commit(
             fresh[-1] = dataclasses.replace(entry, note=note, extra=extra)
         following = Lineage(number) if current is None else lineage.next(number, digest)
         now = dataclasses.replace(before, history=(*before.history[:old], *fresh), lineage=following)
-        digest = write_archive(place.file(number), now.to_archive(), like=model)
-        publish(place.file(number), model)
+        size = 0 if current is None else model.stat().st_size
+        if current is not None:
+            place.log(current.digest)
+            if keep:
+                place.adopt(current)
+            else:
+                place.purge_after(current.digest)
+        digest = write_archive(model, now.to_archive())
         learner._snapshot, learner._origin = now, (model, digest)
-        place.prune(following, keep)
-    return number
+        room = default_room(size, model.stat().st_size) if keep_bytes is None else keep_bytes
+        done = Committed(number)
+        done.dropped = tuple(place.prune(following, keep, room))
+    return done
 
 
 def rollback(
@@ -224,18 +239,17 @@ def rollback(
     who, extra = author() if who is None else who, dict(extra or {})
     with _hold(path, wait) as place, _writing(place.model):
         current = Header.read(place.model)
-        place.adopt(current)
         kept, ancestors = place.kept(current), current.lineage.ancestors
         if not kept:
             raise ParameterError(f"nothing to undo: no earlier state of {place.model} is kept in {place.folder}")
         if n > len(ancestors) or ancestors[-n] not in kept:
             raise ParameterError(f"n must be at most {len(kept)}, the number of revisions kept, got {n}")
-        place.verified(ancestors[-n].revision, ancestors[-n].digest)
-        target = Header.read(place.file(ancestors[-n].revision))
+        archive, body = place.verified(ancestors[-n].revision, ancestors[-n].digest)
+        target = Header.of(archive, place.model)
         undone = [entry for entry in current.history if entry.revision > target.revision]
         note, samples = f"undid {', '.join(entry.what for entry in undone)}", sum(entry.samples for entry in undone)
         change = Change.now("rollback", samples, note=note, revision=target.revision, who=who, extra=extra)
-        place.restore(ancestors[-n].revision, Undone(change, current.digest, target.digest))
+        place.restore(ancestors[-n].revision, body, Undone(change, current.digest, target.digest))
     return change
 
 
@@ -288,10 +302,10 @@ def redo(
             raise ParameterError(f"n must be at most {len(steps)}, the number of rollbacks to take back, got {n}")
         for entry, number in zip(steps, numbers, strict=True):
             note = f"redid {entry.change.note.removeprefix('undid ')}"
-            place.verified(number or 0, entry.before)
-            revision = Header.read(place.file(number or 0)).revision
+            archive, body = place.verified(number or 0, entry.before)
+            revision = Header.of(archive, place.model).revision
             change = Change.now("redo", entry.change.samples, note=note, revision=revision, who=who, extra=extra)
-            place.restore(number or 0, Undone(change, entry.after, entry.before))
+            place.restore(number or 0, body, Undone(change, entry.after, entry.before))
     return change
 
 
@@ -340,7 +354,7 @@ def open_revision(path: str | os.PathLike[str], number: int, **settings: Any) ->
     if number not in digests:  # it was undone, and the log has its checksum
         undone = {entry.before for entry in place.undone(current.digest)}
         digests[number] = next((digest for digest in undone if place.find(digest) == number), "")
-    return Learner.load(place.verified(number, digests[number]), name=f"{os.fspath(path)}@{number}", **settings)
+    return Learner.load(place.verified(number, digests[number])[0], name=f"{os.fspath(path)}@{number}", **settings)
 
 
 def author() -> str:
@@ -367,6 +381,19 @@ def kept_revisions(path: str | os.PathLike[str]) -> list[int]:
     """
     model = existing_model(path)
     return [entry.revision for entry in History(model).kept(Header.read(model))]
+
+
+def dropped_revisions(path: str | os.PathLike[str]) -> list[int]:
+    """Return the revisions that led to a model and are no longer kept in its history, the oldest first.
+
+    Parameters
+    ----------
+    path : path-like
+        The model file; nothing is changed.
+    """
+    kept = kept_revisions(path)
+    ancestors = Header.read(existing_model(path)).lineage.ancestors
+    return [entry.revision for entry in ancestors if entry.revision not in kept]
 
 
 def clean_folder(folder: Path) -> None:
@@ -421,7 +448,7 @@ def _hold(path: str | os.PathLike[str], wait: bool, *, new: bool = False) -> Ite
                     f"{model} must not be in use, but another process is changing it; try again later"
                 ) from error
             files.remove_leftovers(model.parent, f".{glob.escape(model.name)}.*")
-            files.remove_leftovers(place.folder)
+            place.tidy()
         _held[model] = threading.get_ident()
         stack.callback(_held.pop, model, None)
         yield place
