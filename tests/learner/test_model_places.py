@@ -9,10 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.learner.toys import Data, part, teach
-from typer.testing import CliRunner
+from tests.learner.toys import refused, teach
 
-from evergrow.cli.registry import build_app
 from evergrow.core.errors import BusyError, FileFormatError, ModelNotFoundError, PathError
 from evergrow.learner.history import History
 from evergrow.learner.learner import Learner
@@ -71,10 +69,8 @@ def test_there_is_one_lock_whatever_the_name(path: Path, tmp_path: Path) -> None
         commit(tmp_path / "link.evg", learner.forget_classes("0"))  # the same writer by another name
     stale = open_model(path)
     forget(tmp_path / "link.evg", "1")
-    before = path.read_bytes()
-    with pytest.raises(BusyError, match="changed since"):
+    with refused(path, BusyError, "changed since"):  # it is what another wrote meanwhile
         commit(path, stale.forget_classes("2"))
-    assert path.read_bytes() == before  # what another wrote meanwhile
     open_model(path).forget_classes("3").save(tmp_path / "link.evg")  # a plain save goes through links too
     assert (tmp_path / "link.evg").is_symlink()
     assert "3" not in open_model(path).class_names_
@@ -96,8 +92,7 @@ def test_a_link_to_nothing_is_an_error(path: Path, tmp_path: Path) -> None:
 
 def test_a_private_model_stays_private_and_so_does_its_history(path: Path) -> None:
     path.chmod(0o600)
-    done = CliRunner().invoke(build_app(), ["forget", str(path), "0"])
-    assert done.exit_code == 0, done.output
+    forget(path)
     assert mode(path) == 0o600
     assert mode(folder(path)) == 0o700
     assert {mode(file) for file in folder(path).iterdir()} == {0o600}
@@ -137,14 +132,13 @@ def test_the_owner_is_kept(path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["forget", "rollback", "save"])
 def test_a_read_only_model_is_refused_as_read_only(path: Path, change: str) -> None:
-    learner, before = open_model(path), path.read_bytes()
+    learner = open_model(path)
     path.chmod(0o444)
     changes = {"forget": lambda: forget(path), "rollback": lambda: rollback(path), "save": lambda: learner.save(path)}
-    with pytest.raises((ModelWriteError, PathError), match="read-only"):
+    with refused(path, (ModelWriteError, PathError), "read-only"):
         changes[change]()
-    with pytest.raises(ModelWriteError, match="read-only"):
+    with refused(path, ModelWriteError, "read-only"):
         commit(path, learner.forget_classes("0"))
-    assert path.read_bytes() == before
     assert mode(path) == 0o444
     assert open_model(path).predict(np.zeros((1, 10))).shape == (1,)
 
@@ -152,38 +146,32 @@ def test_a_read_only_model_is_refused_as_read_only(path: Path, change: str) -> N
 # -- histories that cannot be trusted -----------------------------------------------------------------------
 
 
-def foreign(path: Path, blobs: Data) -> Path:
-    """Return another model with the same numbers of revisions."""
-    other = path.with_name("other.evg")
-    commit(other, Learner(None, options={"n_units": 20}, random_state=7).fit(part(blobs, 0, 5)))
-    for label in (3, 4):
-        teach(other, part(blobs, label))
-    return other
-
-
-def plant(other: Path, number: int, path: Path, place: int) -> None:
-    """Put a revision of another model in the history of a model, with its pieces."""
+def plant(path: Path, number: int) -> None:
+    """Put a revision of another model in the place of one, with its pieces."""
+    other, X = path.with_name("other.evg"), np.random.default_rng(0).normal(size=(20, 10))
+    commit(other, Learner(None, options={"n_units": 20}).fit(X, np.arange(20) % 2))
+    for label in (2, 3):
+        teach(other, (X + label, np.full(20, label)))
     for piece in folder(other).glob("*.piece"):
         shutil.copy(piece, folder(path))
-    shutil.copy(folder(other) / f"{number}.json", folder(path) / f"{place}.json")
+    shutil.copy(folder(other) / "2.json", folder(path) / f"{number}.json")
+    shutil.rmtree(folder(other))
+    other.unlink()
 
 
-def test_a_foreign_revision_is_not_installed(path: Path, blobs: Data) -> None:
-    before = path.read_bytes()
-    plant(foreign(path, blobs), 2, path, 2)
-    with pytest.raises(FileFormatError, match="another model or was altered"):
+def test_a_foreign_revision_is_not_installed(path: Path) -> None:
+    told = history(path)
+    plant(path, 2)
+    with refused(path, FileFormatError, "another model or was altered"):
         rollback(path)
-    done = CliRunner().invoke(build_app(), ["rollback", str(path)])
-    assert done.exit_code == 2
-    assert path.read_bytes() == before
-    assert [change.what for change in history(path)] == ["fit", "update", "update"]
+    assert history(path) == told
     rollback(path, 2)  # the one before it is still what it was
     assert open_model(path).class_names_.tolist() == ["0", "1", "2"]
 
 
-def test_a_planted_copy_of_the_newest_revision_does_not_hide_the_model(path: Path, blobs: Data) -> None:
+def test_a_planted_copy_of_the_newest_revision_does_not_hide_the_model(path: Path) -> None:
     before = path.read_bytes()
-    plant(foreign(path, blobs), 2, path, 3)
+    plant(path, 3)
     forget(path)
     rollback(path)
     assert path.read_bytes() == before
@@ -221,16 +209,11 @@ def test_the_history_is_no_link(path: Path, tmp_path: Path) -> None:
     ids=range(10),
 )
 def test_a_broken_log_is_one_line_and_nothing_is_written(path: Path, text: bytes) -> None:
-    before, files = path.read_bytes(), [*os.listdir(folder(path)), "log.json"]
+    files = [*os.listdir(folder(path)), "log.json"]
     (folder(path) / "log.json").write_bytes(text)
     for use in (history, rollback, redo, forget):
-        with pytest.raises(FileFormatError, match=r"log\.json must be a list of rollbacks.*the model is as it was"):
+        with refused(path, FileFormatError, r"log\.json must be a list of rollbacks.*the model is as it was"):
             use(path)
-    for command in (["inspect"], ["rollback"], ["forget"]):
-        done = CliRunner().invoke(build_app(), [*command, str(path), *(["0"] if command == ["forget"] else [])])
-        assert done.exit_code == 2
-        assert len(done.stderr.strip().splitlines()) == 1
-    assert path.read_bytes() == before
     assert sorted(os.listdir(folder(path))) == sorted(files)
     assert len(open_model(path).predict(np.zeros((1, 10)))) == 1
 

@@ -86,8 +86,8 @@ def log_command(
     from evergrow.learner.modelfile import dropped_revisions, history, kept_revisions
 
     changes, dropped = history(model), dropped_revisions(model)
-    values = {"model": str(model), "history": [change.to_dict() for change in changes]}
-    values |= {"kept": kept_revisions(model), "dropped": dropped}
+    told = [change.to_dict() for change in changes]
+    values = {"model": str(model), "history": told, "kept": kept_revisions(model), "dropped": dropped}
     fell = [f"no longer kept for rollback: {revisions_note(dropped)}"] if dropped else []
     return Answer(values, [*_history(changes, None if full else n), *fell])
 

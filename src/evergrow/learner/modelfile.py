@@ -29,7 +29,7 @@ from evergrow.core.files import existing_model
 from evergrow.core.validation import check_number
 from evergrow.learner.history import KEEP, Header, History, Undone, default_room
 from evergrow.learner.learner import Learner
-from evergrow.learner.snapshot import Change, Lineage
+from evergrow.learner.snapshot import Ancestor, Change, Lineage
 
 _held: dict[Path, int] = {}  # models that are being changed here, and by which thread
 
@@ -64,7 +64,7 @@ def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
     model = existing_model(path)
     archive = read_archive(model)
     learner = Learner.load(archive, name=os.fspath(path), **settings)
-    learner._origin = (model, archive.digest)
+    learner.origin_ = (model, archive.digest)
     return learner
 
 
@@ -162,7 +162,7 @@ def commit(
         if model.exists():
             current = Header.read(model)
         digest = "" if current is None else current.digest
-        origin = learner._origin if learner._origin is not None and learner._origin[0] == model else None
+        origin = learner.origin_ if learner.origin_ is not None and learner.origin_[0] == model else None
         if origin is not None and origin[1] != digest:
             raise BusyError(
                 f"{model} must be as it was when the learner was loaded, but it was changed since: load it again"
@@ -179,11 +179,12 @@ def commit(
         old = max(min(old, len(before.history) - 1), 0)
         number = max([*place.numbers(), lineage.number, before.lineage.number]) + 1
         who = author() if who is None else who
-        fresh = [entry.numbered(number).by(who) for entry in before.history[old:]]
+        fresh = [dataclasses.replace(entry, revision=number, who=entry.who or who) for entry in before.history[old:]]
         for entry in fresh[-1:]:
             note, extra = remark.note or entry.note, {**entry.extra, **remark.extra}
             fresh[-1] = dataclasses.replace(entry, note=note, extra=extra)
-        following = Lineage(number) if current is None else lineage.next(number, digest)
+        ancestors = () if current is None else (*lineage.ancestors, Ancestor(lineage.number, digest))
+        following = Lineage(number, ancestors)
         now = dataclasses.replace(before, history=(*before.history[:old], *fresh), lineage=following)
         size = 0 if current is None else model.stat().st_size
         if current is not None:
@@ -193,7 +194,7 @@ def commit(
             else:
                 place.purge_after(current.digest)
         digest = write_archive(model, now.to_archive())
-        learner._snapshot, learner._origin = now, (model, digest)
+        learner._snapshot, learner.origin_ = now, (model, digest)
         room = default_room(size, model.stat().st_size) if keep_bytes is None else keep_bytes
         done = Committed(number)
         done.dropped = tuple(place.prune(following, keep, room))
