@@ -168,7 +168,8 @@ def unlearn_command(
 def rollback_command(model: options.ModelFile, n: Number = 1, wait: options.Wait = False) -> Answer:
     """Undo the last changes: the file is again, byte for byte, what it was before them.
 
-    The last ten states are kept beside the model, in MODEL.history. [bold]redo[/bold] takes it back.
+    The last ten states are kept beside the model, in MODEL.history, within five times its size and 20 MB.
+    [bold]redo[/bold] takes it back.
 
     For example:
 

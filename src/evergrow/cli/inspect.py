@@ -11,7 +11,7 @@ import typer
 
 from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, listed, percent, plural, share, table
-from evergrow.cli.models import adapted_note, load_model, recipe_note
+from evergrow.cli.models import adapted_note, load_model, recipe_note, revisions_note
 from evergrow.cli.registry import command
 
 if TYPE_CHECKING:
@@ -83,11 +83,13 @@ def log_command(
     full
         List all changes.
     """
-    from evergrow.learner.modelfile import history
+    from evergrow.learner.modelfile import dropped_revisions, history, kept_revisions
 
-    changes = history(model)
-    values = {"model": str(model), "history": [change.to_dict() for change in changes]}
-    return Answer(values, _history(changes, None if full else n))
+    changes, dropped = history(model), dropped_revisions(model)
+    told = [change.to_dict() for change in changes]
+    values = {"model": str(model), "history": told, "kept": kept_revisions(model), "dropped": dropped}
+    fell = [f"no longer kept for rollback: {revisions_note(dropped)}"] if dropped else []
+    return Answer(values, [*_history(changes, None if full else n), *fell])
 
 
 def _about(info: dict[str, Any], size: int, answers: str) -> list[tuple[str, str]]:

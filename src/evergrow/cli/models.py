@@ -45,6 +45,8 @@ class ModelChange:
         How long the change took.
     restored : Change, optional
         The change, where it only brought an earlier state back.
+    dropped : tuple of int
+        Revisions that fell out of the history for it.
     """
 
     path: Path
@@ -53,6 +55,7 @@ class ModelChange:
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     restored: Change | None = None
+    dropped: tuple[int, ...] = ()
 
     @property
     def record(self) -> Change:
@@ -81,9 +84,11 @@ class ModelChange:
             "classes": list(self.record.classes),
             "n_classes": len(learner.classes_),
             "n_samples": sum(learner.n_samples_.values()),
+            "dropped": list(self.dropped),
             **more,
         }
-        lines = [*said, *self.notes, model_line(self.path, learner)]
+        fell = [f"no longer kept for rollback: {revisions_note(self.dropped)}"] if self.dropped else []
+        lines = [*said, *self.notes, *fell, model_line(self.path, learner)]
         done = f"revision {learner.revision_} of {self.path} was written"
         return Answer(values, lines, list(cautions), code, done=done)
 
@@ -100,6 +105,20 @@ class ModelChange:
             took = "already" if before == ridge else f"in {seconds:.1f} s"
             note = f"settled {took}: class weights and ridge ({ridge:.4g}) are in the file, no answer solves for them"
         self.notes = [note]
+
+
+def revisions_note(numbers: Sequence[int]) -> str:
+    """Return revisions in a few words.
+
+    Examples
+    --------
+    >>> from evergrow.cli.models import revisions_note
+    >>> revisions_note([3]), revisions_note([1, 2, 3]), revisions_note([1, 4])
+    ('revision 3', 'revisions 1 to 3', 'revisions 1, 4')
+    """
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"revisions {numbers[0]} to {numbers[-1]}"
+    return f"revision{'s' * (len(numbers) != 1)} {listed([str(number) for number in numbers])}"
 
 
 def _ridge(learner: Learner) -> float | None:
@@ -121,7 +140,7 @@ def changing_model(
         yield change
         if settle:
             change.settle()
-        commit(path, learner)
+        change.dropped = commit(path, learner).dropped
         change.seconds = time.perf_counter() - started
 
 

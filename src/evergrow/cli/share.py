@@ -82,7 +82,7 @@ def merge_command(
     change = models.ModelChange(output, learner)
     if settle:
         change.settle()
-    commit(output, learner)
+    change.dropped = commit(output, learner).dropped
     added = sum(learner.n_samples_.values()) - samples
     news = tuple(name for name in learner.class_names_.tolist() if name not in known)
     said = f"added {plural(added, 'sample')}{models.classes_note(news, 'new')} to what {sources[0]} knows"

@@ -137,13 +137,15 @@ def as_array(tensor: Any) -> NDArray[Any]:
     return np.asarray(tensor, order="C")  # which keeps the shape of a single number
 
 
-def read_archive(path: str | os.PathLike[str]) -> Archive:
+def read_archive(path: str | os.PathLike[str], *, data: bytes | None = None) -> Archive:
     """Read an archive, checking layout and checksum; :func:`~evergrow.core.record.from_archive` checks contents.
 
     Parameters
     ----------
     path : path-like
         The file.
+    data : bytes, optional
+        What the file holds, where that was read already; the path is then for messages.
 
     Raises
     ------
@@ -154,7 +156,7 @@ def read_archive(path: str | os.PathLike[str]) -> Archive:
     NewerSchemaError
         If a newer evergrow wrote it.
     """
-    data = Path(path).read_bytes()
+    data = Path(path).read_bytes() if data is None else data
     head, dtypes = _read_head(path, data)
     _require_schema(path, head)
     strange = sorted(set(dtypes.values()) - _STORED_DTYPES)
