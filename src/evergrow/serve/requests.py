@@ -51,6 +51,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {"default": {"description": "What wa
 _NO_ROUTE = {404: "nothing is served under this path", 405: "the path does not take this method"}
 _ERRORS = 20  # validation errors in one document
 _FIELDS = 100  # fields of a JSON object at the top: each unknown one would make an error
+_PARTS = 10  # values that cost as much as a list
 _SMALL = 2**16  # bytes of JSON that are read without keeping others waiting
 _REQUESTS = "requests"  # field of a change: the requests that it fulfilled
 
@@ -184,8 +185,10 @@ async def parse_body(raw: bytes, limits: Limits, kind: Any = None) -> Any:
     """
 
     def parse() -> Any:
-        if sum(map(raw.count, (b",", b"[", b"{"))) > limits.json_values:
-            raise Problem(413, f"JSON may hold at most {limits.json_values:,} values: send samples as files", "TooMany")
+        parts = sum(map(raw.count, (b"[", b"{", b":")))  # which cost most: each is an object for the parser
+        if max(raw.count(b","), _PARTS * parts) > limits.json_values:
+            most = f"{limits.json_values:,} values and {limits.json_values // _PARTS:,} keys and lists"
+            raise Problem(413, f"JSON may hold at most {most}: send samples as files", "TooMany")
         try:
             value = parse_json(raw, "body")
         except errors.FileFormatError as error:
