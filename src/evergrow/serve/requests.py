@@ -302,7 +302,7 @@ def sample_body(json_model: type[JsonSamples], form_model: type[SampleForm]) -> 
             fields: SampleForm = validated(form_model, await _read_form(request, limits), strict=False)
             files = [await file.read() for file in (*(fields.images or ()), *([fields.rows] if fields.rows else ()))]
             images = [(f"images[{i}]", data) for i, data in enumerate(files[: len(fields.images or ())])] or None
-            rows = None if fields.rows is None else _read_table(files[-1])
+            rows = None if fields.rows is None else await asyncio.to_thread(_read_table, files[-1], limits.samples)
             content = fields.model_dump_json(exclude={"images", "rows"}).encode()
             return SentSamples(images, None, rows, fields, (content, *files))
         if media_type(request) != JSON:
@@ -344,7 +344,7 @@ async def _read_form(request: Request, limits: Limits) -> dict[str, Any]:
     return {name: got if name in ("images", "labels") or len(got) > 1 else got[0] for name, got in found}
 
 
-def _read_table(data: bytes) -> NDArray[Any]:
+def _read_table(data: bytes, most: int) -> NDArray[Any]:
     """Return the matrix of numbers in a ``.npy`` file; nothing larger than the file is ever allocated."""
     try:
         file = io.BytesIO(data)
@@ -353,6 +353,8 @@ def _read_table(data: bytes) -> NDArray[Any]:
         shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
         if len(shape) != 2 or by_columns or dtype.kind not in "fiu":
             raise ValueError("it holds no matrix of numbers in C order")
+        if shape[0] > most:
+            raise Problem(413, f"a request may hold at most {most} samples, not {shape[0]}", "TooMany")
         return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape).astype(np.float64)
     except (ValueError, TypeError, OverflowError) as error:
         raise errors.InputError(f"rows must be a .npy file with a matrix of numbers: {error}") from error
