@@ -24,6 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from evergrow.core.errors import EvergrowError, ParameterError
 from evergrow.core.version import __version__
+from evergrow.head import HEADS
 from evergrow.serve import jobs, label_studio, routes
 from evergrow.serve.config import Limits, ServeConfig
 from evergrow.serve.middleware import HEAD_BYTES, ServiceMiddleware
@@ -84,7 +85,9 @@ def create_app(config: ServeConfig) -> FastAPI:
         app.add_exception_handler(kind, handle_error)
     app.add_middleware(ServiceMiddleware, config=config, metrics=service.metrics, folder=str(service.store.folder))
     described = app.openapi()  # routes refer to problems by name
-    described["components"]["schemas"]["ProblemDocument"] = ProblemDocument.model_json_schema()
+    schemas = described["components"]["schemas"]
+    schemas["ProblemDocument"] = ProblemDocument.model_json_schema()
+    schemas["NewModel"]["properties"]["method"]["enum"] = HEADS.names()
     return app
 
 

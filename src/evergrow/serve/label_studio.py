@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 import numpy as np
 from fastapi import APIRouter, Depends
 from numpy.typing import NDArray
-from pydantic import AliasPath, BaseModel, Field
+from pydantic import AliasPath, BaseModel, ConfigDict, Field
 
 from evergrow.core.record import Spec, from_archive, record, require, to_archive
 from evergrow.learner.calibration import FALSE_ALARM
@@ -178,26 +178,32 @@ def forget_classes(learner: Learner, names: Iterable[str]) -> None:
 Id = int | Annotated[str, Field(max_length=100)]
 
 
-class Task(BaseModel):
+class _Sent(BaseModel):
+    """A part of a message, in which every value has the type that it is said to have."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Task(_Sent):
     """A task: a sample to be labelled, in one of the fields of its data."""
 
     data: dict[str, Any]
 
 
-class TaskList(BaseModel):
+class TaskList(_Sent):
     """Tasks to answer about."""
 
     tasks: Annotated[list[Task], Field(max_length=1000, fail_fast=True)]
     label_config: str | None = None
 
 
-class Region(BaseModel):
+class Region(_Sent):
     """One entry in the result of an annotation: the classes that it names."""
 
     choices: Annotated[list[str], Field(validation_alias=AliasPath("value", "choices"), fail_fast=True)] = []
 
 
-class StudioAnnotation(BaseModel):
+class StudioAnnotation(_Sent):
     """An annotation."""
 
     id: Id
@@ -220,7 +226,7 @@ class StudioAnnotation(BaseModel):
         return chosen[0] if len(chosen) == 1 and not self.was_cancelled else None
 
 
-class Event(BaseModel):
+class Event(_Sent):
     """A webhook message."""
 
     action: str = ""

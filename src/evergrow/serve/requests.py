@@ -316,9 +316,15 @@ def sample_body(json_model: type[JsonSamples], form_model: type[SampleForm]) -> 
 
 def sample_content(json_model: type[JsonSamples], form_model: type[SampleForm]) -> dict[str, Any]:
     """Return the OpenAPI description of what :func:`sample_body` reads, from the same models."""
-    encoding = {"images": {"contentType": "image/png, image/jpeg"}}
-    form = {"schema": form_model.model_json_schema(), "encoding": encoding}
-    content = {JSON: {"schema": json_model.model_json_schema()}, FORM: form}
+    schemas = [model.model_json_schema() for model in (json_model, form_model)]
+    for schema in schemas:  # one sort of samples, and where there are labels one of two ways to give them
+        groups = [
+            set(names) & set(schema["properties"]) for names in (("images", "texts", "rows"), ("label", "labels"))
+        ]
+        choices = [{"oneOf": [{"required": [name]} for name in sorted(names)]} for names in groups if names]
+        schema["allOf"] = choices
+    form = {"schema": schemas[1], "encoding": {"images": {"contentType": "image/png, image/jpeg"}}}
+    content = {JSON: {"schema": schemas[0]}, FORM: form}
     return {"requestBody": {"required": True, "content": content}}
 
 
