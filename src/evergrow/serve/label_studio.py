@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 import numpy as np
 from fastapi import APIRouter, Depends
 from numpy.typing import NDArray
-from pydantic import AliasPath, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from evergrow.core.record import Spec, from_archive, record, require, to_archive
 from evergrow.learner.calibration import FALSE_ALARM
@@ -197,10 +197,16 @@ class TaskList(_Sent):
     label_config: str | None = None
 
 
-class Region(_Sent):
-    """One entry in the result of an annotation: the classes that it names."""
+class Choices(_Sent):
+    """The classes that a region names."""
 
-    choices: Annotated[list[str], Field(validation_alias=AliasPath("value", "choices"), fail_fast=True)] = []
+    choices: Annotated[list[str], Field(fail_fast=True)] = []
+
+
+class Region(_Sent):
+    """One entry in the result of an annotation."""
+
+    value: Choices = Choices()
 
 
 class StudioAnnotation(_Sent):
@@ -222,23 +228,29 @@ class StudioAnnotation(_Sent):
         >>> StudioAnnotation(id=1, was_cancelled=True).choice() is None
         True
         """
-        chosen = [choice for region in self.result for choice in region.choices]
+        chosen = [choice for region in self.result for choice in region.value.choices]
         return chosen[0] if len(chosen) == 1 and not self.was_cancelled else None
+
+
+class Project(_Sent):
+    """The project of a message."""
+
+    id: Id = ""
+    label_config: str | None = None
 
 
 class Event(_Sent):
     """A webhook message."""
 
     action: str = ""
-    project_id: Annotated[Id, Field(validation_alias=AliasPath("project", "id"))] = ""
-    label_config: Annotated[str | None, Field(validation_alias=AliasPath("project", "label_config"))] = None
+    project: Project = Project()
     task: Task | None = None
     annotation: StudioAnnotation | None = None
     annotations: Annotated[list[StudioAnnotation], Field(max_length=10_000, fail_fast=True)] = []
 
     def key(self, annotation: StudioAnnotation) -> str:
         """Return the id of an annotation that is the same in every message about it."""
-        return f"{self.project_id}:{annotation.id}"
+        return f"{self.project.id}:{annotation.id}"
 
 
 class ConfigNames(NamedTuple):
@@ -392,7 +404,7 @@ async def _annotation(service: Service, model: OpenModel, event: Event) -> Annot
         raise Problem(422, "the event holds no task", "BadField")
     validated(ClassName, label)
     kind = model.version.kind
-    sample = sample_of(event.task, kind, names_of(event.label_config, kind))
+    sample = sample_of(event.task, kind, names_of(event.project.label_config, kind))
     rows = await service.features(model, await _samples(service, model, [sample]), alone=True)
     return Annotation(key, label, rows[0], moment=moment)
 

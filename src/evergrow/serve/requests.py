@@ -152,6 +152,7 @@ async def handle_error(request: Request, error: Exception) -> JSONResponse:
         # The files of the page lie under every path, so they answer what no route of the path takes.
         routes = [route for route in request.app.routes if isinstance(route, Route)]
         fitting = [route for route in routes if route.path_regex.match(request.url.path)]
+        fitting = [route for route in fitting if not route.param_convertors] or fitting  # the path itself, not a model
         if allowed := {method for route in fitting for method in route.methods or ()}:
             error = HTTPException(405, headers={"Allow": ", ".join(sorted(allowed))})
     folder = str(request.app.state.service.store.folder)
