@@ -179,7 +179,7 @@ class ServedModel:
         self._listed: tuple[Signature | None, dict[str, Any]] = (None, {})
         self.asked = 0.0  # when somebody asked for it last
         self.is_deleted = False
-        self._changing = threading.Lock()
+        self._changing, self._is_changing = threading.Lock(), False
         self._turn = asyncio.Lock()
         self._waiting = 0
 
@@ -193,9 +193,9 @@ class ServedModel:
         version, self.asked = self._version, time.monotonic()
         if version is not None and version.signature is not None and version.signature == signature_of(self.path):
             return version
-        if not self._changing.acquire(blocking=version is None):
-            assert version is not None
-            return version
+        while not self._changing.acquire(timeout=-1 if version is None else _PAUSE):
+            if self._is_changing and version is not None:  # else another reader holds it, and soon has what is on disk
+                return version
         try:
             return self._refreshed()
         finally:
@@ -361,11 +361,14 @@ class ServedModel:
         end = time.monotonic() + self._limits.lock_seconds
         while True:
             with self._changing:
+                self._is_changing = True
                 try:
                     return work()
                 except errors.BusyError:
                     if time.monotonic() > end:
                         raise
+                finally:
+                    self._is_changing = False
             time.sleep(_PAUSE)
 
     def _changed(self, work: Callable[[Version], Change | None], request: ChangeRequest) -> schemas.ChangeAnswer:

@@ -8,7 +8,7 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -52,6 +52,7 @@ _NO_ROUTE = {404: "nothing is served under this path", 405: "the path does not t
 _ERRORS = 20  # validation errors in one document
 _FIELDS = 100  # fields of a JSON object at the top: each unknown one would make an error
 _PARTS = 10  # values that cost as much as a list
+_PIECE = 2**14  # bytes of a form that are parsed at once
 _SMALL = 2**16  # bytes of JSON that are read without keeping others waiting
 _REQUESTS = "requests"  # field of a change: the requests that it fulfilled
 
@@ -329,11 +330,19 @@ def sample_content(json_model: type[JsonSamples], form_model: type[SampleForm]) 
     return {"requestBody": {"required": True, "content": content}}
 
 
+async def _pieces(request: Request) -> AsyncGenerator[bytes, None]:
+    """Yield a body in small pieces, and let others have their turn after each: a form is parsed on the event loop."""
+    async for chunk in request.stream():
+        for start in range(0, len(chunk), _PIECE):
+            yield chunk[start : start + _PIECE]
+            await asyncio.sleep(0)
+
+
 async def _read_form(request: Request, limits: Limits) -> dict[str, Any]:
     """Return the fields of a form; ``images`` and ``labels`` may come several times."""
     parser = MultiPartParser(
         request.headers,
-        request.stream(),
+        _pieces(request),
         max_files=limits.samples,
         max_fields=2 * limits.samples + 100,
         max_part_size=limits.text_characters * 4,

@@ -12,7 +12,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
-from evergrow.core.errors import EvergrowError
+from evergrow.core.errors import EvergrowError, FileFormatError, ModelNotFoundError
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, kept_revisions
@@ -156,6 +156,12 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
     """Return everything about a model but its numbers; no path of this machine."""
     version, file, info = model.version, model.file, model.version.learner.info()
     novelty, backbone = info["novelty"], info["backbone"]
+    try:
+        changes, revisions, redoable = history(file.path), kept_revisions(file.path), file.redoable()
+    except FileFormatError as error:
+        if file.path.exists():
+            raise
+        raise ModelNotFoundError(f"there is no model {model.name!r} any more") from error  # deleted meanwhile
     return schemas.ModelRecord(
         **version.facts(),
         name=model.name,
@@ -163,9 +169,9 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
         options=info["options"],
         backbone=backbone and schemas.BackboneRecord.model_validate(backbone),
         thresholds=novelty and schemas.Thresholds.model_validate({**novelty, "novelty": novelty["threshold"]}),
-        history=[schemas.ChangeRecord.model_validate(change) for change in history(file.path)],
-        revisions=kept_revisions(file.path),
-        redoable=file.redoable(),
+        history=[schemas.ChangeRecord.model_validate(change) for change in changes],
+        revisions=revisions,
+        redoable=redoable,
     )
 
 
