@@ -163,7 +163,7 @@ def test_groups_have_their_own_rates() -> None:
     before = net.norm.weight.detach().clone()
     config = TrainConfig(epochs=1, lr=1e-30, head_lr=0.1)
     items, y = images()
-    groups = config.groups(net.norm.parameters(), net.out.parameters())
+    groups = config.groups(net.norm, net.out)
     start = net.out.weight.detach().clone()
     train(net, groups, items, y, config, preprocessing=SEEN, seed=0)
     assert torch.equal(net.norm.weight, before)
