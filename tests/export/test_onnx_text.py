@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.commands import evergrow
 from tests.export.tiny_text import TEXTS, WORDS, save_encoder
+from tests.features.extraction_toys import LetterCounter
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -128,7 +129,8 @@ def test_metadata_tell_the_tokenizer_and_no_path(learned: Learner, bert: Path, t
     }
     assert [entry["name"] for entry in json.loads(held["evergrow.inputs"])][:2] == ["input_ids", "attention_mask"]
     assert json.loads(held["evergrow.labels"]) == ["money", "weather"]
-    assert json.loads(held["evergrow.backbone"])["recipe"]["blocks"] == list(learned.spec_.recipe.blocks)
+    backbone = json.loads(held["evergrow.backbone"])
+    assert (backbone["weights"], backbone["recipe"]["blocks"]) == ("file:encoder", list(learned.spec_.recipe.blocks))
     for data in (file, (tmp_path / "m.onnx").read_bytes()):
         assert str(bert.parent).encode() not in data
 
@@ -175,43 +177,30 @@ def refused(backbone: Backbone, match: str, folder: Path) -> None:
     assert not list(folder.iterdir())
 
 
-def test_a_tokenizer_of_another_library_is_refused(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizers_that_cannot_go_alone_are_refused(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backbone = create_backbone(f"sentence:{bert}", device="cpu")
+    kept: Any = backbone.module.preprocess if hasattr(backbone.module, "preprocess") else backbone.module.tokenize
+    shouting = lambda texts, **more: kept([f"the {text}" for text in texts], **more)  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(backbone.module, kept.__name__, shouting)
+        refused(backbone, "must give the same tokens alone as in its library to be exported, got other inp", tmp_path)
     monkeypatch.setattr(type(backbone.module.tokenizer), "backend_tokenizer", None)
     refused(backbone, r"must be one of the tokenizers library to be exported, got \w+ of sentence:", tmp_path)
 
 
-def test_a_tokenizer_that_does_more_than_its_file_is_refused(bert: Path, tmp_path: Path) -> None:
-    backbone = create_backbone(f"sentence:{bert}", device="cpu")
-    kept: Any = backbone.module.preprocess if hasattr(backbone.module, "preprocess") else backbone.module.tokenize
-    shouting = lambda texts, **more: kept([f"the {text}" for text in texts], **more)  # noqa: E731
-    setattr(backbone.module, kept.__name__, shouting)
-    refused(backbone, "must give the same tokens alone as in its library to be exported, got other input_ids", tmp_path)
-
-
-def test_an_encoder_without_tokens_of_a_transformer_is_refused(bert: Path, tmp_path: Path) -> None:
+def test_text_backbones_of_other_kinds_are_refused(bert: Path, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import StaticEmbedding
 
     tokenizer = create_backbone(f"sentence:{bert}", device="cpu").module.tokenizer.backend_tokenizer
     encoder = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=4)], device="cpu")
     spec = BackboneSpec("sentence:static", "text", 4, "module", "0" * 32, "", {}, {})
-    backbone = TextBackbone(encoder, spec, torch.device("cpu"))
-    refused(backbone, "must take input_ids and attention_mask of texts to be exported, got sentence:static", tmp_path)
-
-
-def test_a_text_backbone_of_another_kind_is_refused(tmp_path: Path) -> None:
-    class Lengths(Backbone):
-        spec = BackboneSpec("lengths", "text", 3, "module", "0" * 32, "", {}, {})
-        transform, device = None, torch.device("cpu")
-
-        def encode(self, batch: Any) -> torch.Tensor:
-            return torch.tensor([[len(text), 0.0, 1.0] for text in batch])
-
-        def to(self, device: Any) -> Any:
-            return self
-
-    refused(Lengths(), "must be one of images, or a sentence encoder, to be exported, got a text backbone", tmp_path)
+    static = TextBackbone(encoder, spec, torch.device("cpu"))
+    np.testing.assert_allclose(static.encode(TEXTS).numpy(), encoder.encode(TEXTS), atol=1e-6)
+    refused(static, "must take input_ids and attention_mask of texts to be exported, got sentence:static", tmp_path)
+    refused(LetterCounter(), "must be one of images, or a sentence encoder, to be exported, got a text", tmp_path)
 
 
 # -- as users meet it -------------------------------------------------------------------------------------------

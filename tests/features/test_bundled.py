@@ -19,7 +19,7 @@ from evergrow.features import (
     load_weights,
     read_weights,
 )
-from evergrow.features.sources import find_bundle
+from evergrow.features.sources import BundledWeights, WantedWeights
 
 # Numbers of ImageNet-1k classes.
 CAT = {281, 282, 285}  # tabby, tiger cat, Egyptian cat
@@ -45,11 +45,9 @@ def photographs() -> dict[str, tuple[object, set[int]]]:
 
 
 def bundled(name: str) -> Path:
-    bundle = find_bundle(name)
-    assert bundle is not None
-    path = bundle.find()
+    path = BundledWeights().find(WantedWeights(name, "image"))
     if path is None:
-        pytest.skip(f"needs the package {bundle.package}")
+        pytest.skip(f"needs the package of {name}")
     return path
 
 
@@ -75,20 +73,6 @@ def test_they_name_what_is_on_photographs(number: int) -> None:
             logits = model(batch)
             torch.testing.assert_close(head(backbone.encode(batch)), logits, atol=1e-3, rtol=1e-3)
         assert int(logits.argmax()) in classes, shown
-
-
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_every_tensor_finds_its_place(number: int) -> None:
-    name = f"tf_efficientnet_lite{number}"
-    published, module = read_weights(bundled(name)), classifier(name)
-    loaded = module.state_dict()
-    assert len(published) == len(loaded)
-    for (old, value), (new, other) in zip(published.items(), loaded.items()):
-        assert old.rpartition(".")[2] == new.rpartition(".")[2]
-        assert torch.equal(value, other), (old, new)
-    for first, second in (("_conv_stem", "conv_stem"), ("_bn0", "bn1"), ("_conv_head", "conv_head"), ("_bn1", "bn2")):
-        assert torch.equal(published[f"{first}.weight"], loaded[f"{second}.weight"])
-    assert {part.eps for part in module.modules() if isinstance(part, nn.BatchNorm2d)} == {1e-3}
 
 
 def test_the_preprocessing_is_the_one_they_were_trained_for() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.features.extraction_toys import LetterCounter, Toy, expected_features, start_encoding, write_images
+from tests.features.extraction_toys import LetterCounter, Toy, expected_features, write_images
 
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import BusyError, CacheWarning, DataWarning, ParameterError, UnknownNameError
@@ -23,7 +23,7 @@ from evergrow.data.items import Images, Texts, join_blocks
 from evergrow.features import Backbone, Features, create_backbone, encode
 from evergrow.features import cache as cache_module
 from evergrow.features import images as decoding
-from evergrow.features.cache import FeatureCache, default_root, feature_key
+from evergrow.features.cache import FeatureCache, default_root
 
 SMALL: dict[str, Any] = {"workers": 0, "batch_size": 2}
 
@@ -122,12 +122,6 @@ def test_other_images_miss(images: Images, root: Path) -> None:
     assert encode(Toy(), images, cache=root, precision="float32").computed
 
 
-def test_the_key_does_not_depend_on_the_order_of_settings() -> None:
-    one = Toy(preprocessing={"a": 1, "b": 2}).spec
-    two = Toy(preprocessing={"b": 2, "a": 1}).spec
-    assert feature_key("00", one, "auto") == feature_key("00", two, "auto")
-
-
 def test_an_entry_tells_people_what_it_is_and_nothing_of_this_machine(images: Images, root: Path) -> None:
     (images.root / "odd/001.png").write_text("no image")
     with pytest.warns(DataWarning):
@@ -147,20 +141,13 @@ def test_no_cache_writes_nothing(images: Images, root: Path, monkeypatch: pytest
 
 
 def test_default_roots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("EVERGROW_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+    for name in ("EVERGROW_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    for platform, expected in (
-        ("linux", ".cache/evergrow"),
-        ("darwin", "Library/Caches/evergrow"),
-        ("win32", "AppData/Local/evergrow/cache"),
-    ):
-        monkeypatch.setattr(cache_module.sys, "platform", platform)
-        assert default_root() == tmp_path / expected
-    monkeypatch.setattr(cache_module.sys, "platform", "linux")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_root() == tmp_path / ".cache" / "evergrow"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert default_root() == tmp_path / "xdg/evergrow"
-    monkeypatch.setenv("EVERGROW_CACHE", str(tmp_path / "named"))
+    assert default_root() == tmp_path / "xdg" / "evergrow"
+    monkeypatch.setenv("EVERGROW_CACHE", "~/named")
     assert default_root() == tmp_path / "named"
 
 
@@ -218,12 +205,6 @@ def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 20)
 
 
-def flip(path: Path) -> None:
-    body = bytearray(path.read_bytes())
-    body[-10] ^= 1
-    path.write_bytes(body)
-
-
 def rewrite(path: Path, **changes: Any) -> None:
     """Write other values into a chunk, with a checksum that is right."""
     old = read_archive(path)
@@ -241,9 +222,6 @@ def link(path: Path) -> None:
 
 DAMAGE: dict[str, Callable[[Path], Any]] = {
     "cut": cut,
-    "flip": flip,
-    "empty": lambda path: path.write_bytes(b""),
-    "a zip": lambda path: path.write_bytes(b"PK\x03\x04" + bytes(500)),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "other kind": lambda path: rewrite(path, kind="tuner"),
     "other shape": lambda path: rewrite(path, final=torch.zeros(3, 6)),
@@ -251,11 +229,9 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "not finite": lambda path: rewrite(path, final=torch.full((4, 6), torch.nan)),
     "strange precision": lambda path: rewrite(path, precision="float8"),
     "failures of other rows": lambda path: rewrite(path, failures=[{"row": 99, "name": "a", "reason": "b"}] * 2),
-    "garbled failures": lambda path: rewrite(path, failures=[["a"]]),
-    "no failures": lambda path: rewrite(path, failures=7),
     "a link": link,
 }
-"""Ways to spoil a chunk, by accident or on purpose."""
+"""Ways to spoil a chunk, by accident or on purpose; tests/hostile tries bytes at random."""
 
 
 @pytest.mark.parametrize("kind", sorted(DAMAGE))
@@ -442,27 +418,7 @@ def test_entries_are_listed_found_and_removed(images: Images, root: Path) -> Non
         (root / ("a" * 31 + end)).mkdir()
     with pytest.raises(ParameterError, match="fits several entries"):
         cache.find("aaaa")
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"n_items": "many"}', '{"n_items":' * 100_000])
-def test_a_damaged_description_is_listed_and_can_be_removed(images: Images, root: Path, text: str) -> None:
-    encode(Toy(), images, cache=root)
-    (the_folder(root) / "meta.json").write_text(text)
-    cache = FeatureCache(root)
-    (info,) = cache.list()
-    assert info.state == "damaged"
-    assert encode(Toy(), images, cache=root).computed == 0  # it is for people only
-    cache.remove(info.key)
-    assert list(root.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_two_processes_share_one_entry(images: Images, root: Path) -> None:
-    processes = [start_encoding(images, root, workers=0) for _ in range(2)]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
-    assert len(FeatureCache(root).list()) == 1
-    assert not list(root.rglob(".*.part"))
-    with pytest.MonkeyPatch.context() as patch:  # nothing is decoded again
-        patch.setattr(decoding, "decode_image", lambda *args, **options: pytest.fail("decoded again"))
-        found = encode(Toy(), images, cache=root)
-    np.testing.assert_allclose(found.X, expected_features(images), atol=1e-6)
+    (root / ("a" * 31 + "0") / "meta.json").write_text("{")
+    (damaged,) = (info for info in cache.list() if info.state == "damaged")
+    cache.remove(damaged.key)
+    assert len(cache.list()) == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from evergrow.core.errors import (
     UnknownNameError,
 )
 from evergrow.data.items import Images, Texts
-from evergrow.features import EncodeConfig, create_backbone, encode, encode_batch, encode_chunks
+from evergrow.features import EncodeConfig, create_backbone, encode, encode_batch
 from evergrow.features import cache as cache_module
 from evergrow.features import images as decoding
 from evergrow.features.cache import FeatureCache
@@ -71,16 +70,6 @@ def test_features_are_those_of_one_image_at_a_time(
     assert result.seconds > 0
 
 
-def test_a_real_network_gives_what_it_gives_by_hand(images: Images) -> None:
-    backbone = create_backbone("test_resnet", weights="random", device="cpu")
-    assert backbone.transform is not None
-    by_hand = torch.cat(
-        [backbone.encode(backbone.transform(decoding.decode_image(images.raw(i)))[None]) for i in range(5)]
-    )
-    result = encode(backbone, images.take(range(5)), cache=False, batch_size=2, workers=0)
-    np.testing.assert_allclose(result.X, by_hand.numpy(), rtol=1e-4, atol=1e-5)
-
-
 def test_texts_come_back_in_order_and_are_run_by_length() -> None:
     texts = tuple("abcdefgh"[: 1 + (5 * row) % 8] + "x" * (row % 3) for row in range(50))
     backbone = LetterCounter()
@@ -102,18 +91,6 @@ def test_the_global_state_is_left_alone_and_a_surrounding_autocast_changes_nothi
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = encode(Toy(), images, cache=False, batch_size=4, join=False).X
     np.testing.assert_array_equal(inside, plain)
-
-
-def test_batches_arrive_in_channels_last_order(images: Images) -> None:
-    seen = []
-
-    class Watching(Toy):
-        def encode(self, batch: Any) -> torch.Tensor:
-            seen.append(batch.is_contiguous(memory_format=torch.channels_last))
-            return super().encode(batch)
-
-    encode(Watching(), images, cache=False, workers=1, batch_size=6)
-    assert seen == [True] * 4
 
 
 def test_progress_tells_the_rate_and_the_time_left(images: Images, capfd: pytest.CaptureFixture[str]) -> None:
@@ -243,6 +220,7 @@ def test_wrong_requests(images: Images) -> None:
         ("batch_size", True),
         ("precision", "float64"),
         ("on_error", "ignore"),
+        ("decode", "npu"),
         ("cache", True),
     ],
 )
@@ -333,32 +311,6 @@ def test_a_killed_run_goes_on_at_its_last_whole_chunk(images: Images, tmp_path: 
     np.testing.assert_array_equal(result.X, whole.X)
     assert result.failures == whole.failures
     assert result.rows.tolist() == whole.rows.tolist()
-
-
-def test_chunk_by_chunk_is_the_same_and_memory_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_module, "CHUNK", 256)
-    toy = Toy(n_features=4096)
-    toy.encode = lambda batch: batch.flatten(1)[:, :1].repeat(1, 4096)  # type: ignore[method-assign]
-    for cache in (False, tmp_path, tmp_path):
-        peaks = []
-        for n in (300, 1500):
-            rows = 0
-            tracemalloc.start()
-            try:
-                for part in encode_chunks(toy, synthetic(n), cache=cache, workers=0):
-                    assert part.rows.tolist() == list(range(rows, rows + len(part)))
-                    assert np.round(part.X[:, 0] * 255).tolist() == [row % 251 for row in part.rows]
-                    rows += len(part)
-                peaks.append(tracemalloc.get_traced_memory()[1])
-            finally:
-                tracemalloc.stop()
-            assert rows == n
-        assert peaks[1] - peaks[0] < 5e6  # the 1,200 more rows alone are 20 MB
-
-
-def test_chunks_do_not_change_how_their_reader_computes(images: Images) -> None:
-    for _ in encode_chunks(Toy(), images, cache=False):
-        assert torch.ones(1, requires_grad=True).mul(2).requires_grad
 
 
 # -- a prepared batch -----------------------------------------------------------------------------------

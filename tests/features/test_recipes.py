@@ -235,17 +235,6 @@ def test_a_backbone_without_depths_takes_its_own_vector_only() -> None:
 # -- descriptions -----------------------------------------------------------------------------------------
 
 
-def test_a_description_has_a_recipe_where_there_are_blocks_and_gives_the_features_back() -> None:
-    for recipe in ("final", "rich"):
-        backbone = backbone_of("test_vit", recipe)
-        values = backbone.spec.to_dict()
-        assert ("recipe" in values) == (recipe == "rich")
-        spec = BackboneSpec.from_dict(values)
-        assert spec == backbone.spec
-        batch = images(backbone)
-        assert torch.equal(backbone_from_spec(spec, device="cpu").encode(batch), backbone.encode(batch))
-
-
 @pytest.mark.parametrize(
     "recipe",
     [

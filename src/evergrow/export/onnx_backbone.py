@@ -23,14 +23,15 @@ from torch import Tensor, nn
 from evergrow.adapt.tuners.base import UnmergeableError, tuners_of
 from evergrow.core.optional import require
 from evergrow.core.seeding import generator
-from evergrow.data.items import join_blocks
 from evergrow.export.onnx_graph import ExportError
 from evergrow.features import encode_batch
 from evergrow.features.backbones import ImageBackbone
 from evergrow.features.base import Backbone
 from evergrow.features.depths import read_depths
+from evergrow.features.preprocess import Preprocessing
 from evergrow.features.recipes import Block, parse_blocks
 from evergrow.features.text import TextBackbone, default_prompt, read_hidden_states, tokens_of
+from evergrow.features.weights import first_line
 
 FEATURES = "features"
 PIXELS = "pixels"
@@ -61,31 +62,19 @@ class PixelModule(nn.Module):
     ----------
     module : torch.nn.Module
         From normalised images to its own vector.
-    mean, std : tuple of float
-        Per channel, for pixels in [0, 1].
-    blocks : sequence of Block, optional
-        What a feature vector is made of; by default the network's own vector.
+    transform : Preprocessing
+        Its last step, from bytes to normalised images, is part of the graph.
+    blocks : sequence of Block
+        What a feature vector is made of.
     """
 
-    mean: Tensor
-    std: Tensor
-
-    def __init__(
-        self, module: nn.Module, mean: tuple[float, ...], std: tuple[float, ...], blocks: Sequence[Block] = ()
-    ) -> None:
+    def __init__(self, module: nn.Module, transform: Preprocessing, blocks: Sequence[Block]) -> None:
         super().__init__()
-        self.module, self._blocks = module, tuple(blocks)
-        self.normalizes = any(mean) or any(value != 1 for value in std)
-        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
-        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1))
+        self.module, self._transform, self._blocks = module, transform, tuple(blocks)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return float32 features (n, d) of uint8 images (n, 3, height, width)."""
-        images = pixels.to(torch.float32) / 255
-        if self.normalizes:
-            images = (images - self.mean) / self.std
-        blocks = read_depths(self.module, self._blocks, images) if self._blocks else [self.module(images)]
-        return join_equally(blocks).to(torch.float32)
+        return join_equally(read_depths(self.module, self._blocks, self._transform.normalised(pixels)))
 
 
 def join_equally(blocks: Sequence[Tensor]) -> Tensor:
@@ -196,8 +185,7 @@ class GraphInput:
 
 def _pixel_input(backbone: ImageBackbone) -> GraphInput:
     """Return the input of images as bytes, resized and cropped, that go through a backbone."""
-    transform, recipe = backbone.transform, backbone.spec.recipe
-    height, width = transform.size
+    transform, (height, width) = backbone.transform, backbone.transform.size
     # Noise of every scale: fine grain, and patches of colour.
     stream = generator(0, "export", "images")
     coarse = torch.rand(_ROWS, 3, 6, 6, generator=stream)
@@ -207,19 +195,13 @@ def _pixel_input(backbone: ImageBackbone) -> GraphInput:
     noise = (255 * (share * grain + (1 - share) * smooth)).round().to(torch.uint8)
 
     def network() -> tuple[nn.Module, dict[str, Tensor]]:
-        blocks = () if recipe is None else parse_blocks(recipe.blocks)
-        module = PixelModule(own_copy(backbone.module), transform.mean, transform.std, blocks)
-        return module.eval().requires_grad_(False), {PIXELS: torch.zeros(2, 3, height, width, dtype=torch.uint8)}
-
-    def features() -> NDArray[Any]:
-        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (transform.mean, transform.std))
-        encoded = backbone.encode((noise.to(torch.float32) / 255 - mean) / std)
-        return join_blocks(np.asarray(encoded.cpu().numpy()), backbone.spec.blocks.widths)
+        module = PixelModule(own_copy(backbone.module), transform, parse_blocks(backbone.spec.blocks.blocks))
+        return module.eval().requires_grad_(False), {PIXELS: noise[:2]}
 
     return GraphInput(
         [{"name": PIXELS, "type": "uint8", "shape": ["n", 3, height, width]}],
         "RGB images, 0 to 255, resized and cropped; normalisation with mean and std is part of the graph",
-        features,
+        lambda: encode_batch(backbone, list(transform.normalised(noise))),
         lambda part: {PIXELS: np.asarray(noise[part].numpy())},
         network=network,
         nbytes=_weight_bytes(backbone.module),
@@ -333,7 +315,7 @@ def _tokens(backbone: TextBackbone, texts: list[str]) -> dict[str, Any]:
     except Exception as error:  # encoders of other kinds fail in many ways
         raise ExportError(
             f"backbone must have a tokenizer for texts to be exported, got {backbone.spec.name}: "
-            f"{_first_line(error)}{_HEAD_ALONE}"
+            f"{first_line(error)}{_HEAD_ALONE}"
         ) from error
 
 
@@ -362,9 +344,9 @@ def graph_input(backbone: Backbone | None, width: int, target: Path) -> GraphInp
     if isinstance(backbone, TextBackbone):
         return _token_input(backbone, tokenizer_path(target))
     if not isinstance(backbone, ImageBackbone):
-        kind = f"a {backbone.kind} backbone" if isinstance(backbone, Backbone) else type(backbone).__name__
         raise ExportError(
-            f"backbone must be one of images, or a sentence encoder, to be exported, got {kind}{_HEAD_ALONE}"
+            "backbone must be one of images, or a sentence encoder, to be exported, got a "
+            f"{backbone.kind} backbone{_HEAD_ALONE}"
         )
     return _pixel_input(backbone)
 
@@ -395,19 +377,12 @@ def _tokenizers() -> Any:
     return require("tokenizers", extra="text", purpose="encoding texts")
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]
-
-
 # -- export by torch ------------------------------------------------------------------------------------------
 
 
 def exporters() -> list[str]:
     """Return the exporters of this torch, the better one first."""
-    # The first versions that had dynamo could not be told which dimension is the batch.
-    captures = {"dynamo", "dynamic_shapes"} <= set(inspect.signature(torch.onnx.export).parameters)
-    found = ["dynamo"] if captures and importlib.util.find_spec("onnxscript") is not None else []
-    return [*found, "torchscript"]
+    return ["torchscript"] if importlib.util.find_spec("onnxscript") is None else ["dynamo", "torchscript"]
 
 
 def export_network(name: str, source: GraphInput, opset: int) -> tuple[Any, str] | None:
@@ -437,7 +412,7 @@ def export_network(name: str, source: GraphInput, opset: int) -> tuple[Any, str]
                 model = _exported(*network, source.sizes, opset, dynamo=exporter == "dynamo")
             _check_model(model, list(network[1]), source.sizes, opset)
         except Exception as error:  # noqa: PERF203  of many kinds, none documented; the other exporter may do
-            failures.append(f"{exporter}: {type(error).__name__}: {_first_line(error)}")
+            failures.append(f"{exporter}: {type(error).__name__}: {first_line(error)}")
         else:
             return model, exporter
     raise ExportError(f"backbone must be one that torch can export, got {name}; {'; '.join(failures)}")
@@ -450,14 +425,12 @@ def _exported(
     buffer = io.BytesIO()
     if dynamo:
         dims = {place: torch.export.Dim(name, min=1, max=most) for place, (name, most) in enumerate(sizes)}
-        how: dict[str, Any] = {"dynamo": True, "dynamic_shapes": {name: dict(dims) for name in examples}}
+        how: dict[str, Any] = {"dynamic_shapes": {name: dict(dims) for name in examples}}
     else:
         axes: dict[str, Any] = {name: {place: size for place, (size, _) in enumerate(sizes)} for name in examples}
         how = {"f": buffer, "dynamic_axes": {**axes, FEATURES: {0: sizes[0][0]}}}
-        if "dynamo" in inspect.signature(torch.onnx.export).parameters:
-            how["dynamo"] = False
     names: dict[str, Any] = {"input_names": list(examples), "output_names": [FEATURES], "opset_version": opset}
-    program: Any = torch.onnx.export(module, tuple(examples.values()), verbose=False, **names, **how)
+    program: Any = torch.onnx.export(module, tuple(examples.values()), verbose=False, dynamo=dynamo, **names, **how)
     return program.model_proto if dynamo else onnx.load_from_string(buffer.getvalue())
 
 

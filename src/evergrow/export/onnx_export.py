@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.files import atomic_path
@@ -193,12 +192,6 @@ def export_onnx(
     spec = spec if backbone is None else backbone.spec
     if spec is not None and spec.n_features != head.n_features_in_:
         raise ParameterError(f"head must take {spec.n_features} features, got {head.n_features_in_}")
-    weights = _nbytes(found) + source.nbytes
-    if weights >= SIZE_LIMIT:
-        raise ExportError(
-            f"a model must have less than 2 GiB of weights for one ONNX file, got {weights / 2**30:.1f} GiB: "
-            "learn with fewer units"
-        )
     model, exporter = _assemble(onnx, source, head, found, temperature, config.opset, "" if spec is None else spec.name)
     # Exporters leave out an input that a network does not look at.
     names = {value.name for value in model.graph.input}
@@ -256,17 +249,6 @@ def export_learner(
 # -- parts ----------------------------------------------------------------------------------------------------
 
 
-def _nbytes(part: Any) -> int:
-    """Return the bytes of all tensors that a map will write; its statistics are not among them."""
-    if isinstance(part, Tensor):
-        return part.nbytes
-    if isinstance(part, tuple):
-        return sum(_nbytes(item) for item in part)
-    if hasattr(part, "__dataclass_fields__"):
-        return sum(_nbytes(value) for name, value in vars(part).items() if name != "model")
-    return 0
-
-
 def _assemble(
     onnx: Any,
     source: GraphInput,
@@ -282,6 +264,12 @@ def _assemble(
     wide = graph.cast(FEATURES, graph.onnx_dtype)
     double = needs_double(found, head.n_features_in_)
     names = add_answers(graph, add_scores(graph, found, wide), temperature, double=double)
+    weights = source.nbytes + sum(len(constant.raw_data) for constant in graph.constants)
+    if weights >= SIZE_LIMIT:  # before the backbone is exported, which takes long
+        raise ExportError(
+            f"a model must have less than 2 GiB of weights for one ONNX file, got {weights / 2**30:.1f} GiB: "
+            "learn with fewer units"
+        )
     shape = ["n", len(head.classes_)]
     kinds = {
         "scores": (proto.DOUBLE if double else proto.FLOAT, shape),
@@ -320,10 +308,10 @@ def _describe(
     """Put everything that a runtime has to know into the metadata; no path of this machine among it."""
     model.producer_name, model.producer_version = "evergrow", __version__
     inputs = [entry | {"meaning": source.meaning} for entry in inputs]
-    names = [name for name in HEADS.names() if type(head) is HEADS[name]]
+    names = (name for name in HEADS.names() if type(head) is HEADS[name])
     entries: dict[str, Any] = {
         "evergrow.version": __version__,
-        "evergrow.method": names[0] if names else type(head).__name__,
+        "evergrow.method": next(names, type(head).__name__),
         "evergrow.labels": head.classes_.tolist(),
         "evergrow.inputs": inputs,
         **source.metadata,

@@ -3,7 +3,7 @@
 from evergrow.features.backbones import ImageBackbone, backbone_from_spec, create_backbone
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.cache import FeatureCache
-from evergrow.features.encoding import EncodeConfig, Features, encode, encode_batch, encode_chunks
+from evergrow.features.encoding import EncodeConfig, Features, encode, encode_batch
 from evergrow.features.feature_sets import featurize
 from evergrow.features.images import decode_image
 from evergrow.features.preprocess import PRESETS, Preprocessing
@@ -40,7 +40,6 @@ __all__ = [
     "decode_image",
     "encode",
     "encode_batch",
-    "encode_chunks",
     "featurize",
     "hash_weights",
     "list_backbones",

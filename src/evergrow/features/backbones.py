@@ -252,11 +252,7 @@ class ImageBackbone(Backbone):
             return torch.zeros(0, self.spec.n_features, device=self.device)
         images = batch.to(self.device, torch.float32, memory_format=self._layout)
         # Joined out here they are an ordinary tensor, which a probe can later be trained on.
-        features = torch.cat(_read(self.module, parse_blocks(self.spec.blocks.blocks), images), dim=1)
-        expected = (len(batch), self.spec.n_features)
-        if features.shape != expected:
-            raise InputError(f"module must return features of shape {expected}, got {tuple(features.shape)}")
-        return features
+        return torch.cat(_read(self.module, parse_blocks(self.spec.blocks.blocks), images), dim=1)
 
     def _resolved(self, recipe: Any) -> FeatureRecipe:
         noise = torch.rand(2, 3, *self.transform.size, generator=generator(0, "recipe"))
@@ -332,7 +328,7 @@ def timm_entry(name: str) -> tuple[str, Any]:
     Raises
     ------
     UnknownNameError
-        With the nearest names; with a tag that is wrong, those of the right architecture.
+        With the nearest names.
     """
     import timm
 
@@ -343,15 +339,10 @@ def timm_entry(name: str) -> tuple[str, Any]:
         if not set(current) & set("/\\:") and timm.is_model(current):
             return current, timm.get_pretrained_cfg(current)
     known = {*timm.list_models(), *timm.list_models(pretrained=True)}
-    architecture, dot, _ = name.partition(".")
-    if dot and architecture in known:
-        close = nearest(name, {other for other in known if other.startswith(f"{architecture}.")} or {architecture})
-    else:
-        close = nearest(name, known, n=3)
-        close = close if close.count(",") < 3 else "none"
+    close = nearest(name, known)
     raise UnknownNameError(
         f"backbone must be a name of timm's, 'all-MiniLM-L6-v2', 'sentence:NAME' or a torch module, got {name!r}; "
-        f"nearest: {close}"
+        f"nearest: {close if close.count(',') < 3 else 'none'}"
     )
 
 
@@ -419,13 +410,10 @@ def check_buildable(name: str, options: Mapping[str, Any]) -> None:
     if not options:
         return
     for key, value in options.items():
-        limit, parts = MOST_BLOCKS if "depth" in key or "layer" in key else LARGEST_OPTION, [value]
-        if isinstance(value, list):
-            parts = value
-            if len(parts) > MOST_BLOCKS:
-                raise FileFormatError(
-                    f"option {key!r} of {name} must have at most {MOST_BLOCKS} parts, got {len(parts)}"
-                )
+        limit = MOST_BLOCKS if "depth" in key or "layer" in key else LARGEST_OPTION
+        parts = value if isinstance(value, list) else [value]
+        if len(parts) > MOST_BLOCKS:
+            raise FileFormatError(f"option {key!r} of {name} must have at most {MOST_BLOCKS} parts, got {len(parts)}")
         for part in parts:
             if isinstance(part, (int, float)) and not isinstance(part, bool) and not abs(part) <= limit:
                 raise FileFormatError(f"option {key!r} of {name} must be at most {limit}, got {part}")

@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import shutil
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -59,7 +58,7 @@ _LARGEST = 2**31  # bytes of a chunk: a larger file is not read
 
 
 def default_root() -> Path:
-    """Return the folder of the cache: ``EVERGROW_CACHE``, or the system's folder for caches.
+    """Return the folder of the cache: ``EVERGROW_CACHE``, or ``evergrow`` in ``~/.cache``, as torch and the hub do it.
 
     Examples
     --------
@@ -70,14 +69,8 @@ def default_root() -> Path:
     'somewhere'
     >>> del os.environ["EVERGROW_CACHE"]
     """
-    if os.environ.get(VARIABLE):
-        return Path(os.environ[VARIABLE]).expanduser()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "evergrow" / "cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "evergrow"
-    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (shared if shared.is_absolute() else Path.home() / ".cache") / "evergrow"
+    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get(VARIABLE) or os.path.join(shared, "evergrow")).expanduser()
 
 
 def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:

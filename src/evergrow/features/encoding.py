@@ -1,8 +1,8 @@
 """The one way from items to features: read, batch, run the backbone, check, keep.
 
-:func:`encode` and :func:`encode_chunks` take whole data sets and use the cache; :func:`encode_batch` takes samples that
-are prepared already, one pass of the network for all of them. What is done to an image before the network sees it is
-the business of :class:`~evergrow.features.Preprocessing`; which vectors are read of one pass, that of the recipe.
+:func:`encode` takes whole data sets and uses the cache; :func:`encode_batch` takes samples that are prepared already,
+one pass of the network for all of them. What is done to an image before the network sees it is the business of
+:class:`~evergrow.features.Preprocessing`; which vectors are read of one pass, that of the recipe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -220,28 +220,16 @@ def encode(
     chunks = list(work.chunks())
     failures = [failure for chunk in chunks for failure in chunk.failures]
     _judge(failures, work.n_items)
-    return replace(_features(work, chunks, failures, join), seconds=time.perf_counter() - started)
-
-
-def encode_chunks(
-    backbone: Backbone, items: Items, *, config: EncodeConfig | None = None, join: bool = True, **settings: Any
-) -> Iterator[Features]:
-    """Yield the features of items a thousand or so at a time, so that memory does not grow with their number.
-
-    Parameters
-    ----------
-    backbone, items, config, join, **settings
-        As for :func:`encode`.
-
-    Yields
-    ------
-    Features
-        Of consecutive items; ``rows`` are those of all items. One without any row is left out.
-    """
-    work = _Encoding(backbone, items, (config or EncodeConfig()).changed(**settings))
-    for chunk in work.chunks():
-        if len(chunk.features):
-            yield _features(work, [chunk], chunk.failures, join)
+    features = chunks[0].features if len(chunks) == 1 else np.concatenate([chunk.features for chunk in chunks])
+    return Features(
+        X=join_blocks(features, work.recipe.widths) if join and len(work.recipe.widths) > 1 else features,
+        rows=np.delete(np.arange(work.n_items), [failure.row for failure in failures]),
+        failures=tuple((failure.name, failure.reason) for failure in failures),
+        widths=work.recipe.widths,
+        precision=chunks[-1].precision,
+        computed=sum(len(chunk.rows) for chunk in chunks if chunk.computed),
+        seconds=time.perf_counter() - started,
+    )
 
 
 def encode_batch(backbone: Backbone, samples: Sequence[Tensor] | Sequence[str]) -> NDArray[np.float32]:
@@ -273,19 +261,6 @@ def encode_batch(backbone: Backbone, samples: Sequence[Tensor] | Sequence[str]) 
         layout = torch.channels_last if batch[0].ndim == 3 else torch.contiguous_format
         batch = torch.stack(batch).contiguous(memory_format=layout)
     return join_blocks(_Runner(backbone, "float32").start(batch)(), backbone.spec.blocks.widths)
-
-
-def _features(work: _Encoding, chunks: Sequence[Chunk], failures: Sequence[Failure], join: bool) -> Features:
-    features = chunks[0].features if len(chunks) == 1 else np.concatenate([chunk.features for chunk in chunks])
-    rows = np.arange(chunks[0].rows.start, chunks[-1].rows.stop)
-    return Features(
-        X=join_blocks(features, work.recipe.widths) if join and len(work.recipe.widths) > 1 else features,
-        rows=np.delete(rows, [failure.row - chunks[0].rows.start for failure in failures]),
-        failures=tuple((failure.name, failure.reason) for failure in failures),
-        widths=work.recipe.widths,
-        precision=chunks[-1].precision,
-        computed=sum(len(chunk.rows) for chunk in chunks if chunk.computed),
-    )
 
 
 class _Encoding:

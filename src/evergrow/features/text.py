@@ -62,13 +62,7 @@ class TextBackbone(Backbone):
             raise InputError(f"batch must be a list of texts, got {type(batch).__name__}")
         if not batch:
             return torch.zeros(0, self.n_features, device=self.device)
-        if self.spec.recipe is not None:
-            return torch.cat(self._read(parse_blocks(self.spec.recipe.blocks), list(batch)), dim=1)
-        encoder: Any = self.module
-        features = encoder.encode(
-            list(batch), batch_size=len(batch), convert_to_tensor=True, show_progress_bar=False, device=str(self.device)
-        )
-        return torch.as_tensor(features).to(torch.float32, copy=True)
+        return torch.cat(self._read(parse_blocks(self.spec.blocks.blocks), list(batch)), dim=1)
 
     def _resolved(self, recipe: Any) -> FeatureRecipe:
         def read(blocks: Sequence[Block]) -> list[Tensor]:
@@ -140,7 +134,7 @@ def read_hidden_states(encoder: Any, blocks: Sequence[Block], tokens: dict[str, 
     ParameterError
         If the encoder lacks a depth that is asked for; the message says what there is.
     """
-    depths, mask = hidden_depths(encoder), tokens["attention_mask"]
+    depths, mask = hidden_depths(encoder), tokens.get("attention_mask")  # embeddings without a transformer have none
     places = [-1 if block.place == FINAL else block.place for block in blocks]
     for block, place in zip(blocks, places, strict=True):
         if block.pooling != FINAL and (not isinstance(place, int) or -place > depths):
@@ -157,9 +151,9 @@ def read_hidden_states(encoder: Any, blocks: Sequence[Block], tokens: dict[str, 
             read.append(output["sentence_embedding"][:, : getattr(encoder, "truncate_dim", None)].float())
             continue
         states = output.get("token_embeddings") if place == -1 else layers[place] if layers else None
-        if not isinstance(states, Tensor) or states.shape[:2] != mask.shape:
+        if mask is None or not isinstance(states, Tensor) or states.shape[:2] != mask.shape:
             what = tuple(states.shape) if isinstance(states, Tensor) else type(states).__name__
-            raise InputError(f"block {str(block)!r} must be read at states of shape {tuple(mask.shape)}, got {what}")
+            raise InputError(f"block {str(block)!r} must be read at the states of all tokens, got {what}")
         states = states.float()
         if block.pooling == "cls":
             first = mask.bool().int().argmax(dim=1)  # not the first position where padding comes before

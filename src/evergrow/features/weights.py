@@ -72,10 +72,10 @@ def read_weights(path: str | os.PathLike[str]) -> Tensors:
     except pickle.UnpicklingError as error:
         raise WeightsError(
             f"weights file must hold tensors and plain values only, got {path}, which is damaged or holds objects "
-            f"that would have to be executed: save its state_dict alone, best as .safetensors ({_first_line(error)})"
+            f"that would have to be executed: save its state_dict alone, best as .safetensors ({first_line(error)})"
         ) from error
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, safetensors.SafetensorError) as error:
-        raise WeightsError(f"weights file must be readable, got {path}: {_first_line(error)}") from error
+        raise WeightsError(f"weights file must be readable, got {path}: {first_line(error)}") from error
     while isinstance(content, Mapping):
         inner = next((content[key] for key in _CONTAINERS if isinstance(content.get(key), Mapping)), None)
         if inner is None:
@@ -90,7 +90,8 @@ def read_weights(path: str | os.PathLike[str]) -> Tensors:
     return tensors
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says, or else its type."""
     return (str(error) or type(error).__name__).strip().splitlines()[0]
 
 
@@ -197,12 +198,9 @@ def _efficientnet_names(tensors: Tensors, names: list[str]) -> Tensors:
 @contextlib.contextmanager
 def seeded_init(seed: int, *purpose: str) -> Iterator[None]:
     """Let libraries that draw from torch's global generator draw from a named stream; it is put back afterwards."""
-    state = torch.random.get_rng_state()
-    torch.default_generator.manual_seed(derive_seed(seed, *purpose))
-    try:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(seed, *purpose))
         yield
-    finally:
-        torch.random.set_rng_state(state)
 
 
 def hash_weights(module: nn.Module, named: Callable[[str], str] = str) -> str:

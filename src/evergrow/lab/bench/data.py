@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, ParameterError
 from evergrow.data import Dataset, FeatureSet
+from evergrow.data.arrays import origin_fingerprint
 from evergrow.data.items import Items
 from evergrow.features import Backbone, ImageBackbone, Preprocessing, create_backbone
-from evergrow.features.feature_sets import describe_features, featurize
+from evergrow.features.feature_sets import backbone_entry, featurize
 from evergrow.lab.benchmarks import load_benchmark
 from evergrow.lab.methods.cost import inference_gflops
 
@@ -133,7 +134,17 @@ class DataSource:
         data = self._load(entry)
         if isinstance(data, FeatureSet):
             return data.describe()
-        return describe_features(data, self.backbone(entry).spec)
+        spec = self.backbone(entry).spec
+        backbone = backbone_entry(spec)
+        return {
+            "name": data.name,
+            "fingerprint": origin_fingerprint(data.fingerprint, backbone),
+            "n_train": len(data.y_train),
+            "n_test": len(data.y_test),
+            "n_features": spec.n_features,
+            "n_classes": data.n_classes,
+            "backbone": backbone,
+        }
 
     def get(self, entry: DataEntry) -> FeatureSet:
         """Return the features of an entry; images and texts go through its backbone, once."""
