@@ -192,8 +192,9 @@ class TrainConfig:
     def make_optimizer(self, groups: list[dict[str, Any]], *, fused: bool) -> torch.optim.Optimizer:
         """Return the optimizer of parameter groups; ``fused`` is whether it takes its steps in one piece on a GPU."""
         common: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused}
-        if self.optimizer != "sgd":
-            return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[self.optimizer](groups, **common)
+        if self.optimizer in ("adam", "adamw"):
+            kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+            return kind(groups, **common)
         return torch.optim.SGD(groups, momentum=self.momentum, **common)
 
     def changed(self, **changes: Any) -> Self:
