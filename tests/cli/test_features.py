@@ -108,7 +108,7 @@ def test_blocks_are_given_with_commas_and_wrong_ones_refused_in_the_words_of_the
     result = evergrow(*command(folder, tmp_path / "a.npz", "--features", "mean@-2, final", "--json"))
     assert json.loads(result.stdout)["backbone"]["recipe"]["blocks"] == ["mean@-2", "final"]
     for wrong, message in (
-        ("riche", "--features must be 'auto', 'final', 'rich', 'max' or a list of blocks, got 'riche'"),
+        ("riche", "--features must be 'auto', 'fast', 'rich', 'best' or blocks such as 'final,mean@-2', got 'riche'"),
         ("final,final", "blocks of --features must differ, got 'final' twice"),
         ("mean@-9", "ResNet has -1 (layer4) to -4 (layer1)"),
     ):
