@@ -199,7 +199,7 @@ def test_commands_on_the_page_about_clusters_are_understood(tmp_path):
                 found = found.commands[arguments.pop(0)]
             found.make_context("evergrow", arguments)
             seen.add(found.name)
-    assert seen == {"fit", "update", "merge", "spawn", "status", "run"}
+    assert seen == {"fit", "update", "merge", "spawn", "run"}
 
 
 def test_the_page_on_the_learner_runs_as_printed():

@@ -12,7 +12,7 @@ import torch
 from tests.altered import altered
 from torch import nn
 
-from evergrow.adapt.loop import CheckpointError, Progress, TrainState
+from evergrow.adapt.loop import Progress, TrainState
 from evergrow.adapt.settings import OPTIMIZERS, TrainConfig
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import EvergrowError, FileFormatError, NewerSchemaError
@@ -59,12 +59,6 @@ def test_a_training_goes_on_from_what_was_written(written: tuple[Path, TrainStat
     assert progress is not None
     assert (progress.epoch, progress.losses, progress.scaler["growth_interval"]) == (2, [3.0, 1.0], 5)
     assert numbers(resumed) == numbers(state)
-
-
-def test_one_of_another_training_is_refused(written: tuple[Path, TrainState]) -> None:
-    path, state = written
-    with pytest.raises(CheckpointError, match="interpolation is 'bilinear' there and 'evaluation' here"):
-        again(state).read(path, {**IDENTITY, "interpolation": "evaluation"})
 
 
 def test_a_newer_one_says_that_it_is(written: tuple[Path, TrainState]) -> None:

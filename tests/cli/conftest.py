@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import numpy as np
 import pytest
 from click.testing import Result
 from tests.commands import evergrow
+
+from evergrow import Learner
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox")
 
@@ -54,6 +58,20 @@ def write_features(path: Path, names: tuple[str, ...], n: int = 20, seed: int = 
     X_test, y_test = clouds(names, 10, seed + 100)
     np.savez(path, X_train=X, y_train=y, X_test=X_test, y_test=y_test)
     return path
+
+
+@contextmanager
+def unchanged(path: Path) -> Iterator[None]:
+    """Assert that a file has the same bytes afterwards."""
+    before = path.read_bytes()
+    yield
+    assert path.read_bytes() == before
+
+
+def assert_same_answers(mine: Learner, theirs: Learner, tolerance: float = 1e-6) -> None:
+    asked, _ = clouds(NAMES, 5, 9)
+    expected = theirs.decision_function(asked)
+    np.testing.assert_allclose(mine.decision_function(asked), expected, atol=tolerance * np.abs(expected).max())
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from tests.cli.conftest import NAMES, clouds
+from tests.cli.conftest import NAMES, assert_same_answers, clouds, unchanged
 
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, open_model
@@ -28,7 +28,6 @@ def test_rename_several_at_once(shell, model):
 
 
 def test_names_that_do_not_do(shell, model):
-    before = model.read_bytes()
     for arguments, said in (
         (("antt", "wasp"), "got 'antt'; nearest: 'ant'"),
         (("ant", "bee"), "got 'bee' for two: merge_classes makes them one"),
@@ -36,8 +35,8 @@ def test_names_that_do_not_do(shell, model):
         (("ant", "x", "ant", "y"), "is to be renamed twice"),
         (("ant", ""), "names that can be seen"),
     ):
-        assert said in shell.error("rename", model, *arguments)
-    assert model.read_bytes() == before
+        with unchanged(model):
+            assert said in shell.error("rename", model, *arguments)
 
 
 def test_merge_classes_equals_learning_under_one_name(shell, model):
@@ -48,9 +47,7 @@ def test_merge_classes_equals_learning_under_one_name(shell, model):
     assert values["samples"] == 40
     X, y = clouds(NAMES[:3], 20, 0)
     worker.partial_fit((X, np.where(y == "bee", "bee", "animal"))).settle()
-    asked, _ = clouds(NAMES, 5, 9)
-    mine, theirs = open_model(model).settle().decision_function(asked), worker.decision_function(asked)
-    np.testing.assert_allclose(mine, theirs, atol=1e-9 * np.abs(theirs).max())
+    assert_same_answers(open_model(model).settle(), worker, 1e-9)
 
 
 def test_merge_classes_says_what_it_did(shell, model):
@@ -68,9 +65,7 @@ def test_relabel_equals_learning_as_the_other_class(shell, model):
     values = shell.json("relabel", model, "wrong.npz", "--from", "ant", "--to", "bee")
     assert values["samples"] == 5  # the test part stays
     worker.partial_fit((X, np.where(np.arange(60) < 5, "bee", y))).settle()
-    asked, _ = clouds(NAMES, 5, 9)
-    mine, theirs = open_model(model).settle().decision_function(asked), worker.decision_function(asked)
-    np.testing.assert_allclose(mine, theirs, atol=1e-9 * np.abs(theirs).max())
+    assert_same_answers(open_model(model).settle(), worker, 1e-9)
     assert "labelled 'cat', got labels 'ant'" in shell.error(
         "relabel", model, "wrong.npz", "--from", "cat", "--to", "bee"
     )

@@ -53,18 +53,6 @@ def test_evaluate_and_predict_by_shards(shell: Shell, data: Path, tmp_path: Path
     values = shell.json("predict", model, data, *ENGINE, "--out", tmp_path / "answers")
     assert values["answered"] == 120
     assert len(list((tmp_path / "answers" / "predict").glob("*.parquet"))) == 6
-    said = shell.run("engine", "status", tmp_path / "answers").stdout
-    assert "predict, finished" in said
-    assert "6 of 6 done, 0 failed, 0 left" in said
-
-
-def test_shares_for_a_batch_system(shell: Shell, data: Path, tmp_path: Path) -> None:
-    fit = ("fit", data, "-m", tmp_path / "model.evg", "--units", 20, *ENGINE)
-    assert "run every --shard once more" in shell.run(*fit, "--set", "shard=0/2").stdout
-    assert "when the other shares are done" in shell.run(*fit, "--set", "shard=1/2").stdout
-    assert "without --shard finishes" in shell.run(*fit, "--set", "shard=0/2").stdout
-    assert not (tmp_path / "model.evg").exists()
-    assert shell.json(*fit)["n_samples"] == 80
 
 
 def test_images_that_cannot_be_read_are_named_and_counted(shell: Shell, tmp_path: Path) -> None:
@@ -88,21 +76,9 @@ def test_what_does_not_go_with_an_engine_is_one_line(shell: Shell, data: Path, t
     fit = ("fit", data, "-m", tmp_path / "model.evg", *ENGINE)
     assert "--holdout does not work with --engine" in shell.error(*fit, "--holdout", 0.2)
     assert "--adapt does not work with --engine" in shell.error(*fit, "--adapt", "ssf")
-    assert "Give shard as I/N" in shell.error(*fit, "--set", "shard=4/3")
     assert "No folder or file 'no'" in shell.error("fit", tmp_path / "no", "-m", tmp_path / "m.evg", *ENGINE)
-    assert "is no folder of a job" in shell.error("engine", "status", tmp_path)
     shell.run("fit", data, "-m", tmp_path / "model.evg", "--units", 20)
     assert "name a folder by --out" in shell.error("predict", tmp_path / "model.evg", data, *ENGINE)
     assert "one folder, file or address" in shell.error("predict", tmp_path / "model.evg", data, data, *ENGINE)
     assert "holds features already" in shell.error("features", data, "-o", tmp_path / "f", *ENGINE)
     assert not list(tmp_path.glob("*.engine"))
-
-
-def test_a_folder_of_other_data_is_refused(shell: Shell, data: Path, tmp_path: Path) -> None:
-    other = write_features(tmp_path / "other.npz", NAMES[:3])
-    shell.run("fit", data, "-m", tmp_path / "a.evg", "--units", 20, *ENGINE, "--set", f"out_dir={tmp_path / 'job'}")
-    said = shell.error(
-        "fit", other, "-m", tmp_path / "b.evg", "--units", 20, *ENGINE, "--set", f"out_dir={tmp_path / 'job'}"
-    )
-    assert "holds a job on other data" in said
-    assert not (tmp_path / "b.evg").exists()

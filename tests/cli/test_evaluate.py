@@ -145,23 +145,13 @@ def test_nothing_is_written_on_bad_input(shell, model):
     assert "There is no folder no for --report" in shell.error("evaluate", model, model, "--report", "no/p.html")
 
 
-def test_images_left_out_deserve_a_look(shell, image_model, images):
-    Path(images, "lying", "9.png").write_bytes(b"no image")
-    assert "9.png" in shell.error("evaluate", image_model, images)
-    values = shell.json("evaluate", image_model, images, "--on-error", "skip", code=1)
-    assert values["left_out"] == ["lying/9.png"]
-    assert values["n_known"] == 18
-
-
 # -- what was answered wrongly ------------------------------------------------------------------------------
 
 
-def answered(truth, guess, items=None, certainty=None, **more):
+def answered(truth, guess, items=None, certainty=None):
     """Return an evaluation with its samples."""
     names = sorted({*truth, *guess})
-    samples = SampleAnswers(
-        items, np.arange(len(truth)), np.array(truth, np.str_), np.array(guess, np.str_), certainty, **more
-    )
+    samples = SampleAnswers(items, np.arange(len(truth)), np.array(truth, np.str_), np.array(guess, np.str_), certainty)
     return dataclasses.replace(evaluate_predictions(truth, guess, names), samples=samples)
 
 
@@ -203,8 +193,7 @@ def test_the_page_stays_bounded_however_much_is_wrong():
     truth = rng.permutation(np.repeat(names, 4)).tolist()
     guess = rng.permutation(truth).tolist()
     texts = Texts(tuple("word " * 2000 for _ in truth))
-    novelty = {"novelty": rng.normal(size=len(truth)), "strange": np.array([np.nan, 1e300]), "threshold": 2.0}
-    text = evaluation_page(answered(truth, guess, texts, rng.random(len(truth)), **novelty), title="wrong")
+    text = evaluation_page(answered(truth, guess, texts, rng.random(len(truth))), title="wrong")
     assert len(text) < 6 * 2**20
     page = Page(text)
     assert sum(values.get("class") == "mistake" for _, values in page.tags) == SHOWN
@@ -213,24 +202,13 @@ def test_the_page_stays_bounded_however_much_is_wrong():
     assert {link[1:] for link in links} <= targets
 
 
-def test_charts_count_what_they_show():
-    certainty = np.array([0.95, 0.92, 0.55, 0.15])
-    result = answered(
-        ["a", "b", "a", "b"],
-        ["a", "b", "b", "b"],
-        certainty=certainty,
-        novelty=np.array([0.0, 0.5, 1.0, 4.0]),
-        strange=np.array([3.0, 5.0]),
-        threshold=2.5,
-    )
-    page = Page(evaluation_page(result, title="charts"))
-    words = " ".join(page.text)
+def test_the_chart_counts_what_it_shows():
+    result = answered(["a", "b", "a", "b"], ["a", "b", "b", "b"], certainty=np.array([0.95, 0.92, 0.55, 0.15]))
+    words = " ".join(Page(evaluation_page(result, title="chart")).text)
     assert "certainty 0.94: 100.0 % of 2 right" in words  # the mean of 0.95 and 0.92
     assert "certainty 0.55: 0.0 % of 1 right" in words
     gap = (2 * abs(0.935 - 1) + 0.55 + 0.85) / 4
     assert f"{100 * gap:.1f} % apart" in words
-    assert "Samples above 2.5, the dashed line, are called unknown" in words
-    assert words.count("never learned: 50.0 %") == 2
 
 
 def test_a_report_of_a_model_of_images(shell, image_model, images):
@@ -242,7 +220,7 @@ def test_a_report_of_a_model_of_images(shell, image_model, images):
     answers = open_model(image_model).evaluate("swapped", keep_samples=True)
     wrong = int((answers.samples.true != answers.samples.predicted).sum())
     assert sum(tag == "img" for tag, _ in page.tags) == wrong > 10
-    assert {"How far certainty can be trusted", "Novelty", "Wrong answers"} <= set(page.text)
+    assert {"How far certainty can be trusted", "Wrong answers"} <= set(page.text)
 
 
 def test_samples_are_kept_on_request_only(shell, model, first):

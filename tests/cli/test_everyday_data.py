@@ -101,8 +101,7 @@ def test_an_image_on_standard_input(shell: Shell, image_model: Path, images: Pat
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)["predictions"]
     assert [row["item"] for row in answer] == ["-"]
-    same = io.BytesIO(body.getvalue())
-    Image.open(same).save("copy.png")
+    Image.open(io.BytesIO(body.getvalue())).save("copy.png")
     direct = shell.json("predict", image_model, "copy.png")["predictions"][0]
     assert answer[0]["class"] == direct["class"]
     assert answer[0]["probability"] == pytest.approx(direct["probability"], abs=1e-6)

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import Result
 from tests.cli.conftest import Shell, clouds
-from tests.commands import evergrow
 
 pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -17,14 +15,8 @@ ort = pytest.importorskip("onnxruntime")
 from evergrow.learner.modelfile import open_model  # noqa: E402
 
 
-def export(*arguments: object, code: int = 0) -> Result:
-    result = evergrow("export", *arguments)
-    assert result.exit_code == code, result.output
-    return result
-
-
 def test_a_model_of_features(shell: Shell, model: Path) -> None:
-    result = export(model, "--onnx", "m.onnx")
+    result = shell.run("export", model, "--onnx", "m.onnx")
     assert "m.onnx: features, float32 (n, 16), to 3 classes" in result.stdout
     assert "checked: onnxruntime's scores differ by" in result.stdout
     X, _ = clouds(("ant", "bee", "cat"), 5, 7)
@@ -35,7 +27,7 @@ def test_a_model_of_features(shell: Shell, model: Path) -> None:
 
 
 def test_a_model_of_images_as_json(shell: Shell, image_model: Path) -> None:
-    values = json.loads(export(image_model, "--onnx", "p.onnx", "--json").stdout)
+    values = shell.json("export", image_model, "--onnx", "p.onnx")
     assert (values["command"], values["exit_code"], values["n_classes"]) == ("export", 0, 3)
     assert values["input"]["name"] == "pixels"
     assert values["outputs"] == ["scores", "probabilities", "label_index"]
@@ -48,20 +40,20 @@ def test_the_head_alone(shell: Shell, image_model: Path, monkeypatch: pytest.Mon
         raise AssertionError("the backbone must not be loaded")
 
     monkeypatch.setattr("evergrow.features.backbones.create_backbone", refuse)
-    values = json.loads(export(image_model, "--onnx", "p.onnx", "--head-only", "--no-check", "--json").stdout)
+    values = shell.json("export", image_model, "--onnx", "p.onnx", "--head-only", "--no-check")
     assert values["input"]["name"] == "features"
     assert values["check"] is None
 
 
 def test_an_existing_file_is_kept_unless_forced(shell: Shell, model: Path) -> None:
     Path("m.onnx").write_text("precious")
-    assert "--force" in export(model, "--onnx", "m.onnx", code=2).stderr
+    assert "--force" in shell.error("export", model, "--onnx", "m.onnx")
     assert Path("m.onnx").read_text() == "precious"
-    export(model, "--onnx", "m.onnx", "--force", "--no-check")
+    shell.run("export", model, "--onnx", "m.onnx", "--force", "--no-check")
     assert Path("m.onnx").read_bytes() != b"precious"
 
 
 def test_mistakes_leave_nothing(shell: Shell, model: Path) -> None:
-    assert "opset" in export(model, "--onnx", "m.onnx", "--opset", 3, code=2).stderr
+    assert "opset" in shell.error("export", model, "--onnx", "m.onnx", "--opset", 3)
     assert not Path("m.onnx").exists()
-    assert "error" in export("missing.evg", "--onnx", "m.onnx", code=2).stderr
+    assert "error" in shell.error("export", "missing.evg", "--onnx", "m.onnx")

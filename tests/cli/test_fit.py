@@ -2,7 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cli.conftest import NAMES, clouds
+from tests.cli.conftest import NAMES, clouds, unchanged
 
 from evergrow.adapt import FsaConfig
 from evergrow.learner.learner import Learner
@@ -78,9 +78,17 @@ def test_image_that_cannot_be_read(shell, images):
     assert values["samples"] == 18
     (line,) = values["warnings"]
     assert "1 of 19 images could not be read" in line
-    for command in ("update", "evaluate", "predict"):  # and later commands tell it once too
-        lines = shell.run(command, "p.evg", images, "--on-error", "skip", code=1).stderr.splitlines()
-        assert len([line for line in lines if "9.png" in line or "left out" in line]) == 1
+    for command, found in (  # and later commands tell it once too
+        ("update", ("samples", 18)),
+        ("evaluate", ("left_out", ["lying/9.png"])),
+        ("predict", ("answered", 18)),
+    ):
+        with unchanged(Path("p.evg")):
+            assert "9.png" in shell.error(command, "p.evg", images)
+        values = shell.json(command, "p.evg", images, "--on-error", "skip", code=1)
+        assert values[found[0]] == found[1]
+        assert len([line for line in values["warnings"] if "9.png" in line or "left out" in line]) == 1
+    assert [Path(name).name for name in values["left_out"]] == ["9.png"]
 
 
 TUNED = ("--backbone", "test_vit", "--set", "weights=random", "--units", 50)

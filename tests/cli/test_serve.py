@@ -8,13 +8,6 @@ from pathlib import Path
 from tests.commands import evergrow
 
 
-def test_workers_are_refused_with_the_reason(tmp_path: Path) -> None:
-    result = evergrow("serve", tmp_path, "--workers", "4")
-    assert result.exit_code == 2
-    assert "one process writes" in result.stderr
-    assert "--read-only" in result.stderr
-
-
 def test_an_address_for_others_needs_tokens(tmp_path: Path) -> None:
     result = evergrow("serve", tmp_path / "models", "--host", "0.0.0.0")
     assert result.exit_code == 2

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cli.conftest import NAMES
+from tests.cli.conftest import NAMES, unchanged
 
 from evergrow.core.errors import NumericalError
 from evergrow.learner.modelfile import open_model
@@ -75,10 +75,9 @@ def test_what_cannot_be_settled_changes_nothing(shell, model, later, wide, monke
     def fail(*_):
         raise NumericalError("gram must be finite")
 
-    before = model.read_bytes()
     monkeypatch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", fail)
-    assert shell.error("update", model, later, "--settle") == "error: gram must be finite"
-    assert model.read_bytes() == before
+    with unchanged(model):
+        assert shell.error("update", model, later, "--settle") == "error: gram must be finite"
 
 
 def test_other_changes_settle_too(shell, model, later, first, wide, monkeypatch):

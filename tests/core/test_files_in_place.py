@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evergrow.core.errors import PathError
-from evergrow.core.files import atomic_path, link_or_copy, real_path, restrict
+from evergrow.core.files import atomic_path, link_or_copy, restrict
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links and modes")
 
@@ -20,28 +20,6 @@ def write(path: Path, text: str = "new", like: Path | None = None) -> None:
 
 def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
-
-
-@pytest.mark.parametrize("relative", [True, False])
-def test_a_link_stays_a_link(tmp_path: Path, relative: bool) -> None:
-    (tmp_path / "real").mkdir()
-    real = tmp_path / "real" / "a.txt"
-    real.write_text("old")
-    (tmp_path / "second").symlink_to("real/a.txt" if relative else real)
-    (tmp_path / "first").symlink_to("second")
-    write(tmp_path / "first")
-    assert (tmp_path / "first").is_symlink()
-    assert (tmp_path / "second").is_symlink()
-    assert real.read_text() == "new"
-    assert real_path(tmp_path / "first") == real.resolve()
-
-
-def test_a_folder_may_be_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "folder").symlink_to("real")
-    monkeypatch.chdir(tmp_path)
-    write(Path("folder/a.txt"))
-    assert (tmp_path / "real" / "a.txt").read_text() == "new"
 
 
 def test_a_link_to_nothing_or_to_itself_is_refused(tmp_path: Path) -> None:
@@ -70,16 +48,6 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
             write(path)
 
 
-@pytest.mark.parametrize(("mask", "expected"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_the_umask_decides_for_new_files(tmp_path: Path, mask: int, expected: int) -> None:
-    before = os.umask(mask)
-    try:
-        write(tmp_path / "a.txt")
-    finally:
-        os.umask(before)
-    assert mode(tmp_path / "a.txt") == expected
-
-
 def test_a_new_file_can_be_like_another(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.touch(0o600)
@@ -88,16 +56,6 @@ def test_a_new_file_can_be_like_another(tmp_path: Path) -> None:
     (tmp_path / "a.txt").chmod(0o640)
     write(tmp_path / "a.txt", like=other)
     assert mode(tmp_path / "a.txt") == 0o640  # what is there counts for more
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root: gives files away")
-def test_the_owner_is_kept(tmp_path: Path) -> None:
-    target = tmp_path / "a.txt"
-    target.write_text("old")
-    os.chown(target, 12345, 23456)
-    write(target)
-    status = target.stat()
-    assert (status.st_uid, status.st_gid) == (12345, 23456)
 
 
 def test_a_group_that_cannot_be_kept_loses_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

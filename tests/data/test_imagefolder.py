@@ -62,10 +62,6 @@ def test_another_file_called_metadata_is_passed_over(tree: Tree) -> None:
     assert read_parts(root).layout == "class-folders"
 
 
-def test_a_name_with_marks_of_patterns_is_a_name(tree: Tree) -> None:
-    assert read_parts(tree({"a[1]/x": 1}) / "a[1]").layout == "class-folders"
-
-
 # -- nested folders ---------------------------------------------------------------------------------------
 
 NESTED = {f"{line}/{name}": 6 for line in ("line1", "line2") for name in ("ant", "bee", "cat")}

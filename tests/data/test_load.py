@@ -77,17 +77,6 @@ def test_real_cifar_images(shared: Path) -> None:
     assert stream_of(data).order[:6].tolist() == [68, 56, 78, 8, 23, 84]
 
 
-# -- names ------------------------------------------------------------------------------------------------
-
-
-def test_names_are_looked_up_in_the_search_path(alone: Path, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tree({"train/a": 5, "test/a": 1})
-    monkeypatch.setenv("EVERGROW_DATA", str(root.parent))
-    assert load_data("pets").fingerprint == load_data(root).fingerprint
-    (root.parent / "mail.csv").write_text("text,label\n" + "x,a\n" * 10)
-    assert load_data("mail").kind == "text"
-
-
 # -- options ----------------------------------------------------------------------------------------------
 
 

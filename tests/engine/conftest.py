@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,38 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"object_store_memory": 80 * 1024 * 1024, "include_dashboard": False}
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def _stat(pid: int | str) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return _stat(pid)[0] != "Z"
+    except OSError:
+        return False
+
+
+def descendants(ancestor: int) -> set[int]:
+    """Return the processes that a process started, directly or not."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                parents[int(entry.name)] = int(_stat(entry.name)[1])
+    family, grown = {ancestor}, 0
+    while len(family) > grown:
+        grown = len(family)
+        family |= {pid for pid, parent in parents.items() if parent in family}
+    return family - {ancestor}
 
 
 @pytest.fixture(scope="module")

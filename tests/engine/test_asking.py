@@ -16,7 +16,6 @@ from evergrow.data import read
 from evergrow.data.items import Images
 from evergrow.engine import LocalEngine
 from evergrow.engine.parquet_out import write_answers
-from evergrow.engine.status import status
 from evergrow.features import create_backbone
 
 pytest.importorskip("pyarrow")
@@ -115,7 +114,6 @@ def test_features_are_those_of_the_backbone(images: Path, tmp_path: Path) -> Non
     plain = encode(backbone, Images(tuple(table["name"]), root=images), cache=False, join=False).X
     np.testing.assert_allclose(np.array(table["feature"]), plain, rtol=0, atol=1e-5)  # batches are others
     assert read(tmp_path / "job" / "features").kind == "features"
-    assert status(tmp_path / "job").left_out == 1
 
 
 def test_a_model_of_images_is_learned_by_shards(images: Path, tmp_path: Path) -> None:

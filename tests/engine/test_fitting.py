@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import tarfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +16,11 @@ from tests.engine.clouds import SMALL, learned, learner, leftovers, points, scor
 from evergrow import Learner
 from evergrow.core.errors import BusyError, EngineError, FileFormatError, InputError, ParameterError
 from evergrow.core.files import locked
+from evergrow.data import Samples, Shard
+from evergrow.data.arrays import ArraySource
 from evergrow.engine import LocalEngine, fitting, worker_tasks
 from evergrow.engine.job import read_job
 from evergrow.engine.runners import LocalRunner, ShardError
-from evergrow.engine.status import status
 
 
 @pytest.fixture
@@ -158,10 +161,8 @@ def test_a_full_disk_stops_the_job_and_loses_nothing(data, eight, tmp_path, monk
     engine = LocalEngine(**SMALL, folder=tmp_path / "job")
     with pytest.raises(EngineError, match=r"statistics of shard 3 failed: OSError.*No space left.*kept in"):
         mine.fit(data, engine=engine)
-    assert status(tmp_path / "job").failed.keys() == {3}
-    mine.fit(data, engine=engine)
+    assert engine.fit(mine, data).failed == {}
     assert (scores(mine) == eight).all()
-    assert status(tmp_path / "job").failed == {}
 
 
 def test_a_corrupt_result_is_computed_again(data, eight, tmp_path, monkeypatch) -> None:
@@ -194,26 +195,25 @@ def test_a_first_file_swapped_while_the_job_runs_is_noticed(data, tmp_path, monk
 
     job = tmp_path / "job"
     monkeypatch.setattr("evergrow.engine.fitting._check_counted", swap)
-    with pytest.raises(EngineError, match=r"-000004\.evg is damaged or of another shard"):
+    with pytest.raises(EngineError, match=r"-000004\.evg is gone, damaged or of another shard"):
         learned(data, folder=job)
 
 
-def damaged_read(monkeypatch: pytest.MonkeyPatch, shard: int, error: Exception | None = None) -> None:
-    from evergrow.data.arrays import ArraySource
-
+def read_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[[Shard, Samples], Samples]) -> None:
+    """Let samples be read as something else makes them."""
     original = ArraySource.read
+    monkeypatch.setattr(ArraySource, "read", lambda self, shard: change(shard, original(self, shard)))
 
-    def read(self, wanted):
-        if wanted.number == shard:
-            raise error or InputError("its bytes are damaged")
-        return original(self, wanted)
 
-    monkeypatch.setattr(ArraySource, "read", read)
+def damaged(shard: Shard, found: Samples) -> Samples:
+    if shard.number == 2:
+        raise InputError("its bytes are damaged")
+    return found
 
 
 def test_a_corrupt_shard_stops_the_job_unless_it_is_to_be_skipped(parts, tmp_path, monkeypatch) -> None:
     sizes = {"shard_rows": 50}
-    damaged_read(monkeypatch, 2)
+    read_otherwise(monkeypatch, damaged)
     with pytest.raises(EngineError, match=r"shard 2 \(part-2\.npz\) cannot be read: its bytes are damaged"):
         learned(parts, **sizes)
     engine = LocalEngine(**sizes, folder=tmp_path / "job")
@@ -226,19 +226,18 @@ def test_a_corrupt_shard_stops_the_job_unless_it_is_to_be_skipped(parts, tmp_pat
     X, y = (np.concatenate(values) for values in zip(*others, strict=True))
     plain = learner().fit(X, np.array([f"class {code}" for code in y]))
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
-    assert status(tmp_path / "job").failed.keys() == {2}
+    assert engine.fit(mine, parts).failed == tally.failed  # as its folder tells it later
 
 
-def test_a_file_that_is_cut_off_is_named_and_left_out(parts: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_cut_off_is_named_and_left_out(parts: Path) -> None:
     (parts / "part-0.npz").write_bytes((parts / "part-0.npz").read_bytes()[:-300])
     with pytest.raises(FileFormatError, match=r"part-0\.npz must be a whole NPZ file"):
         learned(parts)
     mine = learner(extract={"on_error": "skip"})
-    tally = LocalEngine(shard_rows=50, folder=tmp_path / "job").fit(mine, parts)
+    tally = LocalEngine(shard_rows=50).fit(mine, parts)
     assert sum(mine.n_samples_.values()) == 250
     assert list(tally.unreadable) == ["part-0.npz"]
     assert "1 files could not be read and were left out" in tally.summary()[0]
-    assert status(tmp_path / "job").unreadable == ("part-0.npz",)
 
 
 def test_tars_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
@@ -267,9 +266,7 @@ def test_a_shard_that_was_skipped_is_tried_again(data, fifteen, tmp_path, monkey
         patch.setattr("evergrow.engine.fitting.complete_fit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.fit(mine, data)
-    assert status(tmp_path / "job").failed == {11: "shard 11 cannot be read"}
-    tally = engine.fit(mine, data)
-    assert tally.failed == {}
+    assert engine.fit(mine, data).failed == {}
     assert (scores(mine) == fifteen).all()
     assert leftovers(tmp_path / "job") == []
 
@@ -279,12 +276,7 @@ def interrupted(*_: object) -> None:
 
 
 def test_no_shard_at_all_is_one_line(parts, monkeypatch) -> None:
-    from evergrow.data.arrays import ArraySource
-
-    def read(self, shard):
-        raise InputError("nothing can be read")
-
-    monkeypatch.setattr(ArraySource, "read", read)
+    read_otherwise(monkeypatch, lambda shard, found: damaged(replace(shard, number=2), found))
     with pytest.raises(InputError, match="at least one sample that can be read"):
         learner(extract={"on_error": "skip"}).fit(parts, engine=LocalEngine())
 
@@ -317,9 +309,6 @@ def test_a_shard_counted_twice_would_be_noticed(data, tmp_path, monkeypatch) -> 
 
 def test_a_folder_of_another_job_is_refused(data: Path, tmp_path: Path) -> None:
     learned(data, folder=tmp_path / "job")
-    other = write_points(tmp_path / "other.npz", n=200)
-    with pytest.raises(EngineError, match="holds a job on other data"):
-        learned(other, folder=tmp_path / "job")
     with pytest.raises(EngineError, match="differs in options"):
         Learner(options={"n_units": 30}).fit(data, engine=LocalEngine(**SMALL, folder=tmp_path / "job"))
     with pytest.raises(EngineError, match="differs in work"):
@@ -340,45 +329,12 @@ def test_what_an_engine_cannot_take_is_refused(data: Path) -> None:
         learner().fit(X, y, engine=LocalEngine())
     with pytest.raises(ParameterError, match="engine must be one of"):
         learner().fit(data, engine="spark")
-    with pytest.raises(ParameterError, match="shard must be i/n"):
-        LocalEngine(share=(3, 2), folder="job")
-    with pytest.raises(ParameterError, match="folder must be given"):
-        LocalEngine(share=(0, 2))
-
-
-def test_other_versions_are_refused_before_any_work(data: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("evergrow.engine.job_steps.versions", lambda: {"evergrow": "0.0.1"})
-    with pytest.raises(EngineError, match=r"evergrow must be 0\.0\.1 as where the job was begun"):
-        learned(data, folder=tmp_path / "job")
-    assert not (tmp_path / "job" / "first").exists()
 
 
 def test_shards_of_different_widths_are_one_line(parts: Path, monkeypatch) -> None:
-    from dataclasses import replace
-
-    from evergrow.data.arrays import ArraySource
-
-    original = ArraySource.read
-
-    def read(self, shard):
-        found = original(self, shard)
-        width = 10 if shard.number < 4 else 9
-        return replace(found, features=found.features[:, :width])
-
-    monkeypatch.setattr(ArraySource, "read", read)
+    read_otherwise(
+        monkeypatch,
+        lambda shard, found: replace(found, features=found.features[:, : 10 if shard.number < 4 else 9]),
+    )
     with pytest.raises(EngineError, match="of one width, got 10 in shard 0 and 9 in shard 4"):
         learned(parts, shard_rows=50)
-
-
-# -- shares -----------------------------------------------------------------------------------------------------
-
-
-def test_shares_of_the_work_add_up(data: Path, eight: np.ndarray, tmp_path: Path) -> None:
-    done = []
-    for place in (0, 1, 0):  # the layer needs the first samples of all: who came first comes once more
-        mine = learner()
-        assert LocalEngine(**SMALL, folder=tmp_path / "job", share=(place, 2)).fit(mine, data) is None
-        assert not mine.__sklearn_is_fitted__()
-        done.append(status(tmp_path / "job").done)
-    assert done == [0, 4, 8]
-    assert (scores(learned(data, folder=tmp_path / "job")) == eight).all()

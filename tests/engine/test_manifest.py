@@ -24,6 +24,8 @@ def test_shards_cover_all_rows_once(data: Path) -> None:
     manifest = plan(read(data), shard_rows=70)
     assert [shard.rows for shard in manifest.shards] == [70, 70, 70, 70, 20]
     assert manifest.rows == 300
+    assert manifest.first is None  # few rows are all first
+    assert [len(manifest.first_of(shard)) for shard in manifest.shards] == [70, 70, 70, 70, 20]
 
 
 def test_a_manifest_is_read_as_it_was_written(data: Path, tmp_path: Path) -> None:
@@ -44,12 +46,6 @@ def test_the_first_samples_are_drawn_once_and_for_all(data: Path) -> None:
     starts = np.cumsum([0, *(shard.rows for shard in manifest.shards)])
     found = [start + manifest.first_of(shard) for start, shard in zip(starts, manifest.shards, strict=False)]
     assert np.concatenate(found).tolist() == list(manifest.first)
-
-
-def test_few_rows_are_all_first(data: Path) -> None:
-    manifest = plan(read(data), shard_rows=70)
-    assert manifest.first is None
-    assert [len(manifest.first_of(shard)) for shard in manifest.shards] == [70, 70, 70, 70, 20]
 
 
 def test_the_key_is_of_the_data_not_of_their_place(data: Path, tmp_path: Path) -> None:
@@ -92,6 +88,17 @@ def test_a_manifest_from_a_stranger_is_checked(data: Path, tmp_path: Path, chang
     (tmp_path / "job.json").write_text(json.dumps(values))
     with pytest.raises(FileFormatError, match=message):
         read_job(tmp_path)
+
+
+def test_a_job_that_is_damaged_altered_or_not_there_is_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="is no folder of a job"):
+        read_job(tmp_path)
+    begin_job(Job(tmp_path, plan(read(data)), "fit", {"on_error": "raise"}))
+    body = (tmp_path / "job.json").read_text()
+    for text in ("{", "[]", body.replace('"version": 1', '"version": "x"'), body.replace('"raise"', '"skip"')):
+        (tmp_path / "job.json").write_text(text)
+        with pytest.raises(FileFormatError):
+            read_job(tmp_path)
 
 
 def test_a_newer_job_says_what_it_needs(data: Path, tmp_path: Path) -> None:

@@ -75,9 +75,9 @@ def test_the_same_input_gives_the_same_bytes_and_no_other_files(tmp_path: Path, 
 
 
 def test_answers(tmp_path: Path) -> None:
-    place, names = tmp_path, ["a", "unreadable", "c"]
+    names = ["a", "unreadable", "c"]
     truth = np.array(["ant", "ant", "bee"])
-    write_answers(place, "0.parquet", names=names, answers=answers(novelty=True), labels=truth, top=2)
+    write_answers(tmp_path, "0.parquet", names=names, answers=answers(novelty=True), labels=truth, top=2)
     assert pq.read_table(tmp_path / "0.parquet").to_pylist() == [
         {
             "name": "a", "label": "ant", "probability": 0.7, "unknown": False, "novelty": 0.5, "threshold": 1.0,
@@ -88,7 +88,7 @@ def test_answers(tmp_path: Path) -> None:
             "top": [{"label": "cat", "probability": 0.6}, {"label": "bee", "probability": 0.3}], "true_label": "bee",
         },
     ]  # fmt: skip
-    write_answers(place, "1.parquet", names=names, answers=answers(novelty=False))
+    write_answers(tmp_path, "1.parquet", names=names, answers=answers(novelty=False))
     assert pq.read_schema(tmp_path / "1.parquet").names == ["name", "label", "probability"]
 
 
@@ -98,8 +98,7 @@ def test_names_that_are_no_utf8_are_written_as_escapes(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path
-    write_features(place, "a.parquet", names=["a"], features=np.ones((1, 2)))
+    write_features(tmp_path, "a.parquet", names=["a"], features=np.ones((1, 2)))
     before = (tmp_path / "a.parquet").read_bytes()
 
     def full(self: Path, body: bytes) -> None:
@@ -107,6 +106,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(EngineError, match=r"a\.parquet .*No space left on device"):
-        write_features(place, "a.parquet", names=["b"], features=np.zeros((1, 2)))
+        write_features(tmp_path, "a.parquet", names=["b"], features=np.zeros((1, 2)))
     assert [file.name for file in tmp_path.iterdir()] == ["a.parquet"]
     assert (tmp_path / "a.parquet").read_bytes() == before

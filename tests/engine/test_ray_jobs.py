@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.engine.conftest import ROOT, SMALL
+from tests.engine.conftest import ROOT, SMALL, alive, descendants, wait_until
 
 from evergrow import Learner
 from evergrow.core.errors import EngineError
 from evergrow.core.files import PARTIAL
 from evergrow.core.seeding import generator
 from evergrow.engine import Engine, LocalEngine, RayEngine
-from evergrow.engine.status import status
+from evergrow.engine.job import read_job
 from evergrow.features import create_backbone
 
 pytestmark = pytest.mark.slow
@@ -62,42 +62,23 @@ def answers(learner: Learner, data: Path) -> np.ndarray:
 
 def check_left(folder: Path) -> None:
     """Assert that a finished job counts every shard once and leaves nothing half-written."""
-    found = status(folder)
-    assert (found.finished, found.done, found.left, found.failed) == (True, 30, 0, {})
+    found = read_job(folder).finished()
+    assert (found["shards"], found["rows"], found["failed"]) == (30, 3000, {})
     assert not [path for path in folder.rglob("*") if PARTIAL in path.name]
 
 
 def workers_here() -> list[int]:
     """Return the workers at a task that descend from this process: no others are to be killed."""
-    parents, workers = {}, []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-                title = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(parent)
-            if title.startswith(b"ray::task_result") and state != "Z":
-                workers.append(int(entry.name))
-
-    def ours(pid: int) -> bool:
-        while pid > 1 and pid != os.getpid():
-            pid = parents.get(pid, 0)
-        return pid == os.getpid()
-
-    return [pid for pid in workers if ours(pid)]
+    found = []
+    for pid in descendants(os.getpid()):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::task_result") and alive(pid):
+                found.append(pid)
+    return sorted(found)
 
 
 def files(folder: Path) -> int:
     return sum(path.suffix == ".evg" for stage in ("statistics", "merged") for path in (folder / stage).glob("*"))
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 600) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_a_model_of_a_cluster_is_that_of_one_process(cluster: Any, data: Path, logits: np.ndarray) -> None:
@@ -226,9 +207,7 @@ def test_a_driver_that_was_killed_goes_on_from_there(
         wait_until(lambda done=done, driver=driver: files(tmp_path) >= done or driver.poll() is not None)
         driver.kill()
         assert driver.wait() == -signal.SIGKILL
-        found = status(tmp_path)
-        assert not found.finished
-        assert found.done + found.left == 30
+        assert read_job(tmp_path).finished() is None
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "statistics").glob("*.evg")}
     there = learned(data, RayEngine(folder=tmp_path, **SIZES, address=cluster.address, workers=2))
     assert before

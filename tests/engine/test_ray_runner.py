@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.conftest import ROOT
+from tests.engine.conftest import ROOT, alive, descendants, wait_until
 from tests.engine.toy_tasks import expected_bytes, perform, tasks
 
 from evergrow.core import optional
@@ -60,21 +60,7 @@ def begun(folder: Path) -> list[tuple[int, int]]:
     return [(int(number), int(pid)) for number, pid in (line.split() for line in log.read_text().splitlines())]
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
-
-
 reads_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux: /proc")
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_all_tasks_run_in_bounded_windows_on_both_nodes(runner_of, tmp_path: Path) -> None:
@@ -167,7 +153,7 @@ def test_interrupting_a_driver_ends_its_ray_and_leaves_no_worker(tmp_path: Path)
     command = [sys.executable, "-c", DRIVER, str(tmp_path)]
     driver = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:
-        wait_until(lambda: len(begun(tmp_path)) >= 2 or driver.poll() is not None, seconds=300)
+        wait_until(lambda: len(begun(tmp_path)) >= 2 or driver.poll() is not None)
         family = descendants(driver.pid)
         assert {pid for _, pid in begun(tmp_path)} <= family
         driver.send_signal(signal.SIGINT)
@@ -177,20 +163,6 @@ def test_interrupting_a_driver_ends_its_ray_and_leaves_no_worker(tmp_path: Path)
     assert said.strip().endswith("KeyboardInterrupt")
     assert said.count("Traceback") == 1, "nothing but the interrupt itself, and none of Ray's log"
     wait_until(lambda: not any(map(alive, family)))
-
-
-def descendants(ancestor: int) -> set[int]:
-    """Return the processes that a process started, directly or not."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    family, grown = {ancestor}, 0
-    while len(family) > grown:
-        grown = len(family)
-        family |= {pid for pid, parent in parents.items() if parent in family}
-    return family - {ancestor}
 
 
 # -- addresses ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +49,7 @@ def haiku(tmp_path: Path) -> Iterator[Path]:
     del READERS["haiku"]
 
 
-def test_a_layout_is_recognised_named_and_listed(haiku: Path) -> None:
+def test_a_layout_is_recognised_named_listed_and_read(haiku: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "haiku" in list_readers()
     for options in ({}, {"layout": "haiku"}):
         data = load_data(haiku, **options)
@@ -57,18 +57,9 @@ def test_a_layout_is_recognised_named_and_listed(haiku: Path) -> None:
     assert "haiku, arrow" in help_of("data")
     result = evergrow("data", haiku, "--layout", "haiku", "--json")
     assert json.loads(result.stdout)["layout"] == "haiku"
-
-
-def test_its_files_are_read_by_path_and_name(haiku: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     by_path = load_data(haiku / "poems.haiku")
     monkeypatch.setenv("EVERGROW_DATA", str(haiku))
     assert load_data("poems").fingerprint == by_path.fingerprint
-
-
-def test_a_layout_that_is_gone_is_unknown_again() -> None:
-    with pytest.raises(ParameterError, match="layout must be one of 'auto'"):
-        DataOptions(layout="haiku")
-    assert "haiku" not in help_of("data")
 
 
 # -- backbones ------------------------------------------------------------------------------------------------
@@ -121,24 +112,18 @@ def test_a_new_source_is_in_advice_catalogue_and_help(mirror: Path) -> None:
         assert "bundled, hub, mirror, random" in help_of(command)
 
 
-def test_a_new_source_serves_specs_and_models(mirror: Path, tmp_path: Path) -> None:
+def test_a_new_source_serves_specs_and_models(mirror: Path, tmp_path: Path, read_back: Callable[..., Learner]) -> None:
     spec = tmp_path / "spec.toml"
-    text = (
-        '[[methods]]\nname = "simplecil"\n[[datasets]]\npath = "x"\nbackbone = "test_resnet"\nweights = "WEIGHTS"\n'
-        "[[protocols]]\nincrement = 1\n"
-    )
-    spec.write_text(text.replace("WEIGHTS", "mirror"))
-    assert load_spec(spec).datasets[0].backbone.weights == "mirror"
-    spec.write_text(text.replace("WEIGHTS", "miror"))
+    for weights in ("mirror", "miror"):
+        data = f'[[datasets]]\npath = "x"\nbackbone = "test_resnet"\nweights = "{weights}"\n'
+        spec.write_text(f'[[methods]]\nname = "simplecil"\n{data}[[protocols]]\nincrement = 1\n')
+        if weights == "mirror":
+            assert load_spec(spec).datasets[0].backbone.weights == "mirror"
     with pytest.raises(SpecError, match="they are 'bundled', 'hub', 'mirror', 'random' or a file"):
         load_spec(spec)
     images = np.random.default_rng(0).integers(0, 256, size=(8, 16, 16, 3), dtype=np.uint8)
     learner = Learner("test_resnet", "simplecil", weights="mirror", device="cpu", cache=False)
-    learner.fit((images, ["a", "b"] * 4))
-    learner.save(tmp_path / "model.evg")
-    np.testing.assert_array_equal(
-        Learner.load(tmp_path / "model.evg", device="cpu", cache=False).predict(images), learner.predict(images)
-    )
+    read_back(learner.fit((images, ["a", "b"] * 4)), images, device="cpu", cache=False)
 
 
 def test_help_is_looked_up_only_when_it_is_shown() -> None:

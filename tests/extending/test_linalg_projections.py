@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,9 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_head_takes_them_by_name_and_keeps_them_in_a_file(options: dict[str, Any], tmp_path: Path) -> None:
+def test_heads_and_learners_take_them_by_name_and_keep_them_in_a_file(
+    options: dict[str, Any], tmp_path: Path, read_back: Callable[..., Learner]
+) -> None:
     X, y = data()
     model = Classifier(n_units=30, alpha=0.1, random_state=0, **options).fit(X[y < 2], y[y < 2])
     model.partial_fit(X[y >= 2], y[y >= 2])
@@ -65,15 +67,7 @@ def test_a_head_takes_them_by_name_and_keeps_them_in_a_file(options: dict[str, A
     np.testing.assert_array_equal(back.decision_function(X), model.decision_function(X))
     back.partial_fit(X[:5], y[:5])
     assert back.model_.state.count == 85
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_the_product_takes_them_as_options(options: dict[str, Any], tmp_path: Path) -> None:
-    X, y = data()
-    learner = Learner(None, options={"n_units": 30, **options}).fit((X, y.astype(str)))
-    learner.save(tmp_path / "m.evg")
-    loaded = Learner.load(tmp_path / "m.evg")
-    assert loaded.predict(X).tolist() == learner.predict(X).tolist()
+    read_back(Learner(None, options={"n_units": 30, **options}).fit((X, y.astype(str))), X)
 
 
 def test_they_are_offered_where_a_name_is_wrong() -> None:

@@ -136,6 +136,7 @@ OF_THE_CLASSIFIER = [
     ({"readout": "lda"}, "readout"),
     ({"normalize": "l3"}, "normalize"),
     ({"layer": "furier"}, "nearest: 'fourier'"),
+    ({"layer": {"kind": "fourier", "gamma": -1.0}}, "gamma"),
     ({"layer": 3}, "layer must be a layer, its name or None, got int"),
     ({"n_units": -1}, "n_units"),
     ({"shape_directions": -1}, "shape_directions"),

@@ -11,7 +11,6 @@ from tests.head.models import small
 
 from evergrow import Classifier
 from evergrow.core.errors import MergeError
-from evergrow.head.layers.feature_map import normalize
 
 
 @pytest.fixture(scope="module")
@@ -23,16 +22,18 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return centres[y] + 0.8 * spread[y] * rng.normal(size=(len(y), 12)), y
 
 
-def by_hand(model: Classifier, X: np.ndarray, y: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """Return the scores from rows, with every matrix formed and inverted."""
-    classes, alpha = np.unique(y), model.alpha_
-    Zn = normalize(torch.from_numpy(X), model._model.normalization)
-    Zq = normalize(torch.from_numpy(queries), model._model.normalization)
+def by_hand(model: Classifier, X: np.ndarray, y: np.ndarray, queries: np.ndarray, shared: float) -> np.ndarray:
+    """Return the scores from rows, with every matrix formed and inverted; blocks have ridges of their own."""
+    classes = np.unique(y)
+    Zn, Zq = (model.model_.inputs(torch.from_numpy(rows)) for rows in (X, queries))
     H, Q = model.layer_.transform(Zn).numpy(), model.layer_.transform(Zq).numpy()
+    ridge = np.full(H.shape[1], model.alpha_)
+    if model.blocks is not None:
+        ridge[model.n_units_ :] /= np.repeat(np.square(model._solved.choice.weights), model.blocks)
     M = np.stack([H[y == c].mean(axis=0) for c in classes])
     n = np.array([(y == c).sum() for c in classes], dtype=float)
     W = sum((H[y == c] - m).T @ (H[y == c] - m) for c, m in zip(classes, M))
-    B = np.linalg.inv(W + alpha * np.eye(H.shape[1]))
+    B = np.linalg.inv(W + np.diag(ridge))
     f = len(y) - len(classes)
     u = np.trace(B @ W)
     v = u / (n * (1 - u / f))
@@ -51,8 +52,8 @@ def by_hand(model: Classifier, X: np.ndarray, y: np.ndarray, queries: np.ndarray
     K = f * D @ B @ D.T
     t = spread(np.diag(K))
     values, vectors = np.linalg.eigh(K / np.sqrt(np.outer(v, v)))
-    prior = 0.5 * np.sqrt(np.outer(v, v)) * (vectors @ np.diag(np.maximum(values - 1, 0)) @ vectors.T)
-    prior = prior + 0.5 * t * np.eye(len(n))
+    prior = shared * np.sqrt(np.outer(v, v)) * (vectors @ np.diag(np.maximum(values - 1, 0)) @ vectors.T)
+    prior = prior + (1 - shared) * t * np.eye(len(n))
     F = prior @ np.linalg.inv(prior + np.diag(v))
     energy = np.diag(F @ K @ F.T) - F**2 @ v - 0.1 * (t / (t + v)) ** 2 * (np.diag(K) - v - t)
     scores = f * (Q - w @ M) @ B @ D.T @ F.T - 0.5 * energy
@@ -78,10 +79,14 @@ def shapes_by_hand(model: Classifier, Z: np.ndarray, y: np.ndarray, queries: np.
     return np.stack(columns, axis=1)
 
 
-def test_scores_against_plain_matrices(data):
+@pytest.mark.parametrize("blocks", [None, (5, 4, 3)])
+@pytest.mark.parametrize(("limit", "shared"), [(8, 0.5), (7, 0.0)])  # means of many classes are shrunk one by one
+def test_scores_against_plain_matrices(data, blocks, limit, shared, monkeypatch):
     X, y = data
-    model = small().fit(X, y)
-    np.testing.assert_allclose(model.class_scores(X[:50]), by_hand(model, X, y, X[:50]), rtol=1e-6, atol=1e-6)
+    monkeypatch.setattr("evergrow.head.linalg.scatter.MAX_SHARED_CLASSES", limit)
+    model = small(blocks=blocks).fit(X, y)
+    scores = model.class_scores(X[:50])
+    np.testing.assert_allclose(scores, by_hand(model, X, y, X[:50], shared), rtol=1e-6, atol=1e-6)
 
 
 def test_answers_without_settling_are_those_of_the_last_choice(data):
@@ -103,21 +108,6 @@ def test_learners_with_and_without_shapes_do_not_merge(data):
     other = small(shape_directions=0).fit(X, y)
     with pytest.raises(MergeError, match="shapes of classes in the same directions"):
         one.merge(other)
-
-
-def test_files(data, tmp_path):
-    X, y = data
-    model = small().fit(X, y)
-    model.save(tmp_path / "a.evg")
-    model.predict(X[:1])
-    loaded = Classifier.load(tmp_path / "a.evg")
-    np.testing.assert_allclose(loaded.class_scores(X), model.class_scores(X), rtol=1e-12)
-    loaded.save(tmp_path / "b.evg")
-    assert (tmp_path / "a.evg").read_bytes() == (tmp_path / "b.evg").read_bytes()
-    solved = Classifier.load(tmp_path / "a.evg")
-    solved.adopt_solution(model.solution())
-    assert np.array_equal(solved.class_scores(X), model.class_scores(X))
-    assert solved._solved._scatter is None  # nothing had to be factored
 
 
 def test_a_class_of_five_is_recognised():

@@ -19,6 +19,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "compact": {"solver": "compact"},
     "recursive": {"solver": "recursive"},
     "ridge": {"readout": "ridge"},
+    "ridge blocks": {"readout": "ridge", "blocks": BLOCKS},
     "guided": {"layer": GuidedLayer(scales="auto", direct_link=True)},
     "blocks": {"blocks": BLOCKS},
     "blocks alone": {"blocks": BLOCKS, "n_units": 0},

@@ -24,31 +24,6 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return rows_in_blocks()
 
 
-def test_scores_are_those_of_a_diagonal_ridge_by_hand(data):
-    X, y = data
-    model = make(shape_directions=0).fit(X, y)
-    scores, weights = model.class_scores(X), model._solved.choice.weights
-    H = model.layer_.transform(torch.from_numpy(X) * model.model_.blocks.column_weights()).numpy()
-    ridge = model.alpha_ / np.concatenate([np.ones(40), np.repeat(np.square(weights), SIZES)])
-    M = np.stack([H[y == c].mean(axis=0) for c in range(6)])
-    W = sum((H[y == c] - M[c]).T @ (H[y == c] - M[c]) for c in range(6))
-    B = np.linalg.inv(W + np.diag(ridge))
-    n, f = np.bincount(y).astype(float), len(y) - 6
-    u = np.trace(B @ W)
-    v = u / (n * (1 - u / f))
-    # Differences of scores between rows are linear in them: F (M - centre) B (h - h'), whatever the offsets are.
-    plain = f * H @ B @ (M - M.mean(axis=0)).T
-    plain = plain - plain[0]
-    mixed = scores - scores[0]
-    F = np.linalg.lstsq(plain, mixed, rcond=None)[0]
-    assert np.allclose(plain @ F, mixed, atol=1e-8 * np.abs(mixed).max())
-    from evergrow.head.linalg.scatter import MeanEstimates
-
-    solved = torch.from_numpy(B @ M.T)
-    estimates = MeanEstimates.of(torch.from_numpy(M.T.copy()), solved, torch.from_numpy(v), float(f))
-    assert np.allclose(H @ estimates.weights.numpy() + estimates.offset.numpy(), scores, rtol=1e-7, atol=1e-7)
-
-
 def test_noise_counts_less_and_accuracy_gains(data):
     X, y = data
     model, plain = make().fit(X[::2], y[::2]), make(blocks=None, normalize="none").fit(X[::2], y[::2])
@@ -103,11 +78,6 @@ def test_wrong_blocks_are_refused(data):
             make(blocks=blocks, normalize="none").fit(X, y)
     with pytest.raises(ParameterError, match="normalize must be 'auto' or 'none'"):
         make(normalize="l2").fit(X, y)
-
-
-def test_the_ridge_readout_takes_blocks_too(data):
-    X, y = data
-    assert make(readout="ridge", shape_directions=0).fit(X, y).score(X, y) > 0.6
 
 
 @pytest.mark.parametrize(

@@ -17,19 +17,16 @@ def class_incremental(shared, name, model, increment=10, seed=1993):
 
 
 @pytest.mark.parametrize(
-    ("name", "bar"),
-    [pytest.param("cub200_efficientnet_lite0", 0.715, marks=pytest.mark.slow), ("clinc150_minilm", 0.935)],
+    ("name", "units", "bar"),
+    [
+        pytest.param("cub200_efficientnet_lite0", 1000, 0.715, marks=pytest.mark.slow),
+        ("clinc150_minilm", 1000, 0.935),
+        pytest.param("cub200_efficientnet_lite0", 3000, 0.715, marks=pytest.mark.slow),
+        pytest.param("clinc150_minilm", 3000, 0.945, marks=pytest.mark.slow),
+    ],
 )
-def test_recommended_at_1000_units(shared, name, bar):
-    model = Classifier(n_units=1000, random_state=0)
-    assert class_incremental(shared, name, model) > bar
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "bar"), [("cub200_efficientnet_lite0", 0.715), ("clinc150_minilm", 0.945)])
-def test_recommended_at_3000_units(shared, name, bar):
-    model = Classifier(n_units=3000, random_state=0)
-    assert class_incremental(shared, name, model) > bar
+def test_the_recommended_classifier(shared, name, units, bar):
+    assert class_incremental(shared, name, Classifier(n_units=units, random_state=0)) > bar
 
 
 @pytest.mark.slow

@@ -47,33 +47,6 @@ def test_incremental_equals_joint_ridge(blobs, solver):
     assert model.score(X, y) > 0.9
 
 
-def test_same_seed_same_model_whatever_else_runs(blobs):
-    X, y = blobs
-    a = SCLClassifier(**SMALL).fit(X, y).decision_function(X)
-    np.random.seed(5)  # noqa: NPY002
-    torch.manual_seed(5)
-    np.random.rand(100)  # noqa: NPY002
-    b = SCLClassifier(**SMALL).fit(X, y).decision_function(X)
-    assert np.array_equal(a, b)
-    c = SCLClassifier(**{**SMALL, "random_state": 1}).fit(X, y).decision_function(X)
-    assert not np.allclose(a, c)
-
-
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_merge_of_spawned_learners_equals_joint(blobs, solver):
-    X, y = blobs
-    a = SCLClassifier(alpha=0.05, solver=solver, **SMALL).fit(X[:100], y[:100])
-    b, c = a.spawn(), a.spawn()
-    b.partial_fit(X[100:200], y[100:200])
-    c.partial_fit(X[200:], np.where(y[200:] == 5, 77, y[200:]))
-    a.merge(b).merge(c)
-    labels = np.concatenate([y[:200], np.where(y[200:] == 5, 77, y[200:])])
-    joint = b.spawn().partial_fit(X, labels)
-    assert a.classes_.tolist() == joint.classes_.tolist()
-    assert a.class_counts_.tolist() == joint.class_counts_.tolist()
-    assert relative(a.decision_function(X), joint.decision_function(X)) < 1e-6
-
-
 def test_merge_refuses_to_count_twice(blobs):
     X, y = blobs
     a = SCLClassifier(**SMALL).fit(X[:100], y[:100])

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -146,7 +148,14 @@ def join(parts: Parts, *, meta_text: str | None = None, **changes: Any) -> bytes
     first, second = SIGNED
     head = {"schema": parts.schema, first: parts.kind, second: text, "digest": sign(parts.kind, text, parts.tensors)}
     head = {key: value for key, value in {**head, **changes}.items() if value is not None}
-    return assemble(dump(head), parts.tensors)
+    header: dict[str, Any] = {"__metadata__": {"evergrow": dump(head)}}
+    body = b""
+    for name in sorted(parts.tensors, key=lambda name: (-DTYPES[parts.tensors[name].dtype][1], name)):
+        tensor = parts.tensors[name]
+        offsets = [len(body), len(body) + len(tensor.data)]
+        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+        body += tensor.data
+    return frame(dump(header).encode("utf-8", "surrogatepass"), body)
 
 
 def sign(kind: Any, meta_text: str, tensors: dict[str, Tensor]) -> str:
@@ -159,23 +168,6 @@ def sign(kind: Any, meta_text: str, tensors: dict[str, Tensor]) -> str:
         digest.update(f"{name}:{DTYPES[tensor.dtype][0]}:{tensor.shape}".encode("utf-8", "surrogatepass"))
         digest.update(tensor.data)
     return digest.hexdigest()
-
-
-def assemble(head_text: str, tensors: dict[str, Tensor], header_text: Callable[[str], str] | None = None) -> bytes:
-    """Return the bytes of a safetensors file; ``header_text`` may have the last word on its header."""
-    names = sorted(tensors, key=lambda name: (-DTYPES[tensors[name].dtype][1], name))
-    header: dict[str, Any] = {"__metadata__": {"evergrow": head_text}}
-    body, start = [], 0
-    for name in names:
-        tensor = tensors[name]
-        stop = start + len(tensor.data)
-        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, stop]}
-        body.append(tensor.data)
-        start = stop
-    text = dump(header)
-    if header_text is not None:
-        text = header_text(text)
-    return frame(text.encode("utf-8", "surrogatepass"), b"".join(body))
 
 
 def frame(header: bytes, body: bytes, length: int | None = None) -> bytes:
@@ -250,29 +242,42 @@ class Change:
         The sort of change; all sorts get their turn.
     words : str
         What is done.
-    edit : callable or None
-        From parts to parts that are signed again.
-    write : callable or None
-        From parts and the whole file's bytes to bytes, for what parts cannot say.
+    edit : callable
+        From parts to parts that are signed again, or to bytes, for what parts cannot say.
     """
 
     group: str
     words: str
-    edit: Callable[[Parts], Parts] | None = None
-    write: Callable[[Parts, bytes], bytes] | None = None
+    edit: Callable[[Parts], Parts | bytes]
+
+    def applied(self, parts: Parts) -> bytes:
+        """Return the file with this change."""
+        made = self.edit(parts)
+        return made if isinstance(made, bytes) else join(made)
 
 
-def _meta(group: str, words: str, change: Callable[[Any], Any]) -> Change:
-    return Change(group, words, edit=lambda parts: dataclasses.replace(parts, meta=change(parts.meta)))
+def _meta(group: str, path: Path, words: str, value: Any) -> Change:
+    """Return the change that puts a value in a place of the description."""
+    return Change(
+        group,
+        f"{spell(path)} {words}",
+        lambda parts: dataclasses.replace(parts, meta=put(parts.meta, path, value)),
+    )
 
 
-def _tensors(group: str, words: str, change: Callable[[dict[str, Tensor]], None]) -> Change:
+def _tensors(group: str, words: str, new: dict[str, Tensor | None]) -> Change:
+    """Return the change that sets tensors, or removes those that are None."""
+
     def edit(parts: Parts) -> Parts:
-        tensors = dict(parts.tensors)
-        change(tensors)
-        return dataclasses.replace(parts, tensors=tensors)
+        merged = {**parts.tensors, **new}
+        return dataclasses.replace(parts, tensors={name: item for name, item in merged.items() if item is not None})
 
-    return Change(group, words, edit=edit)
+    return Change(group, words, edit)
+
+
+def _head(words: str, **changes: Any) -> Change:
+    """Return the change of what a file says of itself."""
+    return Change("head", words, lambda parts: join(parts, **changes))
 
 
 def replacements(value: Any) -> Iterator[tuple[str, str, Any]]:
@@ -308,11 +313,9 @@ def replacements(value: Any) -> Iterator[tuple[str, str, Any]]:
 def description_changes(parts: Parts) -> Iterator[Change]:
     """Yield changes to the description: every value, key and list."""
     for path, value in walk(parts.meta):
-        place = spell(path)
         whole = isinstance(value, (dict, list))
         for group, words, other in replacements(None if whole else value):
-            group = "container" if whole and group == "leaf" else group
-            yield _meta(group, f"{place} becomes {words}", lambda meta, p=path, o=other: put(meta, p, o))
+            yield _meta("container" if whole and group == "leaf" else group, path, f"becomes {words}", other)
         if isinstance(value, dict):
             yield from _key_changes(path, value)
         if isinstance(value, list):
@@ -320,81 +323,60 @@ def description_changes(parts: Parts) -> Iterator[Change]:
 
 
 def _key_changes(path: Path, value: dict[str, Any]) -> Iterator[Change]:
-    place = spell(path)
     for key in value:
         rest = {name: item for name, item in value.items() if name != key}
-        edits: list[tuple[str, Any]] = [
-            ("is removed", rest),
-            ("is renamed", {**rest, f"{key}_": value[key]}),
-            ("is in capitals", {**rest, key.upper() + " ": value[key]}),
-        ]
-        edits += [
-            (f"and {other} change places", {**value, key: value[other], other: value[key]})
-            for other in list(value)[:3]
-            if other != key
-        ]
-        for words, new in edits:
-            yield _meta("key", f"{place}.{key} {words}", lambda meta, p=path, n=new: put(meta, p, copy.deepcopy(n)))
+        yield _meta("key", path, f"loses {key}", rest)
+        yield _meta("key", path, f"has {key} renamed", {**rest, f"{key}_": value[key]})
+        yield _meta("key", path, f"has {key} in capitals", {**rest, key.upper() + " ": value[key]})
+        for other in list(value)[:3]:
+            if other != key:
+                exchanged = {**value, key: value[other], other: value[key]}
+                yield _meta("key", path, f"has {key} and {other} exchanged", exchanged)
     for name in ("surprise", "", "__class__", "__init__", "self", "device", "path"):
         if name not in value:
-            more = {**value, name: 1}
-            yield _meta("key", f"{place} gets {name!r}", lambda meta, p=path, n=more: put(meta, p, copy.deepcopy(n)))
+            yield _meta("key", path, f"gets {name!r}", {**value, name: 1})
 
 
 def _list_changes(path: Path, value: list[Any]) -> Iterator[Change]:
-    place = spell(path)
-    edits = [
-        ("is cut to half", value[: len(value) // 2]),
-        ("lacks its last", value[:-1]),
-        ("lacks its first", value[1:]),
-        ("is twice as long", value + value),
-        ("has its last twice", value + value[-1:]),
-        ("has its first everywhere", value[:1] * len(value)),
-        ("is backwards", value[::-1]),
-        ("has mixed kinds", [*value[:-1], "mixed", 3, None]),
-        ("is very long", (value or [0]) * MANY),
-        ("has numbers for texts", [zlib.crc32(str(item).encode()) % 97 for item in value]),
-        ("has texts for numbers", [str(item) for item in value]),
-        ("has lists in it", [[item] for item in value]),
-        ("has truth values in it", [True for _ in value]),
-        ("has NaN in it", [math.nan for _ in value]),
-        ("has huge numbers in it", [2**63 + number for number, _ in enumerate(value)]),
-    ]
-    for words, new in edits:
+    edits = {
+        "is cut to half": value[: len(value) // 2],
+        "lacks its last": value[:-1],
+        "lacks its first": value[1:],
+        "is twice as long": value + value,
+        "has its last twice": value + value[-1:],
+        "has its first everywhere": value[:1] * len(value),
+        "is backwards": value[::-1],
+        "has mixed kinds": [*value[:-1], "mixed", 3, None],
+        "is very long": (value or [0]) * MANY,
+        "has numbers for texts": [zlib.crc32(str(item).encode()) % 97 for item in value],
+        "has texts for numbers": [str(item) for item in value],
+        "has lists in it": [[item] for item in value],
+        "has truth values in it": [True for _ in value],
+        "has NaN in it": [math.nan for _ in value],
+        "has huge numbers in it": [2**63 + number for number, _ in enumerate(value)],
+    }
+    for words, new in edits.items():
         if new != value:
-            yield _meta("list", f"{place} {words}", lambda meta, p=path, n=new: put(meta, p, copy.deepcopy(n)))
+            yield _meta("list", path, words, new)
 
 
 def tensor_changes(parts: Parts) -> Iterator[Change]:
     """Yield changes to the tensors: which there are, their shapes, types and numbers."""
-    names = sorted(parts.tensors)
-    yield _tensors("tensors", "all tensors are removed", lambda tensors: tensors.clear())
-    for name in names:
-        tensor = parts.tensors[name]
-        yield _tensors("tensors", f"{name} is removed", lambda tensors, n=name: tensors.pop(n))
-        yield _tensors(
-            "tensors", f"{name} is renamed", lambda tensors, n=name: tensors.update({f"{n}2": tensors.pop(n)})
-        )
+    tensors = parts.tensors
+    yield _tensors("tensors", "all tensors are removed", dict.fromkeys(tensors))
+    for name, tensor in sorted(tensors.items()):
         short = name[name.find(".") + 1 :]
-        yield _tensors("tensors", f"{name} loses its prefix", lambda tensors, n=name, s=short: _move(tensors, n, s))
-        for other in names[:4]:
+        yield _tensors("tensors", f"{name} is removed", {name: None})
+        yield _tensors("tensors", f"{name} is renamed", {name: None, f"{name}2": tensor})
+        yield _tensors("tensors", f"{name} loses its prefix", {name: None, short: tensor})
+        for other in sorted(tensors)[:4]:
             if other != name:
-                yield _tensors("tensors", f"{name} is {other}", lambda tensors, n=name, o=other: _copy(tensors, o, n))
+                yield _tensors("tensors", f"{name} is {other}", {name: tensors[other]})
         for group, words, new in _tensor_variants(tensor):
-            yield _tensors(group, f"{name} {words}", lambda tensors, n=name, t=new: tensors.update({n: t}))
+            yield _tensors(group, f"{name} {words}", {name: new})
     for extra in ("surprise", "state.surprise", "", "head.head.head", "moments.99", "projection.", "a" * 5000):
         more = Tensor("F64", (2,), np.ones(2).tobytes())
-        yield _tensors(
-            "tensors", f"there is {extra[:20]!r} too", lambda tensors, e=extra, m=more: tensors.update({e: m})
-        )
-
-
-def _move(tensors: dict[str, Tensor], source: str, target: str) -> None:
-    tensors[target] = tensors.pop(source)
-
-
-def _copy(tensors: dict[str, Tensor], source: str, target: str) -> None:
-    tensors[target] = tensors[source]
+        yield _tensors("tensors", f"there is {extra[:20]!r} too", {extra: more})
 
 
 def _tensor_variants(tensor: Tensor) -> Iterator[tuple[str, str, Tensor]]:
@@ -442,9 +424,13 @@ def _shapes(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _fillings(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    whole = {"is zero": 0, "is one": 1, "is minus one": -1}
-    for words, number in whole.items():
-        yield words, np.full_like(array, number)
+    def one(place: int, value: Any) -> np.ndarray:
+        changed = array.copy()
+        changed.reshape(-1)[place] = value
+        return changed
+
+    for words, number in {"zero": 0, "one": 1, "minus one": -1}.items():
+        yield f"is {words}", np.full_like(array, number)
     yield "is negative", -array
     yield "is shuffled", np.random.default_rng(0).permutation(array.reshape(-1)).reshape(array.shape)
     if array.dtype.kind == "f":
@@ -453,63 +439,46 @@ def _fillings(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         for words, value in odd.items():
             yield f"is {words}", np.full_like(array, value)
             if array.size > 1:
-                one = array.copy()
-                one.reshape(-1)[array.size // 2] = value
-                yield f"has one number that is {words}", one
+                yield f"has one number that is {words}", one(array.size // 2, value)
         yield "is a thousand times as large", array * 1000
         yield "is 1e200 times as large", array * (1e200 if array.dtype.itemsize == 8 else 1e30)
         if array.ndim == 2:
-            crooked = array.copy()
-            crooked[0, -1] += 1 + abs(crooked[0, -1])
-            yield "is not symmetric", crooked
-    else:
-        for number in (30_000_000, 2**31, 2**62, -(2**62), 1000):
-            yield (
-                f"is {number}",
-                np.full_like(array, np.clip(number, np.iinfo(array.dtype).min, np.iinfo(array.dtype).max)),
-            )
-        if array.size:
-            one = array.copy()
-            one.reshape(-1)[0] = -5
-            yield "has one negative number", one
-            one = array.copy()
-            one.reshape(-1)[-1] = 0
-            yield "has one zero", one
-            one = array.copy()
-            one.reshape(-1)[0] += 1
-            yield "has one number that is larger by one", one
+            yield "is not symmetric", one(array.shape[1] - 1, array[0, -1] + 1 + abs(array[0, -1]))
+        return
+    bounds = np.iinfo(array.dtype)
+    for number in (30_000_000, 2**31, 2**62, -(2**62), 1000):
+        yield f"is {number}", np.full_like(array, np.clip(number, bounds.min, bounds.max))
+    if array.size:
+        yield "has one negative number", one(0, -5)
+        yield "has one zero", one(-1, 0)
+        yield "has one number that is larger by one", one(0, array.reshape(-1)[0] + 1)
 
 
 def head_changes(parts: Parts) -> Iterator[Change]:
     """Yield changes to what a file says of itself before its description."""
     texts_and_numbers: tuple[Any, ...] = (0, -1, 2, 99, 2**70, 1.0, 1.5, math.nan, True, False, "1", "")
     for value in (*texts_and_numbers, [1], {"a": 1}, OVERFLOW):
-        yield Change("head", f"schema is {value!r}", write=lambda parts, _, v=value: join(parts, schema=v))
-        yield Change("head", f"digest is {value!r}", write=lambda parts, _, v=value: join(parts, digest=v))
-        yield Change("head", f"meta is {value!r}", write=lambda parts, _, v=value: join(parts, archive=v))
+        yield from (_head(f"{key} is {value!r}", **{key: value}) for key in ("schema", "digest", SIGNED[1]))
     for kind in ("", "Learner", "SCLClassifier", "Tuner", "Training", "object", 3, ["Learner"], {"a": 1}, "\0"):
         if kind != parts.kind:
-            yield Change("head", f"kind is {kind!r}", edit=lambda parts, k=kind: dataclasses.replace(parts, kind=k))
-    for key in ("schema", "digest", *SIGNED):
-        yield Change("head", f"{key} is missing", write=lambda parts, _, k=key: join(parts, **{k: None}))
+            yield Change("head", f"kind is {kind!r}", functools.partial(dataclasses.replace, kind=kind))
+    yield from (_head(f"{key} is missing", **{key: None}) for key in ("schema", "digest", *SIGNED))
+    whole = dump(parts.meta)
     texts = {
         "empty": "",
         "null": "null",
         "a list": "[]",
         "a text": '"x"',
-        "cut off": dump(parts.meta)[:-5],
-        "followed by more": dump(parts.meta) + " {}",
-        "nested too deep": "[" * DEEP + "]" * DEEP,
-        "nested too deep in a key": '{"a":' * DEEP + "1" + "}" * DEEP,
+        "cut off": whole[:-5],
+        "followed by more": whole + " {}",
+        "nested too deep": DEEPEST,
+        "nested too deep in a key": DEEPEST_KEYS,
         "a lone surrogate": '{"a": "\ud800"}',
     }
-    for words, text in texts.items():
-        yield Change("head", f"the description is {words}", write=lambda parts, _, t=text: join(parts, meta_text=t))
     if isinstance(parts.meta, dict):
-        for key in parts.meta:
-            twice = f"{dump(parts.meta)[:-1]}, {json.dumps(key)}: null}}"
-            words = f"the description has {key} twice"
-            yield Change("head", words, write=lambda parts, _, t=twice: join(parts, meta_text=t))
+        texts |= {f"{key} twice": f"{whole[:-1]}, {json.dumps(key)}: null}}" for key in parts.meta}
+    for words, text in texts.items():
+        yield _head(f"the description is {words}", meta_text=str(text))
 
 
 def raw_changes(data: bytes) -> Iterator[Change]:
@@ -518,49 +487,46 @@ def raw_changes(data: bytes) -> Iterator[Change]:
     header, body = data[8 : 8 + length], data[8 + length :]
     for position in range(0, len(data), max(1, len(data) // 150)):
         for bit in (0, 3, 7):
-            yield Change("bits", f"bit {bit} of byte {position} is flipped", write=_flipped(position, bit))
+            words = f"bit {bit} of byte {position} is flipped"
+            yield Change("bits", words, functools.partial(_flipped, data, position, bit))
     for size in sorted({0, 1, 7, 8, 9, 8 + length // 2, 8 + length, 8 + length + 1, len(data) // 2, len(data) - 1}):
-        yield Change("raw", f"cut to {size} bytes", write=lambda _, data, s=size: data[:s])
+        yield Change("raw", f"cut to {size} bytes", lambda _, s=size: data[:s])
     for extra in (b"\0", b"x" * 1000):
-        yield Change("raw", f"{len(extra)} bytes more", write=lambda _, data, e=extra: data + e)
+        yield Change("raw", f"{len(extra)} bytes more", lambda _, e=extra: data + e)
     for lie in (0, 1, length - 1, length + 1, length + 8, len(data), 2**31, 2**40, 2**63, 2**64 - 1):
-        yield Change("raw", f"the header's length is {lie}", write=lambda *_, v=lie: frame(header, body, v))
+        yield Change("raw", f"the header's length is {lie}", lambda _, v=lie: frame(header, body, v))
+    deep, deep_keys = DEEPEST.encode(), DEEPEST_KEYS.encode()
     texts = {
         "nothing": b"",
         "a list": b"[]",
         "null": b"null",
         "no JSON": b"{" * 10,
         "not UTF-8": header.replace(b"evergrow", b"everg\xff\xfew", 1),
-        "a list nested too deep": b"[" * DEEP + b"]" * DEEP,
-        "a dictionary nested too deep": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
-        "nested too deep beside the rest": header.rstrip()[:-1] + b',"x":' + b"[" * DEEP + b"]" * DEEP + b"}",
+        "a list nested too deep": deep,
+        "a dictionary nested too deep": deep_keys,
+        "nested too deep beside the rest": header.rstrip()[:-1] + b',"x":' + deep + b"}",
         "twice the same key": header.rstrip()[:-1] + b',"__metadata__":{"evergrow":"{}"}}',
         "no metadata": header.replace(b"__metadata__", b"__metadata_", 1),
         "metadata that is a list": b'{"__metadata__": []}',
         "metadata that is null": b'{"__metadata__": null}',
         "metadata of numbers": b'{"__metadata__": {"evergrow": 3}}',
-        "a head that is a list": b'{"__metadata__": {"evergrow": "[]"}}',
-        "a head that is null": b'{"__metadata__": {"evergrow": "null"}}',
-        "a head nested too deep": b'{"__metadata__": {"evergrow": "' + b"[" * DEEP + b"]" * DEEP + b'"}}',
-        "a head of digits": b'{"__metadata__": {"evergrow": "' + b"1" * 5000 + b'"}}',
     }
+    heads = {"a list": b"[]", "null": b"null", "nested too deep": deep, "of digits": b"1" * 5000}
+    texts |= {f"a head {words}": b'{"__metadata__": {"evergrow": "' + text + b'"}}' for words, text in heads.items()}
+    texts |= _offset_lies(header)
     for words, text in texts.items():
-        yield Change("raw", f"the header is {words}", write=lambda *_, t=text: frame(t, body))
-    yield from _offset_changes(header, body)
+        yield Change("raw", f"the header is {words}", lambda _, t=text: frame(t, body))
 
 
-def _flipped(position: int, bit: int) -> Callable[[Parts, bytes], bytes]:
-    def write(_: Parts, data: bytes) -> bytes:
-        changed = bytearray(data)
-        changed[position] ^= 1 << bit
-        return bytes(changed)
-
-    return write
+def _flipped(data: bytes, position: int, bit: int, _: Parts) -> bytes:
+    changed = bytearray(data)
+    changed[position] ^= 1 << bit
+    return bytes(changed)
 
 
-def _offset_changes(header: bytes, body: bytes) -> Iterator[Change]:
-    """Yield headers that lie about where tensors are, how large and of what type."""
-    entries = json.loads(header)
+def _offset_lies(header: bytes) -> dict[str, bytes]:
+    """Return headers that lie about where tensors are, how large and of what type."""
+    entries, found = json.loads(header), {}
     for name in [name for name in entries if name != "__metadata__"][:6]:
         entry = entries[name]
         start, stop = entry["data_offsets"]
@@ -579,8 +545,8 @@ def _offset_changes(header: bytes, body: bytes) -> Iterator[Change]:
             "is BOOL": {"dtype": "BOOL", "shape": [stop - start]},
         }
         for words, lie in lies.items():
-            text = json.dumps({**entries, name: {**entry, **lie}}).encode()
-            yield Change("raw", f"{name} {words}", write=lambda *_, t=text: frame(t, body))
+            found[f"one where {name} {words}"] = json.dumps({**entries, name: {**entry, **lie}}).encode()
+    return found
 
 
 # -- many ---------------------------------------------------------------------------------------------------
@@ -590,10 +556,9 @@ def changes(data: bytes) -> dict[str, list[Change]]:
     """Return all single changes to a file, by their sort."""
     parts = split(data)
     found: dict[str, list[Change]] = {}
-    sources = (description_changes(parts), tensor_changes(parts), head_changes(parts))
-    for source in (*sources, raw_changes(data)):
-        for change in source:
-            found.setdefault(change.group, []).append(change)
+    sources = (description_changes(parts), tensor_changes(parts), head_changes(parts), raw_changes(data))
+    for change in itertools.chain(*sources):
+        found.setdefault(change.group, []).append(change)
     return found
 
 
@@ -625,30 +590,20 @@ def mutations(data: bytes, seed: int, n: int) -> Iterator[tuple[str, bytes]]:
     """
     rng = np.random.default_rng(seed)
     parts, waiting = split(data), changes(data)
-    editing = [change for several in waiting.values() for change in several if change.edit is not None]
+    editing = [one for group, several in waiting.items() if group not in ("head", "raw", "bits") for one in several]
     for group in sorted(waiting):
         waiting[group] = [waiting[group][i] for i in rng.permutation(len(waiting[group]))]
     turns = [*sorted(waiting), "several"]
     made = 0
     while made < n:
-        for group in (turns[i] for i in rng.permutation(len(turns))):
-            if made == n:
-                return
+        for group in [turns[i] for i in rng.permutation(len(turns))][: n - made]:
             left = waiting.get(group, [])
             if left:
                 change = left.pop()
-                yield f"{change.group}: {change.words}", apply(change, parts, data)
+                yield f"{change.group}: {change.words}", change.applied(parts)
             else:
                 yield _several(rng, editing, parts)
             made += 1
-
-
-def apply(change: Change, parts: Parts, data: bytes) -> bytes:
-    """Return a file with one change."""
-    if change.edit is not None:
-        return join(change.edit(parts))
-    assert change.write is not None
-    return change.write(parts, data)
 
 
 def _several(rng: np.random.Generator, editing: list[Change], parts: Parts) -> tuple[str, bytes]:
@@ -656,9 +611,9 @@ def _several(rng: np.random.Generator, editing: list[Change], parts: Parts) -> t
     words: list[str] = []
     for index in rng.integers(len(editing), size=int(rng.integers(2, 4))):
         change = editing[int(index)]
-        assert change.edit is not None
         try:
             changed = change.edit(parts)
+            assert isinstance(changed, Parts)
             join(changed)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
             continue  # what it was to change is no longer there
@@ -667,11 +622,10 @@ def _several(rng: np.random.Generator, editing: list[Change], parts: Parts) -> t
     return f"several: {'; '.join(words)}", join(parts)
 
 
-def numbers_of(data: bytes, sizes: tuple[int, ...] = (30_000_000, 2**40)) -> Iterator[tuple[str, bytes]]:
+def numbers_of(data: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield files in which one whole number of the description, each in its turn, says a size that does harm."""
     parts = split(data)
     for path, value in walk(parts.meta):
-        if isinstance(value, int) and not isinstance(value, bool):
-            for size in sizes:
-                changed = dataclasses.replace(parts, meta=put(parts.meta, path, size))
-                yield f"{spell(path)} is {size}", join(changed)
+        for size in (30_000_000, 2**40) if type(value) is int else ():
+            change = _meta("size", path, f"is {size}", size)
+            yield change.words, change.applied(parts)

@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 from tests.adapt.tiny import tiny_vit
 
+from evergrow import Learner
+from evergrow.adapt.tuners import create_tuner
+from evergrow.head import HEADS as CLASSES_OF
+from evergrow.learner.comparison import measured_change
+
 ADAPTATION = {"tuner": "ssf", "train": {"epochs": 4, "lr": 0.1, "batch_size": 8}}
 """How the interrupted training of a learner is set up, in plain values."""
 
@@ -96,8 +101,6 @@ def write_subjects(folder: Path) -> list[Subject]:
 
 
 def _heads(folder: Path) -> list[Subject]:
-    from evergrow.head import HEADS as CLASSES_OF
-
     data, made = rows(), []
     cases = {**HEADS, "names": ("evergrow", {"shape_directions": 3})}
     for name, (method, options) in cases.items():
@@ -113,9 +116,6 @@ def _heads(folder: Path) -> list[Subject]:
 
 
 def _learners(folder: Path) -> list[Subject]:
-    from evergrow import Learner
-    from evergrow.learner.comparison import measured_change
-
     data = rows()
     first, later = ((data[part], CLASSES[data[f"y_{part}"]]) for part in ("first", "later"))
     small: dict[str, Any] = {"device": "cpu", "cache": False}
@@ -152,9 +152,6 @@ def _learners(folder: Path) -> list[Subject]:
 
 
 def _trained(folder: Path) -> list[Subject]:
-    from evergrow import Learner
-    from evergrow.adapt.tuners import create_tuner
-
     data = pictures()
     first = data["first"], CLASSES[data["y_first"]]
     settings: dict[str, Any] = {"options": SMALL, "device": "cpu", "cache": False}

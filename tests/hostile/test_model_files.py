@@ -18,16 +18,14 @@ SIZED = ("head/recommended", "head/recursive", "head/loranpac", "learner/updated
 
 
 @pytest.fixture(scope="module")
-def results(
-    request: pytest.FixtureRequest, subjects: list[Subject], tmp_path_factory: pytest.TempPathFactory
-) -> list[Result]:
+def results(request: pytest.FixtureRequest, subjects: list[Subject]) -> list[Result]:
     """Return what came of hostile files: a few hundred, thousands, or all with a size that does harm."""
     jobs = {
-        "ordinary": lambda: Job(subjects, -(-ORDINARY // len(subjects)), seed=1),
-        "many": lambda: Job(subjects, -(-SLOW // len(subjects)), seed=1000),
-        "sized": lambda: Job([one for one in subjects if one.name in SIZED], 10_000, mode="sizes"),
+        "ordinary": Job(subjects, -(-ORDINARY // len(subjects)), seed=1),
+        "many": Job(subjects, -(-SLOW // len(subjects)), seed=1000),
+        "sized": Job([one for one in subjects if one.name in SIZED]),
     }
-    return try_all(jobs[request.param](), tmp_path_factory.mktemp(request.param))
+    return try_all(jobs[request.param])
 
 
 def assert_good(results: list[Result]) -> None:

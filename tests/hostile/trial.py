@@ -1,35 +1,43 @@
 """Read hostile files, one after the other, in a process that may not take much memory, and say what came of each.
 
 A file is rejected by the right error, or it is read; then its answers are finite and consistent, it can learn more and
-be written, or says by an error of evergrow's own that it cannot. Everything else is a fault. The module runs as a
-process of its own (``python -m tests.hostile.trial JOB RESULTS``), since a limit on memory cannot be taken back and a
-crash must not end the tests.
+be written, or says by an error of evergrow's own that it cannot. Everything else is a fault. Files are read in a
+process of its own, since a limit on memory cannot be taken back and a crash must not end the tests.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 import tempfile
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from itertools import islice
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import torch
 from tests.adapt.tiny import tiny_vit
 from tests.hostile.mutate import mutations, numbers_of
 from tests.hostile.samples import ADAPTATION, CLASSES, SMALL, Subject, pictures, rows
+from typer.testing import CliRunner
+
+from evergrow import Learner
+from evergrow.adapt import CheckpointError
+from evergrow.adapt.tuners import load_tuner
+from evergrow.cli.registry import build_app
+from evergrow.core import errors
+from evergrow.head import HEADS
 
 ROOM = 512 * 2**20
 """Bytes of address space that a trial may take beyond what all whole files together took."""
@@ -72,22 +80,16 @@ class Result:
     words : str
         What was done to it.
     outcome : str
-        One of :data:`GOOD`, or the fault in a few words.
+        One of :data:`GOOD`, or the fault in a few words; empty before it is tried.
     detail : str
         The message of the error.
-    peak : int
-        Bytes that it took at its peak.
-    seconds : float
-        Time that it took.
     """
 
     subject: str
     number: int
     words: str
-    outcome: str
+    outcome: str = ""
     detail: str = ""
-    peak: int = 0
-    seconds: float = 0.0
 
     @property
     def good(self) -> bool:
@@ -95,7 +97,7 @@ class Result:
         return self.outcome in GOOD
 
 
-@dataclass
+@dataclass(frozen=True)
 class Job:
     """What a process is to try.
 
@@ -104,29 +106,21 @@ class Job:
     subjects : list of Subject
         From what.
     each : int
-        Hostile files of each.
+        Hostile files of each, of all sorts; 0 for sizes that do harm in the place of every whole number.
     seed : int
         Of the changes.
-    mode : {"mutations", "sizes"}
-        All sorts of changes, or sizes that do harm in the place of every whole number.
-    start : int
-        Files that were tried before.
     """
 
     subjects: list[Subject]
-    each: int
+    each: int = 0
     seed: int = 0
-    mode: str = "mutations"
-    start: int = 0
-    folder: str = field(default="")
 
     def files(self) -> Iterator[tuple[Subject, int, str, bytes]]:
         """Yield all hostile files in a fixed order."""
         for place, subject in enumerate(self.subjects):
             data = Path(subject.file).read_bytes()
-            made: Iterable[tuple[str, bytes]]
-            made = mutations(data, self.seed + place, self.each) if self.mode == "mutations" else numbers_of(data)
-            for number, (words, hostile) in enumerate(islice(made, self.each)):
+            made = mutations(data, self.seed + place, self.each) if self.each else numbers_of(data)
+            for number, (words, hostile) in enumerate(made):
                 yield subject, number, words, hostile
 
 
@@ -143,22 +137,17 @@ class Bench:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.path, self.copy = folder / "hostile.evg", folder / "written.evg"
         self.backbone = tiny_vit()
-        self.rows, self.pictures, self.names = rows(), pictures(), CLASSES
+        self.rows, self.pictures = rows(), pictures()
 
     def try_file(self, subject: Subject, data: bytes) -> tuple[str, str]:
         """Return the outcome of a file, and details."""
-        from evergrow.adapt import CheckpointError
-        from evergrow.adapt.tuners import ArchitectureError
-        from evergrow.core import errors
-
         self.path.write_bytes(data)
         # A file for another backbone, or of another training, is no damaged one.
         other: dict[str, tuple[type[Exception], ...]] = {
             "pictures": (errors.WeightsError,),
-            "tuner": (errors.WeightsError, ArchitectureError),
+            "tuner": (errors.WeightsError,),
             "checkpoint": (CheckpointError, errors.NumericalError),
         }
         early = (errors.FileFormatError, *other.get(subject.kind, ()))
@@ -194,8 +183,6 @@ class Bench:
 
     @staticmethod
     def _judged(error: BaseException, stage: str, early: tuple[Any, ...], late: tuple[Any, ...]) -> tuple[str, str]:
-        from evergrow.core.errors import EvergrowError
-
         detail = f"{type(error).__name__}: {error}"[:300]
         if short_of_memory(error):
             return f"memory ({stage})", detail
@@ -203,19 +190,16 @@ class Bench:
             return "rejected", detail
         if stage == "asking" and isinstance(error, late):
             return "typed later", detail
-        if stage in ("changing", "asking again", "writing") and isinstance(error, EvergrowError):
+        if stage in ("changing", "asking again", "writing") and isinstance(error, errors.EvergrowError):
             return "typed on change", detail
-        sort = "wrong error" if isinstance(error, EvergrowError) else "untyped"
+        sort = "wrong error" if isinstance(error, errors.EvergrowError) else "untyped"
         return f"{sort} {type(error).__name__} ({stage})", detail
 
     def _read(self, subject: Subject, path: Path) -> Any:
-        import evergrow
-        from evergrow.head import HEADS
-
         if subject.kind == "head":
             return HEADS[subject.method].load(path)
         backbone = self.backbone if subject.kind == "pictures" else None
-        return evergrow.Learner.load(path, backbone=backbone, device="cpu", cache=False)
+        return Learner.load(path, backbone=backbone, device="cpu", cache=False)
 
     def _ask(self, subject: Subject, thing: Any) -> bool:
         """Fail unless all answers are finite and consistent; return whether there was nothing to ask."""
@@ -259,24 +243,18 @@ class Bench:
         source = self.pictures if subject.kind == "pictures" else self.rows
         X, codes = source["later"], source["y_later"]
         if subject.kind in ("learner", "pictures"):
-            thing.partial_fit((X, self.names[codes]))
+            thing.partial_fit((X, CLASSES[codes]))
             return
         kind = np.asarray(thing.classes_).dtype.kind
-        labels = self.names[codes] if kind == "U" else codes.astype({"b": bool, "f": float}.get(kind, np.int64))
+        labels = CLASSES[codes] if kind == "U" else codes.astype({"b": bool, "f": float}.get(kind, np.int64))
         thing.partial_fit(X, labels)
 
     def _command(self) -> tuple[str, str]:
         """Ask by the command line, which has exit codes and one line for every error of a file."""
-        from typer.testing import CliRunner
-
-        from evergrow.cli.registry import build_app
-
         result = CliRunner().invoke(build_app(), ["inspect", str(self.path), "--json", "--no-numerics"])
         error = result.exception
         if error is not None and not isinstance(error, SystemExit):
-            if short_of_memory(error):
-                return "memory (reading)", str(error)[:300]
-            return f"untyped {type(error).__name__} (reading)", f"{type(error).__name__}: {error}"[:300]
+            raise error if short_of_memory(error) else FaultError(f"untyped {type(error).__name__}: {error}"[:300])
         if result.exit_code == 2:
             return "rejected", result.stderr[:300]
         if result.exit_code != 0:
@@ -286,10 +264,6 @@ class Bench:
 
     def _tuner(self) -> tuple[str, str]:
         """Put a tuner on a backbone and take it off again."""
-        import torch
-
-        from evergrow.adapt.tuners import load_tuner
-
         batch = torch.from_numpy(self.pictures["query"]).permute(0, 3, 1, 2).float() / 255
         tuner = load_tuner(self.path, self.backbone.module)
         try:
@@ -301,10 +275,8 @@ class Bench:
 
     def _checkpoint(self) -> tuple[str, str]:
         """Go on with a training."""
-        from evergrow import Learner
-
         settings: dict[str, Any] = {"adapt": ADAPTATION, "options": SMALL, "device": "cpu", "cache": False}
-        first = self.pictures["first"], self.names[self.pictures["y_first"]]
+        first = self.pictures["first"], CLASSES[self.pictures["y_first"]]
         learner = Learner(self.backbone, **settings).fit(first, checkpoint=self.path)
         finite("scores", learner.decision_function(self.pictures["query"]))
         return "sound", ""
@@ -342,40 +314,21 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-# -- memory -------------------------------------------------------------------------------------------------
-
-
-def status(entry: str) -> int:
-    """Return a size from the process's own status, in bytes; 0 where the system has no such file."""
-    try:
-        found = re.search(rf"{entry}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    except OSError:
-        return 0
-    return int(found[1]) * 1024 if found else 0
-
-
-def forget_peak() -> None:
-    """Let the mark of the largest memory start anew, where the system can."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def measured(trial: Callable[[], tuple[str, str]]) -> tuple[tuple[str, str], int]:
-    """Return what a trial returns and the memory that it took at its peak."""
-    before = status("VmRSS")
-    forget_peak()
-    found = trial()
-    return found, max(0, status("VmHWM") - before)
-
-
 # -- the process --------------------------------------------------------------------------------------------
 
 
-def work(job: Job, results: Path) -> None:
-    """Try all files of a job and append a line for each."""
+def status(entry: str) -> int:
+    """Return a size from the process's own status, in bytes."""
+    found = re.search(rf"{entry}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * 1024 if found else 0
+
+
+def work(job: Job, start: int, told: Connection) -> None:
+    """Try all files of a job from one on; tell of each before it is tried, and what came of it."""
     import resource  # which not every system has
 
     with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
         os.environ["EVERGROW_CACHE"] = folder
         bench = Bench(Path(folder))
         for subject in job.subjects:  # what is loaded once and for all is loaded now
@@ -384,92 +337,48 @@ def work(job: Job, results: Path) -> None:
                 raise SystemExit(f"{subject.name} must be sound as it is, got {outcome}: {detail}")
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         limit = status("VmSize") + ROOM
-        if limit > ROOM:
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        with results.open("a", encoding="utf-8") as lines:
-            for subject, number, words, data in islice(job.files(), job.start, None):
-                if status("VmSize") > limit - ROOM + 2**26:
-                    gc.collect()  # what errors hold in circles is not the next file's fault
-                started = time.perf_counter()
-                (outcome, detail), peak = measured(lambda s=subject, d=data: bench.try_file(s, d))  # type: ignore[misc]
-                if outcome in GOOD and peak > PEAK + TIMES * len(data):
-                    outcome, detail = "memory (peak)", f"{peak / 2**20:.0f} MiB for {len(data)} bytes, {outcome}"
-                seconds = round(time.perf_counter() - started, 4)
-                result = Result(subject.name, number, words[:500], outcome, printable(detail), peak, seconds)
-                lines.write(json.dumps(asdict(result)) + "\n")
-                lines.flush()
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        for subject, number, words, data in islice(job.files(), start, None):
+            if status("VmSize") > limit - ROOM + 2**26:
+                gc.collect()  # what errors hold in circles is not the next file's fault
+            result = Result(subject.name, number, words[:500])
+            told.send(result)
+            before = status("VmRSS")
+            with suppress(OSError):  # the mark of the largest memory starts anew, where the system can
+                Path("/proc/self/clear_refs").write_text("5")
+            outcome, detail = bench.try_file(subject, data)
+            peak = status("VmHWM") - before
+            if outcome in GOOD and peak > PEAK + TIMES * len(data):
+                outcome, detail = "memory (peak)", f"{peak / 2**20:.0f} MiB for {len(data)} bytes, {outcome}"
+            told.send(replace(result, outcome=outcome, detail=detail.encode("utf-8", "backslashreplace").decode()))
 
 
-def printable(text: str) -> str:
-    """Return a text without what no file takes."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def try_all(job: Job, folder: Path) -> list[Result]:
-    """Try all files of a job in a process of its own, in another one after a crash.
-
-    Parameters
-    ----------
-    job : Job
-        What to try.
-    folder : Path
-        For the files that go back and forth.
-
-    Returns
-    -------
-    list of Result
-        One for each file, in their order.
-    """
-    results = folder / "results.jsonl"
-    results.write_text("")
-    total = sum(1 for _ in job.files())
-    while len(found := read(results)) < total:
-        job.start = len(found)
-        ended = one_process(job, folder, results)
-        if len(read(results)) >= total:
-            break
-        subject, number, words, _ = next(islice(job.files(), len(read(results)), None))
-        if len(read(results)) == len(found) and ended.startswith("exit 1 "):
+def try_all(job: Job) -> list[Result]:
+    """Try all files of a job in a process of its own, in another one after a crash; return what came of each."""
+    found: list[Result] = []
+    context = multiprocessing.get_context("spawn")
+    while True:
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=work, args=(job, len(found), theirs))
+        with mock.patch.dict(os.environ, OMP_NUM_THREADS="1", MALLOC_ARENA_MAX="2", CUDA_VISIBLE_DEVICES=""):
+            process.start()
+        theirs.close()
+        trying, ended = None, "hang (killed)"
+        try:
+            while ours.poll(STILL):
+                sent = ours.recv()
+                found += [sent] if sent.outcome else []
+                trying = None if sent.outcome else sent
+        except EOFError:
+            process.join(STILL)
+            ended = f"crash (exit {process.exitcode})"
+        process.kill()
+        process.join()
+        if process.exitcode == 0:
+            return found
+        if trying is None:
             raise AssertionError(f"the process that tries files could not start: {ended}")
-        with results.open("a", encoding="utf-8") as lines:
-            outcome = "hang (killed)" if ended == "still" else f"crash ({ended.partition(' :')[0]})"
-            lines.write(json.dumps(asdict(Result(subject.name, number, words[:500], outcome, ended))) + "\n")
-    return read(results)
-
-
-def one_process(job: Job, folder: Path, results: Path) -> str:
-    """Run one process until it ends or says nothing for a while, and return how it ended."""
-    order, errors = folder / "job.json", folder / "errors.txt"
-    order.write_text(json.dumps(asdict(job)))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "CUDA_VISIBLE_DEVICES": ""}
-    paths = [str(Path(__file__).parents[2]), *sys.path]
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    with errors.open("w") as said:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.hostile.trial", str(order), str(results)],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            cwd=folder,
-        )
-        size, since = -1, time.monotonic()
-        while process.poll() is None:
-            time.sleep(0.05)
-            if results.stat().st_size != size:
-                size, since = results.stat().st_size, time.monotonic()
-            elif time.monotonic() - since > STILL:
-                process.kill()
-                process.wait()
-                return "still"
-    if process.returncode < 0:
-        return f"signal {-process.returncode}"
-    return f"exit {process.returncode} : {errors.read_text(errors='replace')[-1500:]}"
-
-
-def read(results: Path) -> list[Result]:
-    """Return what a process has found so far."""
-    lines = results.read_text(encoding="utf-8").split("\n")[:-1]
-    return [Result(**json.loads(line)) for line in lines]
+        found.append(replace(trying, outcome=ended))
 
 
 def summary(results: Iterable[Result]) -> str:
@@ -487,15 +396,3 @@ def summary(results: Iterable[Result]) -> str:
             if result.detail:
                 lines.append(f"    {result.detail[:240]}")
     return "\n".join(lines)
-
-
-def main() -> None:
-    """Do the job that the first argument names."""
-    order, results = map(Path, sys.argv[1:])
-    values = json.loads(order.read_text())
-    subjects = [Subject(**item) for item in values.pop("subjects")]
-    work(Job(subjects, **values), results)
-
-
-if __name__ == "__main__":
-    main()

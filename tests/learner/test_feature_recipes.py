@@ -19,7 +19,6 @@ from evergrow.data.items import join_blocks
 from evergrow.features import create_backbone, encode
 from evergrow.features.feature_sets import featurize
 from evergrow.head import Classifier
-from evergrow.lab.methods import create_method
 from evergrow.learner.learner import Learner
 
 UNITS = {"n_units": 30}
@@ -91,15 +90,6 @@ def test_an_adapted_backbone_is_read_at_the_same_depths(data: Any, tmp_path: Pat
     made.save(tmp_path / "model.evg")
     again = Learner.load(tmp_path / "model.evg", backbone=tiny_vit())
     np.testing.assert_allclose(again.decision_function(data[0]), made.decision_function(data[0]), rtol=1e-6)
-
-
-def test_a_method_with_adaptation_takes_the_blocks_of_its_backbone(data: Any) -> None:
-    items, y = stripes(3, 8)
-    method = create_method("evergrow+fsa", backbone=tiny_vit().with_recipe(BLOCKS), n_units=20, device="cpu", epochs=1)
-    method.fit(items, y)
-    assert method.head_.n_features_in_ == 72
-    other = create_method("ease", backbone=tiny_vit().with_recipe(BLOCKS), device="cpu", epochs=1)
-    assert other.fit(items, y).base_.spec.recipe is None
 
 
 # -- features from files --------------------------------------------------------------------------------------

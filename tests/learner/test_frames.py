@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.learner.toys import Colours, Letters, image
+from tests.learner.toys import Colours, Letters, image, refused
 
 from evergrow import Learner
 from evergrow.core.errors import DataWarning, FileFormatError, InputError, LabelError, ParameterError
@@ -29,12 +29,12 @@ def small() -> Learner:
     return Learner(None, options={"n_units": 20})
 
 
-def as_pandas(X: np.ndarray) -> Any:
-    return pandas.DataFrame(X, columns=NAMES)
+def as_pandas(X: np.ndarray, names: Any = NAMES) -> Any:
+    return pandas.DataFrame(X, columns=names)
 
 
-def as_polars(X: np.ndarray) -> Any:
-    return polars.DataFrame(X, schema=NAMES, orient="row")
+def as_polars(X: np.ndarray, names: Any = NAMES) -> Any:
+    return polars.DataFrame(X, schema=names, orient="row")
 
 
 FRAMES = pytest.mark.parametrize("frame", [as_pandas, as_polars])
@@ -63,25 +63,13 @@ def test_a_frame_of_numbers_is_features(frame: Any, data: Any, tmp_path: Path) -
 def test_other_columns_are_refused_and_change_nothing(frame: Any, data: Any) -> None:
     X, y = data
     learner = small().fit(frame(X), y)
-    turned = frame(X)[NAMES[::-1]]
-    for ask in (
-        lambda given: learner.predict(given),
-        lambda given: learner.ask(given),
-        lambda given: learner.features(given),
-        lambda given: learner.evaluate(given, y),
-        lambda given: learner.partial_fit(given, y),
-    ):
-        with pytest.raises(InputError, match="in their order; 'weight' where 'width' was"):
-            ask(turned)
-        with pytest.raises(InputError, match=r"missing: 'width'.*not learned: 'girth'"):
-            ask(frame(X).rename(**renaming(frame)))
-    assert learner.revision_ == 1
+    turned, other = frame(X)[NAMES[::-1]], frame(X, ["girth", *NAMES[1:]])
+    for verb, *labels in (("predict",), ("ask",), ("features",), ("evaluate", y), ("partial_fit", y)):
+        with refused(learner, InputError, "in their order; 'weight' where 'width' was"):
+            getattr(learner, verb)(turned, *labels)
+        with refused(learner, InputError, r"missing: 'width'.*not learned: 'girth'"):
+            getattr(learner, verb)(other, *labels)
     assert learner.fit(turned, y).feature_names_in_.tolist() == NAMES[::-1]  # fit begins anew
-
-
-def renaming(frame: Any) -> dict[str, Any]:
-    names = {"width": "girth"}
-    return {"columns": names} if frame is as_pandas else {"mapping": names}
 
 
 def test_columns_without_names_have_none(data: Any) -> None:

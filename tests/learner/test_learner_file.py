@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from evergrow import Learner
-from evergrow.core.archive import Archive, read_archive, write_archive
-from evergrow.core.errors import FileFormatError, LabelError, NotFittedError, ParameterError, UnlearnError
-from evergrow.learner.modelfile import commit, history, locked_model, redo, rollback
+from evergrow.core.archive import Archive, write_archive
+from evergrow.core.errors import FileFormatError, NotFittedError, ParameterError, UnlearnError
 
 Data = tuple[np.ndarray, np.ndarray]
 
@@ -29,15 +28,6 @@ def changed(archive: Archive, change: Callable[[dict[str, Any]], Any]) -> Archiv
     meta = copy.deepcopy(archive.meta)
     change(meta)
     return replace(archive, meta=meta)
-
-
-def test_parts_have_kinds_of_their_own(learner: Learner) -> None:
-    archive = learner.to_archive()
-    assert (archive.kind, archive.version) == ("learner", 1)
-    assert {name: part.kind for name, part in archive.parts.items()} == {
-        "head": "head/evergrow",
-        "solution": "head-solution",
-    }
 
 
 def test_the_same_learner_gives_the_same_bytes(learner: Learner, tmp_path: Path) -> None:
@@ -106,19 +96,6 @@ def test_what_does_not_fit_is_a_file_error(
         Learner.load(tmp_path / "m.evg")
 
 
-def test_each_file_vouches_for_those_before_it(learner: Learner, blobs: Data, tmp_path: Path) -> None:
-    path = tmp_path / "m.evg"
-    commit(path, learner)
-    digests = [read_archive(path).digest]
-    for name in ("0", "1"):
-        with locked_model(path) as current:
-            commit(path, current.forget_classes(name))
-        digests.append(read_archive(path).digest)
-    lineage = read_archive(path).meta["lineage"]
-    assert lineage["number"] == 3
-    assert lineage["ancestors"] == [{"revision": number, "digest": digests[number - 1]} for number in (1, 2)]
-
-
 # -- a model that begins with no class ---------------------------------------------------------------
 
 
@@ -147,33 +124,19 @@ def test_an_empty_model_is_saved_loaded_and_taught(tmp_path: Path) -> None:
     assert np.array_equal(learner.class_scores(rows()), direct.class_scores(rows()))
 
 
-@pytest.mark.parametrize("question", ["predict", "class_scores", "predict_proba", "novelty_score", "ask", "is_unknown"])
-def test_an_empty_model_says_that_it_knows_nothing(question: str) -> None:
+@pytest.mark.parametrize(
+    ("verb", "given"),
+    [
+        *(
+            (name, [rows()])
+            for name in ("predict", "class_scores", "predict_proba", "novelty_score", "ask", "is_unknown")
+        ),
+        *(("spawn", []), ("settle", []), ("merge", [empty()]), ("rename_class", ["ant", "bee"])),
+    ],
+)
+def test_an_empty_model_says_that_it_knows_nothing(verb: str, given: list[Any]) -> None:
     with pytest.raises(NotFittedError, match="learned nothing yet"):
-        getattr(empty(), question)(rows())
-
-
-def test_an_empty_model_has_nothing_to_edit_or_merge() -> None:
-    for edit in (lambda model: model.spawn(), lambda model: model.merge(empty()), lambda model: model.settle()):
-        with pytest.raises(NotFittedError):
-            edit(empty())
-    with pytest.raises((NotFittedError, LabelError)):
-        empty().rename_class("ant", "bee")
-
-
-def test_history_goes_from_empty_to_taught_and_back(tmp_path: Path) -> None:
-    path = tmp_path / "model.evg"
-    commit(path, empty())
-    first = path.read_bytes()
-    for name, axis in (("ant", 0), ("bee", 1)):
-        with locked_model(path, device="cpu") as learner:
-            commit(path, learner.partial_fit(rows(axis), [name] * 30))
-    last = path.read_bytes()
-    assert [(change.what, change.revision) for change in history(path)] == [("begin", 1), ("fit", 2), ("update", 3)]
-    rollback(path, 2)
-    assert path.read_bytes() == first
-    redo(path)
-    assert path.read_bytes() == last
+        getattr(empty(), verb)(*given)
 
 
 def test_an_empty_model_must_know_what_it_will_learn_from() -> None:

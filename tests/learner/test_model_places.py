@@ -10,10 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.learner.toys import Data, part, teach
-from typer.testing import CliRunner
+from tests.learner.toys import refused, teach
 
-from evergrow.cli.registry import build_app
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import BusyError, FileFormatError, ModelNotFoundError, PathError
 from evergrow.learner.learner import Learner
@@ -72,10 +70,8 @@ def test_there_is_one_lock_whatever_the_name(path: Path, tmp_path: Path) -> None
         commit(tmp_path / "link.evg", learner.forget_classes("0"))  # the same writer by another name
     stale = open_model(path)
     forget(tmp_path / "link.evg", "1")
-    before = path.read_bytes()
-    with pytest.raises(BusyError, match="changed since"):
+    with refused(path, BusyError, "changed since"):  # it is what another wrote meanwhile
         commit(path, stale.forget_classes("2"))
-    assert path.read_bytes() == before  # what another wrote meanwhile
     open_model(path).forget_classes("3").save(tmp_path / "link.evg")  # a plain save goes through links too
     assert (tmp_path / "link.evg").is_symlink()
     assert "3" not in open_model(path).class_names_
@@ -97,8 +93,7 @@ def test_a_link_to_nothing_is_an_error(path: Path, tmp_path: Path) -> None:
 
 def test_a_private_model_stays_private_and_so_does_its_history(path: Path) -> None:
     path.chmod(0o600)
-    done = CliRunner().invoke(build_app(), ["forget", str(path), "0"])
-    assert done.exit_code == 0, done.output
+    forget(path)
     assert mode(path) == 0o600
     assert mode(folder(path)) == 0o700
     assert {mode(file) for file in folder(path).iterdir()} == {0o600}
@@ -139,14 +134,13 @@ def test_the_owner_is_kept(path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["forget", "rollback", "save"])
 def test_a_read_only_model_is_refused_as_read_only(path: Path, change: str) -> None:
-    learner, before = open_model(path), path.read_bytes()
+    learner = open_model(path)
     path.chmod(0o444)
     changes = {"forget": lambda: forget(path), "rollback": lambda: rollback(path), "save": lambda: learner.save(path)}
-    with pytest.raises((ModelWriteError, PathError), match="read-only"):
+    with refused(path, (ModelWriteError, PathError), "read-only"):
         changes[change]()
-    with pytest.raises(ModelWriteError, match="read-only"):
+    with refused(path, ModelWriteError, "read-only"):
         commit(path, learner.forget_classes("0"))
-    assert path.read_bytes() == before
     assert mode(path) == 0o444
     assert open_model(path).predict(np.zeros((1, 10))).shape == (1,)
 
@@ -154,26 +148,15 @@ def test_a_read_only_model_is_refused_as_read_only(path: Path, change: str) -> N
 # -- histories that cannot be trusted -----------------------------------------------------------------------
 
 
-def foreign(path: Path, blobs: Data) -> Path:
-    """Return another model with the same numbers of revisions."""
-    other = path.with_name("other.evg")
-    commit(other, Learner(None, options={"n_units": 20}, random_state=7).fit(part(blobs, 0, 5)))
-    for label in (3, 4):
-        teach(other, part(blobs, label))
-    return other
-
-
-def test_a_foreign_revision_is_not_installed(path: Path, blobs: Data) -> None:
-    before = path.read_bytes()
-    shutil.copy(folder(foreign(path, blobs)) / "2.evg", folder(path) / "2.evg")
-    with pytest.raises(FileFormatError, match="another model or was altered"):
-        rollback(path)
-    done = CliRunner().invoke(build_app(), ["rollback", str(path)])
-    assert done.exit_code == 2
-    assert path.read_bytes() == before
-    assert [change.what for change in history(path)] == ["fit", "update", "update"]
-    rollback(path, 2)  # the one before it is still what it was
-    assert open_model(path).class_names_.tolist() == ["0", "1", "2"]
+def foreign(target: Path) -> None:
+    """Put another model with the same number of revisions in the place of one."""
+    other, X = target.with_name("other.evg"), np.random.default_rng(0).normal(size=(20, 10))
+    commit(other, Learner(None, options={"n_units": 20}).fit(X, np.arange(20) % 2))
+    for label in (2, 3):
+        teach(other, (X + label, np.full(20, label)))
+    os.replace(folder(other) / target.name, target)
+    shutil.rmtree(folder(other))
+    other.unlink()
 
 
 def damaged(target: Path) -> None:
@@ -196,22 +179,27 @@ def a_link(target: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [(damaged, "checksum"), (signed_again, "another model or was altered"), (a_link, "ordinary file")],
+    [
+        (foreign, "another model or was altered"),
+        (damaged, "checksum"),
+        (signed_again, "another model or was altered"),
+        (a_link, "ordinary file"),
+    ],
 )
 def test_a_revision_that_was_changed_is_not_installed(path: Path, change: Callable[[Path], None], said: str) -> None:
-    before, told = path.read_bytes(), history(path)
+    told = history(path)
     change(folder(path) / "2.evg")
-    with pytest.raises(FileFormatError, match=said):
+    with refused(path, FileFormatError, said):
         rollback(path)
     assert not path.is_symlink()
-    assert path.read_bytes() == before
     assert history(path) == told
+    rollback(path, 2)  # the one before it is still what it was
+    assert open_model(path).class_names_.tolist() == ["0", "1", "2"]
 
 
-def test_a_planted_copy_of_the_newest_revision_does_not_hide_the_model(path: Path, blobs: Data) -> None:
+def test_a_planted_copy_of_the_newest_revision_does_not_hide_the_model(path: Path) -> None:
     before = path.read_bytes()
-    shutil.copy(folder(foreign(path, blobs)) / "3.evg", folder(path) / "3.evg.new")
-    os.replace(folder(path) / "3.evg.new", folder(path) / "3.evg")
+    foreign(folder(path) / "3.evg")
     forget(path)
     rollback(path)
     assert path.read_bytes() == before
@@ -249,16 +237,10 @@ def test_the_history_is_no_link(path: Path, tmp_path: Path) -> None:
     ids=range(10),
 )
 def test_a_broken_log_is_one_line_and_nothing_is_written(path: Path, text: bytes) -> None:
-    before = path.read_bytes()
     (folder(path) / "log.json").write_bytes(text)
     for use in (history, rollback, redo, forget):
-        with pytest.raises(FileFormatError, match=r"log\.json must be a list of rollbacks.*the model is as it was"):
+        with refused(path, FileFormatError, r"log\.json must be a list of rollbacks.*the model is as it was"):
             use(path)
-    for command in (["inspect"], ["rollback"], ["forget"]):
-        done = CliRunner().invoke(build_app(), [*command, str(path), *(["0"] if command == ["forget"] else [])])
-        assert done.exit_code == 2
-        assert len(done.stderr.strip().splitlines()) == 1
-    assert path.read_bytes() == before
     assert sorted(os.listdir(folder(path))) == ["1.evg", "2.evg", "3.evg", "log.json"]
     assert len(open_model(path).predict(np.zeros((1, 10)))) == 1
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.learner.toys import Data, part, teach
+from tests.learner.toys import Data, part, refused, teach
 
 from evergrow.core.errors import (
     BusyError,
@@ -78,10 +78,8 @@ def test_rollback_restores_every_byte_and_is_recorded(path: Path, found: list[by
 
 @pytest.mark.parametrize("n", [3, 0, -1, 1.5])
 def test_rollback_beyond_what_is_kept(path: Path, n: float) -> None:
-    before = path.read_bytes()
-    with pytest.raises(ParameterError, match="n must be"):
+    with refused(path, ParameterError, "n must be"):
         rollback(path, n)  # type: ignore[arg-type]
-    assert path.read_bytes() == before
     assert len(history(path)) == 3
 
 
@@ -149,7 +147,6 @@ def test_the_lock_is_let_go_after_an_error(path: Path, blobs: Data) -> None:
 def test_a_full_disk_leaves_model_and_learner_as_they_were(
     path: Path, blobs: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = path.read_bytes()
     learner = open_model(path).partial_fit(part(blobs, 5))
     revision = learner.revision_
 
@@ -157,9 +154,8 @@ def test_a_full_disk_leaves_model_and_learner_as_they_were(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(modelfile, "write_archive", full)
-    with pytest.raises(ModelWriteError, match="No space left"):
+    with refused(path, ModelWriteError, "No space left"):
         commit(path, learner)
-    assert path.read_bytes() == before
     assert learner.revision_ == revision
     monkeypatch.undo()
     assert commit(path, learner) == 4
@@ -274,9 +270,8 @@ def test_missing_foreign_and_newer_files(path: Path, tmp_path: Path, blobs: Data
     assert not (tmp_path / "nothing.evg.history").exists()
     (tmp_path / "photo.jpg").write_bytes(b"a photo")
     for change in (lambda: commit(tmp_path / "photo.jpg", learner), lambda: history(tmp_path / "photo.jpg")):
-        with pytest.raises(FileFormatError, match="evergrow model"):
+        with refused(tmp_path / "photo.jpg", FileFormatError, "evergrow model"):
             change()
-    assert (tmp_path / "photo.jpg").read_bytes() == b"a photo"
     with pytest.raises(ModelWriteError, match="No folder"):
         commit(tmp_path / "no" / "model.evg", learner)
     with pytest.raises(NotFittedError):
@@ -289,11 +284,9 @@ def test_a_newer_model_is_neither_read_nor_replaced(path: Path, monkeypatch: pyt
     monkeypatch.setattr("evergrow.core.archive.SCHEMA_VERSION", 99)
     learner.save(path)
     monkeypatch.undo()
-    before = path.read_bytes()
     for use in (lambda: open_model(path), lambda: commit(path, learner), lambda: rollback(path)):
-        with pytest.raises(NewerSchemaError, match="newer"):
+        with refused(path, NewerSchemaError, "newer"):
             use()
-    assert path.read_bytes() == before
 
 
 def test_a_model_that_was_replaced_by_hand_is_kept_too(path: Path, blobs: Data) -> None:
@@ -318,16 +311,18 @@ def test_a_copy_goes_on_by_itself(path: Path, tmp_path: Path, blobs: Data) -> No
     assert teach(copy, part(blobs, 5)) == 4
     rollback(copy)
     assert copy.read_bytes() == path.read_bytes()
-    with pytest.raises(ParameterError, match="nothing to undo: no earlier state of"):
+    with pytest.raises(ParameterError, match=r"nothing to undo: no earlier state of .* is kept in .*\.evg\.history"):
         rollback(copy)
 
 
 # -- redo and revisions --------------------------------------------------------------------------------------
 
 
-def test_redo_takes_rollbacks_back_one_by_one(path: Path, found: list[bytes]) -> None:
+def test_redo_takes_rollbacks_back_one_by_one_or_several_at_once(path: Path, found: list[bytes]) -> None:
     rollback(path)
     rollback(path)
+    with pytest.raises(ParameterError, match="n must be at most 2"):
+        redo(path, 3)
     assert path.read_bytes() == found[0]
     assert redo(path).note == "redid update"
     assert path.read_bytes() == found[1]
@@ -336,28 +331,20 @@ def test_redo_takes_rollbacks_back_one_by_one(path: Path, found: list[bytes]) ->
     assert [change.what for change in history(path)] == ["fit", "update", "update", *["rollback"] * 2, *["redo"] * 2]
     with pytest.raises(ParameterError, match=r"nothing to redo: the latest change of .* is no rollback"):
         redo(path)
-
-
-def test_redo_of_several_at_once(path: Path, found: list[bytes]) -> None:
+    rollback(path)
+    rollback(path)
+    redo(path, 2)
+    assert path.read_bytes() == found[2]
     rollback(path, 2)
     redo(path)  # one rollback, of two revisions
     assert path.read_bytes() == found[2]
-    rollback(path)
-    rollback(path)
-    with pytest.raises(ParameterError, match="n must be at most 2"):
-        redo(path, 3)
-    assert path.read_bytes() == found[0]
-    redo(path, 2)
-    assert path.read_bytes() == found[2]
-    rollback(path)
-    assert path.read_bytes() == found[1]
 
 
 def test_nothing_is_redone_once_something_else_was_learned(path: Path, blobs: Data) -> None:
     rollback(path)
     teach(path, part(blobs, 5))
     now = path.read_bytes()
-    with pytest.raises(ParameterError, match="nothing to redo"):
+    with refused(path, ParameterError, "nothing to redo"):
         redo(path)
     rollback(path)
     redo(path)
@@ -372,15 +359,6 @@ def test_only_what_was_undone_is_put_back(path: Path, found: list[bytes]) -> Non
     with pytest.raises(ParameterError, match="no longer kept in"):
         redo(path)
     assert path.read_bytes() == found[1]
-
-
-def test_a_fresh_model_says_where_history_would_lie(tmp_path: Path, blobs: Data) -> None:
-    path = tmp_path / "m.evg"
-    commit(path, Learner(options={"n_units": 20}).fit(part(blobs, 0, 1)))
-    with pytest.raises(ParameterError, match=r"nothing to undo: .* is kept in .*\.evg\.history"):
-        rollback(path)
-    with pytest.raises(ParameterError, match="nothing to redo"):
-        redo(path)
 
 
 def test_revisions_can_be_asked(path: Path, found: list[bytes]) -> None:
@@ -481,13 +459,3 @@ def kill_a_writer(nursery: subprocess.Popen[str], delay: float) -> None:
     time.sleep(delay)
     os.kill(child, signal.SIGKILL)
     assert int(nursery.stdout.readline()) == -signal.SIGKILL
-
-
-def test_a_second_process_that_writes_is_told(path: Path) -> None:
-    kept = len(history(path))
-    code = f"from evergrow.learner.modelfile import rollback\nrollback({str(path)!r})\n"
-    with locked_model(path):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "BusyError" in done.stderr
-    assert len(history(path)) == kept

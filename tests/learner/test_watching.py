@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import signal
@@ -211,25 +213,20 @@ def killed_at(model: Path, folder: Path, call: int) -> Callable[[], None]:
     """Return a look at the folder that kills its process at one of the calls that change the disk."""
 
     def action() -> None:
-        left = [call]
+        moments = itertools.count(1)  # two of each call: before it and after it
 
-        def counting(name: str) -> None:
-            real = getattr(os, name)
+        def pass_moment() -> None:
+            if next(moments) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-            def counted(*args: Any, **kwargs: Any) -> Any:
-                left[0] -= 1
-                if left[0] == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                found = real(*args, **kwargs)
-                left[0] -= 1
-                if left[0] == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return found
-
-            setattr(os, name, counted)
+        def counted(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            pass_moment()
+            found = real(*args, **kwargs)
+            pass_moment()
+            return found
 
         for name in ("rename", "replace", "link", "fsync", "unlink", "mkdir"):
-            counting(name)
+            setattr(os, name, functools.partial(counted, getattr(os, name)))
         look(model, folder)
 
     return action

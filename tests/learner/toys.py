@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from evergrow.core.archive import Archive
 from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, locked_model
 
 Data = tuple[np.ndarray, np.ndarray]
@@ -28,6 +31,14 @@ def teach(path: Path | str, data: Data, note: str = "", **settings: Any) -> int:
     """Let a model file learn more, as one change; return its number."""
     with locked_model(path) as learner:
         return commit(path, learner.partial_fit(data), note, **settings)
+
+
+def birds(counts: dict[str, int], seed: int = 0, spread: float = 1.0) -> Data:
+    """Return so many rows of each species, in no order."""
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.repeat(list(counts), list(counts.values())))
+    centres = {name: np.random.default_rng(list(name.encode())).normal(size=12) for name in counts}
+    return np.stack([1.2 * centres[name] + spread * rng.normal(size=12) for name in y]), y
 
 
 class Letters(Backbone):
@@ -72,16 +83,8 @@ def write_folder(root: Path, classes: dict[str, int], n: int = 5, seed: int = 0)
 
 
 def timeless(archive: Archive) -> Any:
-    """Return the description of an adapted learner without the times that things took and were done at."""
-    return json.loads(json.dumps(_without_times(archive)))
-
-
-def _without_times(archive: Archive) -> dict[str, Any]:
-    return {
-        "kind": archive.kind,
-        "meta": _stripped(archive.meta),
-        "parts": {name: _without_times(part) for name, part in archive.parts.items()},
-    }
+    """Return the values of an archive and of everything inside it, without the times that things took and were done."""
+    return [(part.kind, _stripped(part.meta)) for part in archive.walk()]
 
 
 def _stripped(value: Any) -> Any:
@@ -97,10 +100,20 @@ def _stripped(value: Any) -> Any:
 
 def all_tensors(archive: Archive) -> dict[str, Tensor]:
     """Return the tensors of an archive and of everything inside it."""
-    inside = {
-        f"{name}/{key}": tensor for name, part in archive.parts.items() for key, tensor in all_tensors(part).items()
-    }
-    return {**archive.tensors, **inside}
+    parts = enumerate(archive.walk())
+    return {f"{number}/{key}": tensor for number, part in parts for key, tensor in part.tensors.items()}
+
+
+@contextmanager
+def refused(model: Learner | Path, error: Any, said: str = "") -> Iterator[None]:
+    """What the block does raises an error, and leaves a learner or a file as it was, to the bit."""
+    before = model.read_bytes() if isinstance(model, Path) else model.to_archive()
+    with pytest.raises(error, match=said):
+        yield
+    if isinstance(model, Path):
+        assert model.read_bytes() == before
+    else:
+        assert_same(model.to_archive(), before)
 
 
 def assert_same(one: Archive, other: Archive) -> None:

@@ -175,13 +175,7 @@ class Visit:
 
     def hold(self, name: str, seconds: float = 1.5) -> None:
         """Hold the button of a card that records from the camera."""
-        button = self.card(name).locator(".hold")
-        button.scroll_into_view_if_needed()
-        box = button.bounding_box()
-        self.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-        self.page.mouse.down()
-        self.page.wait_for_timeout(seconds * 1000)
-        self.page.mouse.up()
+        self.card(name).locator(".hold").click(delay=seconds * 1000)
 
     def menu(self, name: str, entry: str) -> None:
         """Choose from the menu of a card."""

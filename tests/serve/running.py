@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
-import signal
-import subprocess
-import sys
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,47 +14,57 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 import uvicorn
 from tests.serve.samples import rows
 
+from evergrow.serve import Limits, ServeConfig, run_server
+from evergrow.serve.app import bounded_protocol
+
 
 class Running:
-    """``evergrow serve`` on a folder; to be used in a ``with`` statement."""
+    """The service in a process forked from one that has imported everything: up at once, and killed for good.
 
-    def __init__(self, folder: Path, *options: str, port: int = 0) -> None:
-        self._log = folder.parent / f"{folder.name}.log"
-        command = [sys.executable, "-m", "evergrow", "serve", str(folder), "--port", str(port), *options]
-        with open(self._log, "ab") as log:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-            )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        found = re.search(r"http://[^/]+", line)
-        assert found, f"{line}{self._log.read_text()[-2000:]}"
-        self.address = found.group()
+    Parameters
+    ----------
+    folder : Path
+        Of the models.
+    **settings
+        Further settings of the service.
+    """
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["evergrow.serve.app", "evergrow.head", "sklearn.utils", "scipy.stats"])
+        ours, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(folder, settings, theirs))
+        self.process.start()
+        assert ours.poll(120)
+        self.address = ours.recv().rstrip("/")
 
     def __enter__(self) -> Running:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(30)
+        self.kill()
 
     def client(self, **settings: Any) -> httpx.Client:
         return httpx.Client(base_url=self.address, timeout=60, trust_env=False, **settings)
 
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait(30)
+    def connect(self) -> socket.socket:
+        """Return a connection that has said nothing yet."""
+        host, port = self.address.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)), timeout=20)
 
-    def stop(self) -> tuple[int, str]:
-        """End it as a service manager does; return its exit code and what it printed last."""
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(60)
+
+    def stop(self) -> int | None:
+        """End it as a service manager does and return its exit code."""
         self.process.terminate()
-        code = self.process.wait(60)
-        assert self.process.stdout is not None
-        return code, self.process.stdout.read()
+        self.process.join(60)
+        return self.process.exitcode
 
     def memory(self) -> int:
         """Return the memory that the process holds, in bytes."""
@@ -65,6 +72,12 @@ class Running:
             pytest.skip("needs Linux: /proc")
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _serve(folder: Path, settings: dict[str, Any], told: Any) -> None:
+    torch.set_num_threads(1)
+    config = ServeConfig(folder, port=0, device="cpu", limits=Limits(requests_per_second=100_000), **settings)
+    run_server(config, told.send, log_level="error")
 
 
 def begin(client: httpx.Client, n: int = 4) -> None:
@@ -87,9 +100,6 @@ def until(condition: Any, seconds: float = 30) -> None:
 @contextmanager
 def in_thread(app: Any) -> Iterator[int]:
     """Yield the port of a real server in this process, with the limits that the service has by default."""
-    from evergrow.serve.app import bounded_protocol
-    from evergrow.serve.config import Limits
-
     protocol = bounded_protocol(Limits())
     settings = uvicorn.Config(app, port=0, http=protocol, limit_concurrency=Limits().connections, log_config=None)
     server = uvicorn.Server(settings)
@@ -99,36 +109,3 @@ def in_thread(app: Any) -> Iterator[int]:
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
     thread.join(30)
-
-
-class Forked:
-    """The service in a process forked from one that has imported everything: up at once, and killed for good."""
-
-    def __init__(self, folder: Path) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["evergrow.serve.app", "evergrow.head", "sklearn.utils", "scipy.stats"])
-        ours, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(str(folder), theirs))
-        self.process.start()
-        assert ours.poll(120)
-        self.address = ours.recv().rstrip("/")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join(60)
-
-    def stop(self) -> int | None:
-        """End it as a service manager does and return its exit code."""
-        self.process.terminate()
-        self.process.join(60)
-        return self.process.exitcode
-
-
-def _serve(folder: str, told: Any) -> None:
-    import torch
-
-    from evergrow.serve import Limits, ServeConfig, run_server
-
-    torch.set_num_threads(1)
-    limits = Limits(requests_per_second=100_000)
-    run_server(ServeConfig(Path(folder), port=0, device="cpu", limits=limits), told.send, log_level="error")

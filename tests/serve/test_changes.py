@@ -12,16 +12,10 @@ import numpy as np
 import pytest
 from tests.serve.samples import files, png, rows
 
+from evergrow.core.files import locked
+from evergrow.learner import modelfile
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import open_model
-
-
-def test_labels_for_each_sample(api: Any) -> None:
-    api.taught("ab", 4)
-    X = rows(0, 1, seed=2) + rows(2, 2)
-    done = api.post("teach", {"rows": X, "labels": ["a", "c", "c"]}).json()
-    assert done["classes"] == [{"name": "a", "samples": 5}, {"name": "b", "samples": 4}, {"name": "c", "samples": 2}]
-    assert (done["new_classes"], done["change"]["samples"]) == (["c"], 3)
 
 
 def test_one_image_of_a_batch_is_unlearned_to_the_last_digit(api: Any, folder: Path) -> None:
@@ -55,13 +49,16 @@ def test_a_model_that_loses_its_last_class_is_empty_and_can_be_taught_again(api:
 
 
 def test_rename_and_merge_as_the_commands(api: Any) -> None:
-    api.taught("abc", 4)
+    api.taught("ab", 4)
+    X = rows(0, 1, seed=2) + rows(2, 3)
+    done = api.post("teach", {"rows": X, "labels": ["a", "c", "c", "c"]}).json()  # a label for each
+    assert (done["new_classes"], done["change"]["samples"]) == (["c"], 4)
     assert api.post("rename", {"old": "a", "new": "z"}).json()["gone_classes"] == ["a"]
     taken = api.post("rename", {"old": "b", "new": "z"})
     assert taken.status_code == 422
     assert api.post("merge-classes", {"names": ["b", "c"], "into": "bc"}).json()["classes"] == [
-        {"name": "bc", "samples": 8},
-        {"name": "z", "samples": 4},
+        {"name": "bc", "samples": 7},
+        {"name": "z", "samples": 5},
     ]
     what = [entry["what"] for entry in api.get().json()["history"]]
     assert what == ["begin", "fit", "update", "update", "rename", "merge-classes"]
@@ -92,10 +89,8 @@ def test_redo_takes_rollbacks_back_until_something_else_is_learned(api: Any, fol
     api.post("rollback", {})
     assert api.get().json()["redoable"] == 1
     done = [api.post("redo", {}, headers={"Idempotency-Key": "again"}).json() for _ in range(2)]
-    assert [(told["revision"], told["new_classes"], told["replayed"]) for told in done] == [
-        (4, ["c"], False),
-        (4, [], True),
-    ]
+    assert [told["revision"] for told in done] == [4, 4]
+    assert [told["replayed"] for told in done] == [False, True]
     assert (folder / "m.evg").read_bytes() == latest
     assert api.post("redo", {"n": 1}, headers={"If-Match": '"3"'}).status_code == 412
     api.post("rollback", {})
@@ -153,9 +148,7 @@ def test_a_key_is_for_one_request(api: Any) -> None:
     other = api.post("teach", {"rows": rows(2, 3), "label": "c"}, headers=key)
     assert (other.status_code, other.json()["error"]) == (422, "KeyReused")
     assert api.post("forget", {"names": ["c"]}, headers=key).status_code == 422
-    assert (
-        api.post("teach", {"rows": rows(2, 2), "label": "c"}, headers={"Idempotency-Key": "x" * 201}).status_code == 422
-    )
+    assert api.post("rollback", {}, headers={"Idempotency-Key": "x" * 201}).status_code == 422
 
 
 def test_changes_at_once_are_all_there(api: Any, folder: Path) -> None:
@@ -176,18 +169,16 @@ def test_changes_at_once_are_all_there(api: Any, folder: Path) -> None:
 
 
 def test_those_who_ask_do_not_wait_for_those_who_teach(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evergrow.learner import modelfile as module
-
     api.taught("ab", 4)
     begun, go_on = threading.Event(), threading.Event()
-    commit = module.commit
+    commit = modelfile.commit
 
     def slow(*args: Any, **settings: Any) -> int:
         begun.set()
         assert go_on.wait(20)
         return commit(*args, **settings)
 
-    monkeypatch.setattr(module, "commit", slow)
+    monkeypatch.setattr(modelfile, "commit", slow)
     with ThreadPoolExecutor(1) as threads:
         teaching = threads.submit(api.post, "teach", {"rows": rows(2, 2), "label": "c"})
         assert begun.wait(20)
@@ -214,13 +205,11 @@ def test_a_disk_that_is_full_leaves_the_model_and_says_so(api: Any, folder: Path
 
 
 def test_a_model_that_another_process_holds_is_waited_for(serve: Any, folder: Path) -> None:
-    from evergrow.core.files import locked
-
     api = serve(limits={"lock_seconds": 0.2})
     api.taught("ab", 4)
     with locked(folder / "m.evg.history"):
-        busy = api.post("teach", {"rows": rows(2, 2), "label": "c"})
-    assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
+        for busy in (api.post("teach", {"rows": rows(2, 2), "label": "c"}), api.client.delete("/api/v1/models/m")):
+            assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
     assert api.post("teach", {"rows": rows(2, 2), "label": "c"}).status_code == 200
 
 

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-import zipfile
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -40,20 +40,12 @@ def test_the_image_would_serve(tmp_path: Path) -> None:
     for line in step("COPY"):
         *names, target = line.split()
         for name in names:
-            there = tmp_path / target.removeprefix("/")
-            if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, there, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(ROOT / name, there)
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path / "wheels"), str(source)]
-    made = subprocess.run(build, capture_output=True, text=True)
+            copy = partial(shutil.copytree, dirs_exist_ok=True) if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, tmp_path / target.removeprefix("/"))
+    build = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "installed")]
+    made = subprocess.run([*build, str(source)], capture_output=True, text=True)
     if made.returncode:
         pytest.skip(f"needs what builds wheels: {made.stderr[-300:]}")
-    [wheel] = (tmp_path / "wheels").iterdir()
-    with zipfile.ZipFile(wheel) as archive:
-        assert "evergrow/serve/page/index.html" in archive.namelist()
-        assert "evergrow/serve/reference/reference.js" in archive.namelist()
-        archive.extractall(tmp_path / "installed")
     tokens = tmp_path / "tokens"
     tokens.write_text("teach 0123456789abcdef0123456789abcdef\n")
     [command] = [json.loads(line) for line in step("ENTRYPOINT")]
@@ -61,9 +53,7 @@ def test_the_image_would_serve(tmp_path: Path) -> None:
     places |= {"/run/secrets/evergrow-tokens": [str(tokens)], "8080": ["18080"]}
     words = [part for word in command for part in places.get(word, [word])]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
-    with subprocess.Popen(
-        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
-    ) as server:
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, cwd=tmp_path) as server:
         try:
             assert server.stdout is not None
             assert b"serving" in server.stdout.readline()

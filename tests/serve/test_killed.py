@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from tests.serve.running import Forked, Running, begin
+from tests.serve.running import Running, begin
 from tests.serve.samples import rows
 
 from evergrow.core.seeding import generator
@@ -26,9 +25,9 @@ def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> 
     """A hundred lessons, each tried with one key until it is acknowledged, while the service is killed twenty times."""
     folder, draws = tmp_path / "models", generator(0, "kills")
     lessons = [(rows(number % 7, 2, seed=50 + number), str(number % 7)) for number in range(TEACHES)]
-    running, acknowledged, retried = [Forked(folder)], [0] * TEACHES, [0]
+    running, acknowledged, retried = [Running(folder)], [0] * TEACHES, [0]
     first = [(rows(kind, 5), str(kind)) for kind in range(2)]
-    with httpx.Client(base_url=running[0].address, timeout=60, trust_env=False) as client:
+    with running[0].client() as client:
         begin(client, 5)
 
     def teach(number: int) -> None:
@@ -59,7 +58,7 @@ def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> 
         time.sleep(0.3 * float(torch.rand(1, generator=draws)))
         running[-1].kill()
         kills += 1
-        running.append(Forked(folder))
+        running.append(Running(folder))
     for lesson in taught:
         lesson.result(300)
     callers.shutdown()
@@ -83,7 +82,6 @@ def test_every_acknowledged_lesson_is_there_once_after_kills(tmp_path: Path) -> 
     np.testing.assert_allclose(
         served.settle().decision_function(X), at_once.settle().decision_function(X), rtol=0, atol=1e-9
     )
-    print(f"{TEACHES} lessons, {kills} kills, {retried[0]} tries failed")  # noqa: T201  the figure of a proof
 
 
 @pytest.mark.slow
@@ -96,7 +94,6 @@ def test_an_end_that_is_asked_for_finishes_the_change_in_flight(tmp_path: Path) 
         # The client that is connected: to make another takes longer on a busy machine than the pause below.
         taught = callers.submit(client.post, "/api/v1/models/m/teach", json=lesson, timeout=60)
         time.sleep(0.3)
-        running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(60) == 0
+        assert running.stop() == 0
         assert taught.result(60).status_code == 200
     assert open_model(folder / "m.evg").n_samples_["2"] == 1000

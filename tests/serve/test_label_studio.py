@@ -74,18 +74,14 @@ def test_health_setup_and_predict(words: Any) -> None:
 
 def test_created_updated_and_deleted_each_once(words: Any, folder: Path) -> None:
     before = scores(folder)
-    for _ in range(2):
-        hook(words, event("ANNOTATION_CREATED", 7, "klm", "klmk"))
-    assert words.counts("words") == {"ab": 2, "klm": 1, "xy": 2}
-    for _ in range(2):
-        hook(words, event("ANNOTATION_UPDATED", 7, "ab", "klmk"))
-    assert words.counts("words") == {"ab": 3, "xy": 2}
-    for _ in range(2):
-        hook(words, deleted(7))
-    assert words.counts("words") == {"ab": 2, "xy": 2}
+    steps = (CREATED, {"ab": 2, "klm": 1, "xy": 2}), (OTHER, {"ab": 3, "xy": 2}), (deleted(7), {"ab": 2, "xy": 2})
+    for values, counts in steps:
+        for _ in range(2):
+            hook(words, values)
+        assert words.counts("words") == counts
     np.testing.assert_allclose(scores(folder), before, rtol=0, atol=1e-9)
-    assert hook(words, event("ANNOTATION_CREATED", 7, "klm", "klmk"))["replayed"]  # late, and deleted since
-    assert words.counts("words") == {"ab": 2, "xy": 2}
+    assert hook(words, CREATED)["replayed"]  # late, and deleted since
+    assert words.counts("words") == counts
 
 
 def test_what_was_annotated_is_known_after_a_restart(words: Any, serve: Any) -> None:

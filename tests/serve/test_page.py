@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import ast
-import json
 import shlex
 import subprocess
 import sys
-import urllib.parse
-import urllib.request
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
 from tests.serve.page_tools import Visit, chromium, write_video
 from tests.serve.running import Running
+from tests.serve.samples import zipped
 
 from evergrow import Learner
+from evergrow.serve.config import Tokens
 
 pytestmark = pytest.mark.slow
 
@@ -74,12 +73,9 @@ def images(birds: Path, part: str, name: str) -> list[Path]:
 
 def ask(address: str, path: str, values: Any = None) -> Any:
     """Ask the service without the page."""
-    data = None if values is None else json.dumps(values).encode()
-    request = urllib.request.Request(
-        f"{address}/api/v1{urllib.parse.quote(path)}", data, {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)
+    method = "GET" if values is None else "POST"
+    answer = httpx.request(method, f"{address}/api/v1{path}", json=values, timeout=60, trust_env=False)
+    return answer.raise_for_status().json()
 
 
 def counts(address: str, model: str) -> dict[str, int]:
@@ -184,17 +180,10 @@ def test_teach_ask_name_rename_delete_undo_reload_and_go_offline(
     assert counts(service, "birds")["hummingbird"] == 7
 
 
-def test_folders_of_a_zip_are_classes_and_loose_images_are_labelled_by_key(
-    visit: Visit, service: str, birds: Path, tmp_path: Path
-) -> None:
+def test_folders_of_a_zip_are_classes_and_loose_images_are_labelled_by_key(visit: Visit, birds: Path) -> None:
     page = visit.page
     visit.create("zipped")
-    archive = tmp_path / "birds.zip"
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        for species in (MALLARD, ORIOLE):
-            for path in images(birds, "train", species):
-                file.write(path, f"birds/{species}/{path.name}")
-    drop(page, ".board", archive)
+    drop_zip(page, {f"birds/{species}/{i}.jpg": data for species, i, data in two_species(birds)})
     visit.expect_samples(MALLARD, 5)
     visit.expect_samples(ORIOLE, 5)
 
@@ -218,7 +207,7 @@ def test_folders_of_a_zip_are_classes_and_loose_images_are_labelled_by_key(
     page.keyboard.press("Escape")
 
 
-def test_a_large_zip_is_learned_by_the_service(visit: Visit, service: str, birds: Path, tmp_path: Path) -> None:
+def test_a_large_zip_is_learned_by_the_service(visit: Visit, service: str, birds: Path) -> None:
     page = visit.page
 
     def less(route: Any) -> None:  # a zip of five is large enough for a test
@@ -228,13 +217,8 @@ def test_a_large_zip_is_learned_by_the_service(visit: Visit, service: str, birds
 
     page.route("**/script/classesview.js", less)
     visit.create("large")
-    archive = tmp_path / "large.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        for species in (MALLARD, ORIOLE):
-            for path in images(birds, "train", species)[:3]:
-                file.write(path, f"{species}/{path.name}")
-        file.writestr(f"{ORIOLE}/torn.jpg", b"no image")
-    drop(page, ".board", archive)
+    some = {f"{species}/{i}.jpg": data for species, i, data in two_species(birds) if i < 3}
+    drop_zip(page, {**some, f"{ORIOLE}/torn.jpg": b"no image"})
     page.locator("#passing", has_text="Learned 6 images").wait_for()
     page.get_by_text("1 image could not be read").click()
     page.get_by_text(f"{ORIOLE}/torn.jpg").wait_for()
@@ -243,15 +227,21 @@ def test_a_large_zip_is_learned_by_the_service(visit: Visit, service: str, birds
     assert visit.card(MALLARD).locator(".thumb").count() == 0
 
 
-def drop(page: Any, where: str, path: Path) -> None:
-    """Drop a file as a hand would, with its bytes."""
+def two_species(birds: Path) -> list[tuple[str, int, bytes]]:
+    found = ((species, enumerate(images(birds, "train", species))) for species in (MALLARD, ORIOLE))
+    return [(species, i, path.read_bytes()) for species, paths in found for i, path in paths]
+
+
+def drop_zip(page: Any, entries: dict[str, bytes]) -> None:
+    """Drop a zip as a hand would, with its bytes."""
     page.evaluate_handle(
-        """async ([where, name, bytes]) => {
+        """async bytes => {
             const transfer = new DataTransfer();
-            transfer.items.add(new File([new Uint8Array(bytes)], name));
-            document.querySelector(where).dispatchEvent(new DragEvent('drop', {dataTransfer: transfer, bubbles: true}));
+            transfer.items.add(new File([new Uint8Array(bytes)], "birds.zip"));
+            const drop = new DragEvent('drop', {dataTransfer: transfer, bubbles: true});
+            document.querySelector(".board").dispatchEvent(drop);
         }""",
-        [where, path.name, list(path.read_bytes())],
+        list(zipped(entries)),
     )
 
 
@@ -311,15 +301,8 @@ def test_a_change_by_someone_else_is_seen_and_a_stale_one_is_refused(visit: Visi
 def test_busy_and_refused_requests_are_told_in_words_and_nothing_is_lost(visit: Visit, service: str) -> None:
     page = open_taught(visit, "busy")
     busy = {"type": "about:blank", "title": "busy", "status": 503, "detail": "too many wait", "error": "QueueFull"}
-    answers = [503]
-    page.route(
-        "**/busy/teach",
-        lambda route: (
-            route.fulfill(status=answers.pop(), json=busy, headers={"Retry-After": "1"})
-            if answers
-            else route.continue_()
-        ),
-    )
+    answers = [{"status": 503, "json": busy, "headers": {"Retry-After": "1"}}]
+    page.route("**/busy/teach", lambda route: route.fulfill(**answers.pop()) if answers else route.continue_())
     visit.teach("a", typed(0, 2))
     page.locator("#banner", has_text="busy").wait_for()
     visit.expect_samples("a", 8)
@@ -354,10 +337,17 @@ def test_what_was_sent_twice_counts_once(visit: Visit, service: str) -> None:
     assert counts(service, "twice")["b"] == 9
 
 
-def test_undo_to_any_revision_sets_samples_aside(visit: Visit, service: str) -> None:
+def test_undo_to_any_revision_sets_samples_aside_and_redo_brings_them_back(visit: Visit, service: str) -> None:
     page = open_taught(visit, "times")
-    for i, name in ((2, "c"), (3, "d")):
-        teach_new(visit, name, i)
+    teach_new(visit, "c", 2)
+    assert not page.locator("#redo").is_visible()
+    page.click("#undo")
+    page.locator(".tray", has_text="4 samples of c").wait_for()
+    page.click("#redo")
+    visit.expect_samples("c", 4)
+    for gone in (".tray", "#redo"):
+        page.locator(gone).wait_for(state="hidden")
+    teach_new(visit, "d", 3)
     visit.menu("d", "Merge into another class")
     page.get_by_label("Into").select_option("c")
     page.get_by_role("button", name="Merge", exact=True).click()
@@ -373,19 +363,6 @@ def test_undo_to_any_revision_sets_samples_aside(visit: Visit, service: str) -> 
     visit.expect_samples("c", 4)
     visit.expect_samples("d", 4)
     assert counts(service, "times") == {"a": 6, "b": 6, "c": 4, "d": 4}
-
-
-def test_redo_brings_back_what_undo_set_aside(visit: Visit, service: str) -> None:
-    page = open_taught(visit, "forward")
-    assert not page.locator("#redo").is_visible()
-    teach_new(visit, "c", 2)
-    page.click("#undo")
-    page.locator(".tray", has_text="4 samples of c").wait_for()
-    page.click("#redo")
-    visit.expect_samples("c", 4)
-    page.locator(".tray").wait_for(state="hidden")
-    page.locator("#redo").wait_for(state="hidden")
-    assert counts(service, "forward") == {"a": 6, "b": 6, "c": 4}
 
 
 def test_a_model_is_deleted_after_its_name_was_typed(visit: Visit, service: str) -> None:
@@ -425,10 +402,8 @@ def test_thumbnails_follow_a_class_that_someone_else_renamed(visit: Visit, servi
 
 
 def test_a_token_is_asked_for_and_taken(browser: Any, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens.txt"
-    tokens.write_text("teach a-long-secret-of-anna anna\n")
-    tokens.chmod(0o600)
-    with Running(tmp_path / "models", "--token-file", str(tokens)) as running:
+    tokens = Tokens.parse("teach a-long-secret-of-anna anna", "tokens")
+    with Running(tmp_path / "models", tokens=tokens) as running:
         visit = Visit(browser, running.address)
         page = visit.page
         visit.open()
@@ -517,17 +492,11 @@ def test_everything_is_reached_by_keyboard(visit: Visit, service: str) -> None:
     reached = set()
     for _ in range(40):
         page.keyboard.press("Tab")
-        reached.add(
-            page.evaluate(
-                "() => document.activeElement.getAttribute('aria-label') || document.activeElement.textContent"
-            )
-        )
+        reached.add(page.evaluate("document.activeElement.ariaLabel || document.activeElement.textContent"))
     assert {"More about a", "More about b", "Name of a new class"} <= reached
     visit.card("a").get_by_role("button", name="More about a").focus()
-    page.keyboard.press("Enter")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowUp")
-    page.keyboard.press("Enter")
+    for key in ("Enter", "ArrowDown", "ArrowUp", "Enter"):
+        page.keyboard.press(key)
     page.keyboard.type("first")
     page.keyboard.press("Enter")
     visit.card("first").wait_for()

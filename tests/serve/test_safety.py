@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import select
 import socket
 import struct
 import threading
@@ -30,6 +31,7 @@ from evergrow.serve import ServeConfig, create_app, requests
 from evergrow.serve.config import Tokens
 
 READ, TEACH = "read-token-0123456789", "teach-token-0123456789"
+POST = b"POST /api/v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 TOKENS = Tokens.parse(f"read {READ} reader\nteach {TEACH} teacher", "tokens")
 
 
@@ -66,25 +68,11 @@ def test_a_page_elsewhere_can_neither_teach_nor_read(api: Api) -> None:
         assert api.post("teach", lesson, headers={"Sec-Fetch-Site": site}).status_code == 403
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
     assert api.client.get("/", headers=link).status_code == 200  # a link to the page may be followed
-    assert api.post("teach", lesson, headers={"Origin": "http://localhost"}).status_code == 200
-
-
-def test_a_form_elsewhere_cannot_teach(api: Api) -> None:
-    """A browser sends text/plain to another site without asking; the service refuses the type."""
-    api.taught()
-    before = api.counts()
-    body = b'{"rows": [[1,1,1,1,1,1]], "label": "x"}'
+    # A form elsewhere: a browser sends text/plain to another site without asking.
+    body = json.dumps(lesson).encode()
     assert api.post("teach", content=body, headers={"Content-Type": "text/plain"}).status_code == 415
-    assert api.counts() == before
-
-
-def test_a_script_in_a_class_name_is_text(api: Api) -> None:
-    name = "<script>alert(1)</script>"
-    api.create()
-    api.post("teach", {"rows": rows(0, 2), "label": name})
-    answer = api.get()
-    assert answer.json()["classes"][0]["name"] == name
-    assert answer.headers["content-type"] == "application/json"
+    assert set(api.counts()) == {"0", "1"}
+    assert api.post("teach", lesson, headers={"Origin": "http://localhost"}).status_code == 200
 
 
 def test_every_answer_forbids_scripts_of_others(api: Api) -> None:
@@ -117,19 +105,13 @@ def test_roles_of_tokens(serve: Any) -> None:
     assert api.client.post("/api/v1/models", json=body, headers=teach).status_code == 201
     api.post("teach", {"rows": rows(0, 2), "label": "0"}, headers=teach)
     assert api.post("predict", {"rows": rows(0, 1)}, headers=read).status_code == 200
-    for path, values in (
-        ("teach", {"rows": rows(0, 1), "label": "0"}),
-        ("unlearn", {"rows": rows(0, 1), "label": "0"}),
-        ("forget", {"names": ["0"]}),
-        ("rename", {"old": "0", "new": "x"}),
-        ("merge-classes", {"names": ["0", "1"], "into": "x"}),
-        ("rollback", {}),
-        ("jobs", {}),
-    ):
-        assert api.post(path, values, headers=read).status_code == 403, path
-    hook = api.client.post("/label-studio/m/webhook", json={"action": "ANNOTATIONS_DELETED"}, headers=read)
-    assert hook.status_code == 403
-    assert api.client.delete("/api/v1/models/m", headers=read).status_code == 403
+    refused = []
+    for path, verbs in api.client.get("/openapi.json").json()["paths"].items():
+        for verb in set(verbs) - {"get"}:
+            answer = api.client.request(verb, path.replace("{m}", "m").replace("{j}", "j"), headers=read)
+            refused += [path] if answer.status_code == 403 else []
+            assert answer.status_code == 403 or path.endswith(("/predict", "/evaluate", "/setup")), path
+    assert len(refused) == 13
 
 
 def test_wrong_and_missing_tokens(serve: Any) -> None:
@@ -160,24 +142,14 @@ def test_token_files_that_are_wrong() -> None:
 # -- how much ---------------------------------------------------------------------------------------------------
 
 
-def test_a_body_that_says_it_is_too_large_is_not_read(api: Api) -> None:
-    api.taught()
-
-    def gigabyte() -> Any:
-        raise AssertionError("the body was read")
-        yield b""
-
-    headers = {"Content-Type": "application/json", "Content-Length": str(2**30)}
-    answer = api.post("predict", content=gigabyte(), headers=headers)
-    assert answer.status_code == 413
-    assert answer.headers["connection"] == "close"
-
-
-def test_a_body_that_does_not_end_is_cut_off(serve: Any) -> None:
+def test_a_body_that_is_too_large_is_refused(serve: Any) -> None:
     api = serve(limits={"json_bytes": 1000})
     api.create()
-    sent = api.post("predict", content=(b"x" * 100 for _ in range(100)), headers={"Content-Type": "application/json"})
-    assert sent.status_code == 413
+    for length, read in ({"Content-Length": str(2**30)}, 0), ({}, 100):
+        pieces = iter([b"x" * 100] * 100)
+        answer = api.post("predict", content=pieces, headers={"Content-Type": "application/json", **length})
+        assert (answer.status_code, answer.headers["connection"]) == (413, "close")
+        assert len(list(pieces)) == 100 - read  # the client of tests sends all that it is asked for at once
 
 
 def test_too_many_samples_and_too_long_texts(serve: Any) -> None:
@@ -335,46 +307,36 @@ def test_an_answer_that_fails_after_its_start_closes_the_connection(tmp_path: Pa
 @pytest.mark.slow
 def test_callers_that_dawdle_are_cut_off(tmp_path: Path) -> None:
     """Slow-loris: the head of a request, or its body, a byte at a time; others are answered meanwhile."""
+    starts = [b"GET / HTTP/1.1\r\nHost: localhost\r\n", POST + b"Content-Length: 1000\r\n\r\n{"] * 25
     with Running(tmp_path / "models") as running, running.client() as client:
-        host, port = running.address.removeprefix("http://").split(":")
-        dawdling = [socket.create_connection((host, int(port))) for _ in range(50)]
-        for caller in dawdling[:25]:
-            caller.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
-        for caller in dawdling[25:]:
-            caller.sendall(
-                b"POST /api/v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                b"Content-Length: 1000\r\n\r\n{"
-            )
-        ends = dict.fromkeys(range(50), False)
-        finish = time.monotonic() + 60
-        while not all(ends.values()) and time.monotonic() < finish:
+        callers = [running.connect() for _ in starts]
+        for caller, start in zip(callers, starts, strict=True):
+            caller.sendall(start)
+
+        def is_open(caller: socket.socket) -> bool:
+            try:
+                caller.sendall(b"X")
+                return not select.select([caller], [], [], 0)[0] or caller.recv(4096) != b""
+            except OSError:
+                return False
+
+        end = time.monotonic() + 60
+        while callers:
+            assert time.monotonic() < end
             assert client.get("/health").status_code == 200
-            for number, caller in enumerate(dawdling):
-                caller.settimeout(0.01)
-                try:
-                    if number < 25:
-                        caller.sendall(b"X")
-                    ends[number] = ends[number] or caller.recv(4096) == b""
-                except TimeoutError:
-                    pass
-                except OSError:
-                    ends[number] = True
+            callers = list(filter(is_open, callers))
             time.sleep(0.5)
-        assert all(ends.values())
 
 
 @pytest.mark.slow
 def test_a_gigabyte_is_refused_at_once(tmp_path: Path) -> None:
-    head = b"POST /api/v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with Running(tmp_path / "models") as running:
-        host, port = running.address.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as caller:
-            caller.sendall(head + b"Content-Length: 1073741824\r\n\r\n")
-            caller.settimeout(20)
+        with running.connect() as caller:
+            caller.sendall(POST + b"Content-Length: 1073741824\r\n\r\n")
             assert b" 413 " in caller.recv(4096).split(b"\r\n")[0]
         before = running.memory()
-        with socket.create_connection((host, int(port))) as caller:
-            caller.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
+        with running.connect() as caller:
+            caller.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n")
             chunk = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
             with pytest.raises(OSError):
                 [caller.sendall(chunk) for _ in range(1024)]

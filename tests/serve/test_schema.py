@@ -70,7 +70,7 @@ def test_requests_made_up_from_the_description(tmp_path: Path) -> None:
     program = shutil.which("schemathesis")
     if program is None:
         pytest.skip("needs the package schemathesis")
-    with Running(tmp_path / "models", "--rate", "100000") as running, running.client() as client:
+    with Running(tmp_path / "models") as running, running.client() as client:
         begin(client)
         client.post("/api/v1/models", json={"name": "spare", "kind": "features"})
         document = client.get("/openapi.json").json()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.filesize import decimal
 
 from evergrow.cli.console import Answer, plural, table, warn_line
 from evergrow.cli.exits import ExitCode
@@ -32,7 +33,7 @@ def list_command(folder: Folder = None) -> Answer:
 
     cache = FeatureCache(folder)
     infos = cache.list()
-    total = _size(sum(info.bytes for info in infos))
+    total = decimal(sum(info.bytes for info in infos))
     lines = [*_table(infos), f"{plural(len(infos), 'entry', 'entries')}, {total} in {cache.root}"]
     return Answer({"folder": str(cache.root), "entries": [info.to_dict() for info in infos]}, lines)
 
@@ -90,7 +91,7 @@ def clear_command(
         except OSError as error:
             raise ParameterError(f"Cannot remove from {cache.root}: {error}") from error
     freed = sum(info.bytes for info in removed)
-    done = f"removed {len(removed)}, {_size(freed)}"
+    done = f"removed {len(removed)}, {decimal(freed)}"
     values = {"removed": [info.key for info in removed], "in_use": busy, "bytes": freed}
     return Answer(values, [done], code=ExitCode.BUSY if busy else ExitCode.OK, done=done)
 
@@ -106,14 +107,6 @@ def _table(infos: list[CacheInfo]) -> list[str]:
         units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
         length, unit = next((pair for pair in units if info.age_seconds >= pair[0]), units[-1])
         age = f"{info.age_seconds / length:.0f} {unit}"
-        rows.append([info.key[:12], what, items, _size(info.bytes), age, info.backbone or "?", info.preset, state])
+        rows.append([info.key[:12], what, items, decimal(info.bytes), age, info.backbone or "?", info.preset, state])
     columns = ("key", "what", "items", "size", "age", "backbone", "preset", "state")
     return table(columns, rows, right=("items", "size", "age")) if rows else []
-
-
-def _size(n_bytes: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if n_bytes < 1000:
-            return f"{n_bytes:.0f} {unit}" if unit == "B" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:.1f} GB"

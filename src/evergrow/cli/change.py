@@ -66,13 +66,10 @@ def update_command(
         spread.refuse(test=test)
         source = source_of(data, reading)
 
-        def job(engine: Engine) -> tuple[models.ModelChange, JobReport] | None:
-            if spread.shard:  # leaves the model alone: others may do their share at the same time
-                engine.partial_fit(models.load_model(model, run), source)
-                return None
+        def job(engine: Engine) -> tuple[models.ModelChange, JobReport]:
             with models.changing_model(model, run, settle=settle, wait=wait) as change:
                 report = engine.partial_fit(change.learner, source)
-            return None if report is None else (change, report)
+            return change, report
 
         change, report = spread.run(job, model=model, quiet=run.as_json)
         timed: dict[str, Any] = {"seconds": change.seconds, "settled": change.settled}

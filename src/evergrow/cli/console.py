@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -16,10 +15,6 @@ import typer
 from evergrow.cli.exits import ExitCode, PrintError, complain
 from evergrow.core.errors import EvergrowWarning
 from evergrow.core.escaping import one_line, printable
-
-
-class Styled(str):
-    """A line with terminal codes of our own in it, which is printed as it is; all other lines are escaped."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +55,6 @@ class Answer:
         return ExitCode.LOOK if self.cautions else ExitCode.OK
 
 
-class Finished(Exception):  # noqa: N818  not an error
-    """Ends a command early, with its answer."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer)
-        self.answer = answer
-
-
 def answer_with(name: str, command: Callable[[], Answer], *, as_json: bool) -> ExitCode:
     """Run a command and print its answer: as lines, or as one JSON object with all warnings in it.
 
@@ -100,10 +87,7 @@ def answer_with(name: str, command: Callable[[], Answer], *, as_json: bool) -> E
                 warn_line(text)
 
         warnings.showwarning = show
-        try:
-            answer = command()
-        except Finished as early:
-            answer = early.answer
+        answer = command()
     for caution in answer.cautions:
         warn_line(caution)
     try:
@@ -112,7 +96,7 @@ def answer_with(name: str, command: Callable[[], Answer], *, as_json: bool) -> E
             print_json({"command": name, "exit_code": int(answer.exit_code), **answer.values, "warnings": notes})
         else:
             for line in answer.lines:
-                typer.echo(line if isinstance(line, Styled) else printable(line))
+                typer.echo(printable(line))
     except OSError as error:
         raise PrintError(answer.done, error) from error
     return answer.exit_code
@@ -195,8 +179,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable
             gap = " " * (width - _width(cell))
             parts.append(gap + cell if name in aligned else cell + gap)
         lines.append("  ".join(parts).rstrip())
-    if sys.stdout.isatty():
-        lines[0] = Styled(typer.style(lines[0], bold=True))
     return lines
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from evergrow.cli import options
-from evergrow.cli.console import Answer, plural, table
+from evergrow.cli.console import Answer, facts, plural, table
 from evergrow.cli.engine import EngineOptions, source_of
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.models import check_target, skipped_code
@@ -125,10 +125,9 @@ def report_lines(report: dict[str, object]) -> list[str]:
         ("smallest classes", sizes("smallest")),
         ("largest classes", sizes("largest")),
     ]
-    lines = [f"{label:<17} {value}" for label, value in pairs if value not in ("", None)]
     for label in ("note", "caution"):
-        lines += [f"{label:<17} {text}" for text in cast("list[str]", report[f"{label}s"])]
-    return lines
+        pairs += [(label, text) for text in cast("list[str]", report[f"{label}s"])]
+    return facts((label, "" if value is None else str(value)) for label, value in pairs)
 
 
 def _tried(source: str, how: DataOptions, backbone: str, device: str) -> tuple[list[dict[str, Any]], list[str]]:

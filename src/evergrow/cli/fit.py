@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -142,29 +142,27 @@ def fit_command(
     if spread.engine is not None:
         source = source_of(data, reading)
 
-        def job(engine: Engine) -> JobReport | None:
+        def job(engine: Engine) -> JobReport:
             report = engine.fit(learner, source)
-            if report is not None:
-                commit(model, learner)
+            commit(model, learner)
             return report
 
         report = spread.run(job, model=model, quiet=run.as_json)
         answer = _answer(model, learner, None, None, time.perf_counter() - started)
         values = {**answer.values, "engine": report.to_values()}
         return replace(answer, values=values, cautions=[*answer.cautions, *report.summary()])
-    cautions: list[str] = []
-    with _resumable(checkpoint, cautions):
+    with _resumable(checkpoint):
         with measured_change(learner, test, reading.options()) as trial:
             learner.fit(samples, checkpoint=checkpoint)
         commit(model, learner)
     answer = _answer(model, learner, samples, held, time.perf_counter() - started)
     tested = None if trial.tested is None else trial.tested.to_dict()
     lines = [*answer.lines[:-1], *models.trial_lines(learner, trial), answer.lines[-1]]
-    return replace(answer, values={**answer.values, "test": tested}, lines=lines, cautions=cautions)
+    return replace(answer, values={**answer.values, "test": tested}, lines=lines)
 
 
 @contextmanager
-def _resumable(checkpoint: Path | None, cautions: list[str]) -> Iterator[None]:
+def _resumable(checkpoint: Path | None) -> Iterator[None]:
     """Say how to go on after an interruption; remove a checkpoint that has become a model."""
     try:
         yield
@@ -174,11 +172,9 @@ def _resumable(checkpoint: Path | None, cautions: list[str]) -> Iterator[None]:
         elif checkpoint is not None:
             warn_line("no epoch was finished: the same command again begins anew")
         raise
-    try:
-        if checkpoint is not None:
+    if checkpoint is not None:
+        with suppress(OSError):  # the model is written, and a file too many is no reason to fail
             checkpoint.unlink(missing_ok=True)
-    except OSError as error:
-        cautions.append(f"{checkpoint} is no longer needed but could not be removed: {error}")
 
 
 def _answer(path: Path, learner: Learner, samples: Samples | None, held: Samples | None, seconds: float) -> Answer:

@@ -28,7 +28,7 @@ Data = Annotated[
     typer.Argument(
         metavar="DATA",
         help="Folder with a subfolder per class, a .zip or .tar of one, a table of "
-        "text,label or path,label (.csv, .jsonl, .parquet), a .json of COCO or Label Studio, .npz of features.",
+        "text,label or path,label (.csv, .jsonl, .parquet), a .json of Label Studio, .npz of features.",
     ),
 ]
 

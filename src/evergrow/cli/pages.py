@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from evergrow.data.items import Items, Samples
     from evergrow.learner.evaluation import ClassScore, Evaluation, SampleAnswers
 
-Array = NDArray[np.float64]
-
 SHOWN = 240
 """Wrong answers on a page at most, which bounds its size; each cell of the matrix has one before any has two."""
 MOST_SHOWN = 60
@@ -40,7 +38,6 @@ _LONGEST = 28  # characters of a name that are shown beside the matrix
 _CELLS = 4000  # cells of the matrix that are drawn at most, those with most samples first
 _ROWS = 1000  # classes in the table at most, the worst first
 _BINS = 10
-_NOVELTY_BINS = 32
 
 
 def write_page(path: Path, page: str) -> None:
@@ -121,7 +118,7 @@ def evaluation_page(evaluation: Evaluation, *, title: str, lead: str = "") -> st
         title=title,
         lead=lead,
         found=evaluation,
-        charts=[] if samples is None else _charts(samples, np.isin(samples.true, evaluation.classes)),
+        chart=None if samples is None else _reliability(samples, np.isin(samples.true, evaluation.classes)),
         places=places,
         matrix=_matrix(evaluation),
         **_wrong_answers(samples, places),
@@ -156,44 +153,11 @@ def _matrix(evaluation: Evaluation) -> dict[str, Any]:
     return {"size": size, "margin": margin, "width": n * size, "labels": labels, "cells": cells}
 
 
-# -- its charts ------------------------------------------------------------------------------------------------
-
-
-def _charts(samples: SampleAnswers, known: NDArray[np.bool_]) -> list[dict[str, Any]]:
-    """Return the reliability diagram and the histogram of novelty, where there are numbers for them."""
-    charts = []
-    if samples.certainty is not None and known.any():
-        charts.append(_reliability(samples.certainty[known], (samples.true == samples.predicted)[known]))
-    if samples.novelty is not None and samples.threshold is not None:
-        strange = np.concatenate([samples.novelty[~known], samples.strange])
-        charts.append(_novelty(samples.novelty[known], strange, samples.threshold))
-    return charts
-
-
-def _chart(x: tuple[float, float], y: tuple[float, float], **parts: Any) -> dict[str, Any]:
-    """Return bars over numbers with a dashed line, and how far right and down numbers lie on a canvas of 420 x 300.
-
-    Parameters
-    ----------
-    x, y : tuple of float
-        Smallest and largest number on each axis.
-    **parts
-        ``heading``, ``below`` and ``caption``; ``ticks``, the numbers to write on each axis; ``rule``, the ends of the
-        dashed line as x, y, x, y; and ``bars``.
-    """
-    return {
-        "across": lambda value: 46 + (value - x[0]) / (x[1] - x[0]) * 364,
-        "down": lambda value: 256 - (value - y[0]) / (y[1] - y[0]) * 244,
-        **parts,
-    }
-
-
-def _bar(low: float, high: float, height: float, kind: str, opacity: float, words: str) -> dict[str, Any]:
-    return {"low": low, "high": high, "height": height, "kind": kind, "opacity": opacity, "words": words}
-
-
-def _reliability(certainty: Array, right: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return the share of right answers by certainty; where all is well the bars end on the diagonal."""
+def _reliability(samples: SampleAnswers, known: NDArray[np.bool_]) -> dict[str, Any] | None:
+    """Return bars of the share of right answers by certainty; where all is well they end on the diagonal."""
+    if samples.certainty is None or not known.any():
+        return None
+    certainty, right = samples.certainty[known], (samples.true == samples.predicted)[known]
     bins = np.clip((certainty * _BINS).astype(int), 0, _BINS - 1)
     counts = np.bincount(bins, minlength=_BINS)
     bars, gap = [], 0.0
@@ -202,60 +166,8 @@ def _reliability(certainty: Array, right: NDArray[np.bool_]) -> dict[str, Any]:
         gap += abs(mean - accuracy) * n / len(certainty)
         words = f"certainty {mean:.2f}: {100 * accuracy:.1f} % of {n:,} right"
         opacity = 0.35 + 0.65 * math.sqrt(n / counts.max())
-        bars.append(_bar(place / _BINS, (place + 1) / _BINS, float(accuracy), "hit", opacity, words))
-    quarters = [0, 0.25, 0.5, 0.75, 1]
-    return _chart(
-        (0.0, 1.0),
-        (0.0, 1.0),
-        heading="How far certainty can be trusted",
-        below="certainty of the answer",
-        caption="Share of right answers by certainty: the line is where both agree, stronger bars stand for more "
-        f"answers. On average they are {percent(gap)} apart (expected calibration error).",
-        ticks=(quarters, quarters),
-        rule=(0, 0, 1, 1),
-        bars=bars,
-    )
-
-
-def _novelty(known: Array, strange: Array, threshold: float) -> dict[str, Any]:
-    """Return histograms of the novelty of known and of never learned samples, with the threshold between them."""
-    both = np.concatenate([known, strange])
-    both = both[np.isfinite(both)]
-    low, high = np.quantile(both, [0.005, 0.98]).tolist() if len(both) else (threshold, threshold)
-    low, high = min(low, threshold), max(high, threshold)
-    margin = 0.05 * (high - low) or 1.0
-    edges = np.linspace(low - margin, high + margin, _NOVELTY_BINS + 1)
-    bars = []
-    for values, kind, name in ((known, "hit", "known"), (strange, "miss", "never learned")):
-        # What lies outside counts in the outermost bars; what is no number is as novel as can be.
-        inside = np.nan_to_num(values, nan=edges[-1]).clip(edges[0], edges[-1])
-        shares = np.histogram(inside, edges)[0] / max(len(values), 1)
-        for place in np.flatnonzero(shares).tolist():
-            left, right, height = (float(value) for value in (edges[place], edges[place + 1], shares[place]))
-            bars.append(
-                _bar(left, right, height, kind, 0.6, f"{name}: {100 * height:.1f} % from {left:.3g} to {right:.3g}")
-            )
-    top = 1.08 * max((bar["height"] for bar in bars), default=1e-9)
-    others = ", red: never learned." if len(strange) else "; the data hold none that were never learned."
-    span = float(edges[0]), float(edges[-1])
-    return _chart(
-        span,
-        (0.0, top),
-        heading="Novelty",
-        below="novelty",
-        caption=f"Samples above {threshold:.4g}, the dashed line, are called unknown. Blue: known classes{others}",
-        ticks=(_ticks(*span, 6), _ticks(0.0, top, 4)),
-        rule=(threshold, 0.0, threshold, top),
-        bars=bars,
-    )
-
-
-def _ticks(low: float, high: float, wanted: int) -> list[float]:
-    """Return about so many round numbers between two."""
-    rough = (high - low) / wanted
-    step = 10.0 ** math.floor(math.log10(rough))
-    step *= next((factor for factor in (1, 2, 5) if factor * step >= rough), 10)
-    return [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        bars.append({"left": place / _BINS, "height": float(accuracy), "opacity": opacity, "words": words})
+    return {"bars": bars, "width": 1 / _BINS, "gap": gap}
 
 
 # -- its wrong answers -----------------------------------------------------------------------------------------

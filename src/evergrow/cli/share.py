@@ -18,11 +18,6 @@ from evergrow.core.optional import require
 
 Output = Annotated[Path, typer.Option("-o", help="File to write.")]
 
-ONE_WRITER = (
-    "Leave --workers out: one process writes a model, so that no change is lost and no answer mixes two "
-    "revisions. More processes may read: start them on the same folder with --read-only and another --port"
-)
-
 
 @command("spawn", panel="Share")
 def spawn_command(model: options.ModelFile, output: Output) -> Answer:
@@ -176,7 +171,6 @@ def serve_command(
     label_studio_token_file: Path | None = None,
     log_level: Literal["debug", "info", "warning", "error"] = "info",
     open_page: Annotated[bool, typer.Option("--open")] = False,
-    workers: Annotated[int | None, typer.Option(hidden=True)] = None,
     as_json: options.Json = False,
 ) -> Answer:
     """Serve the models of a folder: a page to teach them on, and an HTTP API to ask and change them.
@@ -221,8 +215,6 @@ def serve_command(
     open_page
         Open the page in a browser.
     """
-    if workers is not None:
-        raise ParameterError(ONE_WRITER)
     for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
         require(module, extra="serve", purpose="serving models")
     from evergrow.serve.app import run_server

@@ -132,15 +132,13 @@ def _prepared(archive: Archive) -> tuple[str, dict[str, torch.Tensor], str]:
     return text, tensors, _digest(_NEEDS + text, tensors)
 
 
-def read_archive(path: str | os.PathLike[str], kind: str | None = None) -> Archive:
+def read_archive(path: str | os.PathLike[str]) -> Archive:
     """Read an archive, checking layout and checksum; :func:`~evergrow.core.record.from_archive` checks contents.
 
     Parameters
     ----------
     path : path-like
         The file.
-    kind : str, optional
-        The kind that it must have.
 
     Raises
     ------
@@ -165,10 +163,7 @@ def read_archive(path: str | os.PathLike[str], kind: str | None = None) -> Archi
         raise FileFormatError(f"{path} must be a whole evergrow file, got a damaged one: {error}") from error
     if _digest(head["needs"] + head["archive"], tensors) != head["digest"]:
         raise FileFormatError(f"{path} does not match its checksum: its contents were altered or damaged")
-    archive = _described_by(path, head, tensors)
-    if kind is not None and archive.kind != kind:
-        raise FileFormatError(f"{path} must hold a {kind}, got {archive.kind!r}")
-    return archive
+    return _described_by(path, head, tensors)
 
 
 def read_header(path: str | os.PathLike[str]) -> Archive:

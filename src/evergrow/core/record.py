@@ -99,10 +99,8 @@ class Between:
 
     def __str__(self) -> str:
         if self.above is not None:
-            return f"above {self.above:g}" + ("" if self.high == math.inf else f", at most {self.high:g}")
-        if self.high == math.inf:
-            return f"from {self.low:g}"
-        return f"up to {self.high:g}" if self.low == -math.inf else f"from {self.low:g} to {self.high:g}"
+            return f"above {self.above:g}"
+        return f"from {self.low:g}" + ("" if self.high == math.inf else f" to {self.high:g}")
 
 
 @dataclass(frozen=True)

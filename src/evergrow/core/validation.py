@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import numbers
-import os
+import sys
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DeviceError, InputError, ParameterError, UnknownNameError
+from evergrow.core.record import to_values
 from evergrow.core.registry import nearest
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def check_number(
     if high is not None:
         bounds.append(f"{'<' if high_open else '<='} {high:g}")
     expected = f"{'an integer' if integer else 'a number'} {' and '.join(bounds)}".strip()
-    ok = isinstance(value, kind) and not isinstance(value, bool) and _is_finite(value)
+    ok = isinstance(value, kind) and not isinstance(value, bool)
+    ok = ok and abs(value) <= sys.float_info.max  # not so NaN, infinity and integers beyond the range of floats
     if ok and integer and high is None:
         ok = abs(value) < 2**63  # larger ones overflow where they are used
     if ok and low is not None:
@@ -61,13 +62,6 @@ def check_number(
         ok = value < high if high_open else value <= high
     if not ok:
         raise ParameterError(f"{name} must be {expected}, got {value!r}")
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:  # an integer beyond the range of floats
-        return False
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
@@ -245,7 +239,7 @@ def with_changes(settings: T, changes: Mapping[str, Any], what: str) -> T:
 
 
 def to_plain(settings: Any) -> Any:
-    """Return settings as plain values that JSON holds: objects, lists, strings for paths.
+    """Return all fields of settings as plain values that JSON holds: objects, lists, strings for paths.
 
     Examples
     --------
@@ -259,13 +253,7 @@ def to_plain(settings: Any) -> Any:
     >>> to_plain(Box())
     {'sides': [1, 2], 'place': 'attic'}
     """
-    if is_dataclass(settings) and not isinstance(settings, type):
-        return {name: to_plain(getattr(settings, name)) for name in field_names(settings)}
-    if isinstance(settings, Mapping):
-        return {key: to_plain(value) for key, value in settings.items()}
-    if isinstance(settings, (list, tuple)):
-        return [to_plain(value) for value in settings]
-    return os.fspath(settings) if isinstance(settings, os.PathLike) else settings
+    return to_values(asdict(settings))
 
 
 def lists_to_tuples(settings: Any) -> None:

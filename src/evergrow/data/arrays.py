@@ -415,10 +415,9 @@ def _unpacked(tree: Tree, name: str, key: str) -> NDArray[Any]:
     with (
         sound(tree.place(name), "NPZ file of plain arrays"),
         tree.open(name, 1 << 20) as file,
-        open_zip(file, tree.place(name)) as archive,
-        archive.open(f"{key}.npy") as entry,
+        np.load(file, allow_pickle=False) as arrays,  # whose entries were counted when it was indexed
     ):
-        return np.asarray(_FORMAT.read_array(cast(BinaryIO, entry), allow_pickle=False))
+        return np.asarray(arrays[key])
 
 
 def read_npy(path: Path) -> NDArray[Any]:
@@ -525,10 +524,9 @@ class ArraySource(Source):
         origin = file.stated(features.shape[1])[0] if STAMP in file.texts else {}
         return Samples("features", features=features, labels=labels, row_names=names, widths=widths, origin=origin)
 
-    def samples(self, part: str | None = None) -> Samples:
-        """Return all samples of a part."""
-        wanted = self if part is None else self._of_part(part)
-        return replace(concat_samples(list(wanted.chunks(2**62))), row_names=())
+    def samples(self) -> Samples:
+        """Return all samples of the part."""
+        return replace(concat_samples(list(self.chunks(2**62))), row_names=())
 
     def dataset(self) -> Dataset | FeatureSet:
         """Return features as they are stored, or labelled images."""
@@ -562,7 +560,7 @@ def _has_arrays(tree: Tree) -> bool:
     return any(name.lower().endswith(SUFFIXES) for name in tree.files()) and not tree.folders()
 
 
-register_reader("arrays", suffixes=SUFFIXES, fits=_has_arrays, marks=SUFFIXES, rank=40)(ArraySource)
+register_reader("arrays", suffixes=SUFFIXES, fits=_has_arrays, rank=40)(ArraySource)
 
 
 def _check_arrays(file: ArrayFile, x: str, y: str) -> None:

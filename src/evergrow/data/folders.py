@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from evergrow.core.errors import InputError
 from evergrow.data.items import (
     Dataset,
-    Images,
     PluginFormat,
     check_test_classes,
     is_image,
@@ -75,7 +74,8 @@ class Walk:
             for name, kind in self._entries(current):
                 path = posixpath.join(current, name)
                 if kind == "folder":
-                    target = self.tree.link_target(path)
+                    link = self.tree.on_disk and os.path.islink(self.tree.root / path)
+                    target = os.path.realpath(self.tree.root / path) if link else ""
                     above = ((self.tree.root / place).resolve() for place in (current, "") if target)
                     if target in followed or any(place.is_relative_to(target) for place in above):
                         self.ignored["links back to a folder above"] += 1
@@ -284,10 +284,10 @@ def _class_folders(walk: Walk, part: str, options: DataOptions, cautions: list[s
 # -- images without labels ----------------------------------------------------------------------
 
 
-def images_below(tree: Tree) -> tuple[Images, list[str]]:
-    """Return all images of a folder or an archive, wherever they lie, and what cannot be read here."""
+def images_below(tree: Tree) -> Dataset:
+    """Return all images of a folder or an archive, wherever they lie, with empty labels."""
     walk = Walk(tree)
     names = walk.images()
     if not names:
         raise InputError(f"{tree.place()} must hold images, got none{walk.unread_hint()}")
-    return tree.images(names), walk.cautions()
+    return Dataset.of(tree.images(names), [""] * len(names), cautions=tuple(walk.cautions()))

@@ -192,11 +192,11 @@ class Images(Items):
 
     def stamp(self) -> str:
         """Return a hash of contents, and of names, sizes and times of change of files, which are not read."""
-        return self._content if self.root is None and not self.lasting else self._hash(times=True)
+        return self._hash(times=True) if self.lasting else self._content
 
     def identity(self) -> str:
         """Return a hash of contents, and of names and sizes of files; a copy on another machine has the same."""
-        return self._content if self.root is None and not self.lasting else self._hash(times=False)
+        return self._hash(times=False) if self.lasting else self._content
 
     @cached_property
     def _content(self) -> str:
@@ -284,7 +284,7 @@ def concat_items(parts: Sequence[Items]) -> Items:
     Parameters
     ----------
     parts : sequence of Items
-        At least one: all texts, or all images; arrays of images must be of one size.
+        At least one: all texts, or all images.
 
     Raises
     ------
@@ -306,10 +306,7 @@ def concat_items(parts: Sequence[Items]) -> Items:
     if not images:
         return Texts(tuple(part.raw(row) for part in parts for row in range(len(part))))
     arrays = [part.values for part in images if isinstance(part.values, np.ndarray)]
-    if len(arrays) == len(images):
-        shapes = sorted({array.shape[1:] for array in arrays})
-        if len(shapes) > 1:
-            raise InputError(f"items must be images of one size to go together, got {shapes}")
+    if len(arrays) == len(images) and len({array.shape[1:] for array in arrays}) == 1:
         return Images(np.concatenate(arrays))
     roots = [part.root for part in images if part.root is not None]
     if len(roots) < len(images):
@@ -317,10 +314,7 @@ def concat_items(parts: Sequence[Items]) -> Items:
         return Images(values, tuple(name for part in images for name in part.names))
     root, below = roots[0], [""] * len(roots)
     if any(other != root for other in roots):  # names are relative to the common folder
-        try:
-            root = Path(os.path.commonpath([other.absolute() for other in roots]))
-        except ValueError as error:
-            raise InputError(f"items must lie on one drive to go together: {error}") from error
+        root = Path(os.path.commonpath([other.absolute() for other in roots]))
         below = [other.absolute().relative_to(root).as_posix() for other in roots]
     pairs = ((folder, name) for folder, part in zip(below, images, strict=True) for name in part.values)
     return Images(tuple(posixpath.normpath(posixpath.join(folder, name)) for folder, name in pairs), root=root)

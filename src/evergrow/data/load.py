@@ -48,8 +48,8 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
         - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid, validation), one folder per class,
           training and test lists or tables, WebDataset tars, Parquet or feature files, a saved Hugging Face set;
         - a file: ``.npz`` or ``.safetensors`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` table of
-          ``text,label`` or ``path,label``, a ``.txt`` list of images, a ``.json`` export of COCO or Label
-          Studio, a ``.zip`` or ``.tar`` of a folder, which is not unpacked;
+          ``text,label`` or ``path,label``, a ``.txt`` list of images, a ``.json`` export of Label Studio, a ``.zip`` or
+          ``.tar`` of a folder, which is not unpacked;
         - a pattern of such files, such as ``train-*.tar``;
         - an address that fsspec knows (``s3://``, ``gs://``, ``hf://datasets/OWNER/NAME``) of any of these;
         - the name of a file or folder in :func:`search_path`.
@@ -168,8 +168,8 @@ def check_source(source: str | os.PathLike[str]) -> None:
 
 def _reader(tree: Tree, pattern: str) -> str:
     if not pattern:
-        if tree.remote and not tree.listing(deep=False):
-            tree.sizes  # noqa: B018  says where there is nothing at all
+        if tree.remote:
+            tree.listing(deep=False)  # of a place that is refused drivers list everything below as nothing
         return _reader_of_folder(unwrapped(tree))
     known = reader_of_file(pattern)
     if known is None:
@@ -182,13 +182,9 @@ def _reader(tree: Tree, pattern: str) -> str:
 
 
 def _reader_of_folder(tree: Tree) -> str:
-    """Return the first reader that fits a folder; one that looks for files which are not there is not asked."""
-    files = tuple(tree.telling_files())
-    for reader in sorted(READERS.values(), key=lambda each: each.rank):
-        asked = not reader.marks or any(name.endswith(reader.marks) for name in files)
-        if asked and reader.fits is not None and reader.fits(tree):
-            return reader.name
-    raise LookupError("one folder per class fits any folder")
+    """Return the first reader that fits a folder; one folder per class fits any."""
+    readers = sorted(READERS.values(), key=lambda each: each.rank)
+    return next(reader.name for reader in readers if reader.fits is not None and reader.fits(tree))
 
 
 # -- archives --------------------------------------------------------------------
@@ -208,8 +204,7 @@ def read_archive(tree: Tree, name: str, options: DataOptions) -> Dataset:
     while (inner := _only_folder(inside)) is not None:
         inside = inside.below(inner)
     if not options.labelled:
-        images, cautions = images_below(inside)
-        return replace(Dataset.of(images, [""] * len(images)), cautions=tuple(cautions))
+        return images_below(inside)
     layout = _reader_of_folder(inside) if options.layout in ("auto", "archive") else options.layout
     found = read_folder(layout, inside, options)
     if not isinstance(found, Dataset):
@@ -226,7 +221,7 @@ def _only_folder(tree: Tree) -> str | None:
     if len(visible) != 1 or visible[0][1] != "folder":
         return None
     below = tree.below(visible[0][0])
-    data = any(name.lower().endswith((*TABLE_SUFFIXES, ".json")) for name in below.files())
+    data = any(name.lower().endswith(TABLE_SUFFIXES) for name in below.files())
     return visible[0][0] if data or Walk(below).subfolders() else None
 
 

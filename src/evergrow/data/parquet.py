@@ -6,7 +6,7 @@ import itertools
 import json
 import posixpath
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -281,13 +281,9 @@ class ParquetSource(Source):
         folder, found = find_images(self.tree, name, values, self.options)
         return Samples("image", folder.images(found), labels=labels)
 
-    def samples(self, part: str | None = None) -> Samples:
-        """Return all samples of a part; images are read when they are wanted, unless the table names files."""
-        wanted = self._of_part(part) if part is not None and part != self.options.part else self
-        if self._first.paths:
-            found = [wanted.read(shard) for shard in wanted.shards(2**20, 2**62)]
-            return replace(concat_samples(found), lasting=True)
-        return super(ParquetSource, wanted).samples()
+    def samples(self) -> Samples:
+        """Return all samples of the part; images are read when they are wanted, unless the table names files."""
+        return concat_samples(list(self.chunks(2**20))) if self._first.paths else super().samples()
 
 
 def _image(cell: Any, folder: Tree, title: str) -> Any:
@@ -324,7 +320,7 @@ def _has_parquet(tree: Tree) -> bool:
     return any(name.lower().endswith(".parquet") for place in places for name in tree.files(place))
 
 
-register_reader("parquet", suffixes=(".parquet",), fits=_has_parquet, marks=(".parquet",), rank=20)(ParquetSource)
+register_reader("parquet", suffixes=(".parquet",), fits=_has_parquet, rank=20)(ParquetSource)
 
 
 class ArrowSource(ParquetSource):
@@ -352,4 +348,4 @@ def _is_saved(tree: Tree) -> bool:
     return tree.is_file("dataset_dict.json") or tree.is_file("state.json")
 
 
-register_reader("arrow", suffixes=(".arrow",), fits=_is_saved, marks=(".json",), rank=10)(ArrowSource)
+register_reader("arrow", suffixes=(".arrow",), fits=_is_saved, rank=10)(ArrowSource)

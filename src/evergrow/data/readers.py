@@ -133,7 +133,6 @@ class Reader:
     read: Read
     suffixes: tuple[str, ...] = ()
     fits: Callable[[Tree], bool] | None = None
-    marks: tuple[str, ...] = ()
     rank: int = 0
 
 
@@ -156,9 +155,6 @@ def register_reader(name: str, **about: Any) -> Callable[[ReadT], ReadT]:
         Endings of files that it reads, in lower case.
     fits : callable, optional
         Tells from a :class:`~evergrow.data.storage.Tree` whether it reads that folder; must be quick.
-    marks : tuple of str
-        Endings, in lower case, of the files that such a folder holds at its top or in a folder called train, test,
-        data, splits or annotations. Without such a file ``fits`` is not asked.
     rank : int
         Folders are tried from the lowest rank up. Readers of evergrow have 10 (files of telling names) to 100 (one
         folder per class, which fits any folder), so that others come first unless they ask for more.

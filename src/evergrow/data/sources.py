@@ -11,10 +11,9 @@ import posixpath
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -83,7 +82,6 @@ class Source(ABC):
 
     def __init__(self, tree: Tree, pattern: str, options: DataOptions) -> None:
         self.tree, self.pattern, self.options = tree, pattern, options
-        self.known_kind = ""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_opened"}
@@ -101,11 +99,10 @@ class Source(ABC):
         """Return what is known of a file before its rows are read."""
         raise NotImplementedError
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """``"image"``, ``"text"`` or ``"features"``."""
-        self.known_kind = self.known_kind or self._look_for_kind()
-        return self.known_kind
+        return self._look_for_kind()
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -145,10 +142,8 @@ class Source(ABC):
 
     # -- whole ----------------------------------------------------------------------------------------------------
 
-    def samples(self, part: str | None = None) -> Samples:
-        """Return all samples of a part; images that files hold are referred to, and read when they are wanted."""
-        if part is not None and part != self.options.part:
-            return self._of_part(part).samples()
+    def samples(self) -> Samples:
+        """Return all samples of the part; images that files hold are referred to, and read when they are wanted."""
         if self.kind != "image":
             return concat_samples(list(self.chunks(4096)))
         store = ShardStore(self)
@@ -172,7 +167,8 @@ class Source(ABC):
     def dataset(self) -> Dataset | FeatureSet:
         """Return the training part, or all, and the test part where there is one."""
         has_test = part_of_files(self._every_file, "test") != self._every_file
-        train, test = self.samples("train"), self.samples("test") if has_test else None
+        train = self._of_part("train").samples()
+        test = self._of_part("test").samples() if has_test else None
         if train.labels is None:
             raise InputError(f"{self.tree.place(self.pattern)} must have labels; name their column by label_column")
         present = set(train.labels.tolist())
@@ -189,7 +185,7 @@ class Source(ABC):
     def readable(self) -> tuple[Self, dict[str, str]]:
         """Return the source without files of which not even the contents can be listed, and those with the reason."""
         part = copy.copy(self)
-        part.known_kind = ""
+        part.__dict__.pop("kind", None)
         unreadable: dict[str, str] = {}
         for name, size in self.files.items():
             part.__dict__["files"] = {name: size}
@@ -255,7 +251,7 @@ class ShardStore:
         self.source = source
         self.shards = shards or list(source.shards(1024, _SHARD_BYTES))
         self._ends = np.cumsum([shard.rows for shard in self.shards]).tolist()
-        self._kept: OrderedDict[int, Samples] = OrderedDict()
+        self._read_shard = lru_cache(_SHARDS_KEPT)(lambda number: source.read(self.shards[number]))
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -265,12 +261,7 @@ class ShardStore:
         """Return one image."""
         number = bisect.bisect_right(self._ends, key)
         with self._lock:
-            if number not in self._kept:
-                self._kept[number] = self.source.read(self.shards[number])
-                while len(self._kept) > _SHARDS_KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(number)
-            found = self._kept[number]
+            found = self._read_shard(number)
         return found.raw_items().raw(key - self._ends[number] + self.shards[number].rows)
 
     @cached_property
@@ -310,8 +301,7 @@ class ListedSource(Source):
     def _dataset(self) -> Dataset:
         tree = self.tree
         if not self.options.labelled and not self.pattern:
-            images, cautions = images_below(tree)
-            return replace(Dataset.of(images, [""] * len(images)), cautions=tuple(cautions))
+            return images_below(tree)
         if self.pattern:
             found = READERS[self.format].read(tree, self.pattern, self.options)
         else:
@@ -324,9 +314,9 @@ class ListedSource(Source):
         """Return the data as the reader lists them."""
         return self._dataset
 
-    def samples(self, part: str | None = None) -> Samples:
-        """Return all samples of a part."""
-        found = self._dataset.part(part or self.options.part)
+    def samples(self) -> Samples:
+        """Return all samples of the part."""
+        found = self._dataset.part(self.options.part)
         return found if self.options.labelled else replace(found, labels=None)
 
     @cached_property
@@ -436,7 +426,8 @@ def source_from(description: Mapping[str, Any]) -> Source:
     options = DataOptions.from_dict(given.options)
     check_choice("format", given.format, READERS)
     source = make_source(given.format, Tree(given.address, options.storage), given.pattern, options)
-    source.known_kind = given.kind
+    if given.kind:
+        source.__dict__["kind"] = given.kind  # no file has to be opened to know it
     return source
 
 

@@ -47,9 +47,6 @@ PUBLIC_STORAGE = frozenset(
 _AT_ONCE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci", "r2", "hf", "memory"})
 """Storages on which one upload appears whole or not at all."""
 
-_TELLING = frozenset(
-    {"train", "training", "test", "testing", "val", "valid", "validation", "data", "splits", "annotations"}
-)
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 _REMOTE = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
@@ -244,18 +241,6 @@ class Tree:
         """Return the names of the folders in a folder by their lower case."""
         return {name.lower(): name for name, kind in self.entries(folder) if kind == "folder"}
 
-    def telling_files(self) -> Iterator[str]:
-        """Yield the files at the top in lower case, and those in folders that often hold lists, tables or packed data.
-
-        These are the folders of such a name, and the only folder where there is one.
-        """
-        entries = [(name, kind) for name, kind in self.entries() if not name.startswith(".")]
-        folders = [name for name, kind in entries if kind == "folder"]
-        yield from (name.lower() for name, kind in entries if kind == "file")
-        for folder in folders:
-            if len(folders) == 1 or folder.lower() in _TELLING:
-                yield from (name.lower() for name in self.files(folder))
-
     def is_file(self, name: str) -> bool:
         """Return whether there is a file of that name."""
         return os.path.isfile(self.root / name) if self.on_disk else self._full(name) in self.sizes
@@ -268,11 +253,6 @@ class Tree:
         with self._reaching(name):
             system.invalidate_cache()
             return bool(system.isfile(path))
-
-    def link_target(self, folder: str) -> str:
-        """Return where a link to a folder on disk leads; empty for what is no link."""
-        path = self.root / folder
-        return os.path.realpath(path) if self.on_disk and os.path.islink(path) else ""
 
     # -- reading ------------------------------------------------------------------------------------------------
 

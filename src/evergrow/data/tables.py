@@ -252,7 +252,7 @@ def _table_of(tree: Tree) -> str | None:
     return training_file(tree, TABLE_SUFFIXES) or _single_table(tree)
 
 
-@register_reader("tables", fits=lambda tree: _table_of(tree) is not None, marks=TABLE_SUFFIXES, rank=70)
+@register_reader("tables", fits=lambda tree: _table_of(tree) is not None, rank=70)
 def read_tables(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read the training and the test table of a folder, or its one table with images in the folder beside it."""
     return read_table(tree, _table_of(tree) or "train.csv", options)
@@ -262,7 +262,6 @@ def read_tables(tree: Tree, name: str, options: DataOptions) -> Dataset:
     "lists",
     suffixes=LIST_SUFFIXES,
     fits=lambda tree: training_file(tree, LIST_SUFFIXES) is not None,
-    marks=LIST_SUFFIXES,
     rank=60,
 )
 def read_lists(tree: Tree, name: str, options: DataOptions) -> Dataset:
@@ -329,17 +328,17 @@ def read_list(tree: Tree, name: str) -> SampleList:
 def _metadata(tree: Tree) -> list[str]:
     """Return the metadata of a folder, or those of its training and its test folder."""
     folders = tree.folders()
-    places = [[""], *([folders[name] for name in words if name in folders] for words in (TRAIN_WORDS, TEST_WORDS))]
-    candidates = ([posixpath.join(place, name) for place in part for name in _METADATA] for part in places)
-    # Another file may happen to be called so.
+    places = [[""], *([folders[word] for word in words if word in folders] for words in (TRAIN_WORDS, TEST_WORDS))]
     whole, train, test = (
-        [name for name in names if tree.is_file(name) and FILE_COLUMN.encode() in tree.read(name, 0, 4096)][:1]
-        for names in candidates
+        [file for place in part for name in _METADATA if tree.is_file(file := posixpath.join(place, name))][:1]
+        for part in places
     )
-    return whole or ([*train, *test] if train else [])
+    found = whole or ([*train, *test] if train else [])
+    # Another file may happen to be called so.
+    return found if all(FILE_COLUMN.encode() in tree.read(name, 0, 4096) for name in found) else []
 
 
-@register_reader("imagefolder", fits=lambda tree: bool(_metadata(tree)), marks=_METADATA, rank=45)
+@register_reader("imagefolder", fits=lambda tree: bool(_metadata(tree)), rank=45)
 def read_imagefolder(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read images that ``metadata.csv`` or ``metadata.jsonl`` names by ``file_name``, and their labels.
 

@@ -192,4 +192,4 @@ def _has_tars(tree: Tree) -> bool:
     return bool(tars) and not tree.folders() and is_webdataset(tree, tars[0])
 
 
-register_reader("webdataset", fits=_has_tars, marks=(".tar",), rank=15)(WebDatasetSource)
+register_reader("webdataset", fits=_has_tars, rank=15)(WebDatasetSource)

@@ -45,31 +45,19 @@ class Engine(ABC):
         Most samples and MiB of a shard; the same numbers give the same shards.
     first_rows : int
         Most samples that the layer of a first fit is grown on, and that a model is calibrated on.
-    decoders : int, "auto" or None
-        Processes beside each worker that decode images; None suits the engine.
     progress : bool
         Whether to show a bar.
-    share : tuple of int, optional
-        ``(i, n)``: only the shards whose number is i modulo n.
     """
 
     folder: str | os.PathLike[str] | None = None
     shard_rows: int = SHARD_ROWS
     shard_mib: int = SHARD_MIB
     first_rows: int = BLOCK
-    decoders: Any = None
     progress: bool = False
-    share: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         for name, low in (("shard_rows", 1), ("shard_mib", 1), ("first_rows", 2)):
             check_number(name, getattr(self, name), low=low, integer=True)
-        if self.share is not None:
-            place, total = self.share
-            if not 0 <= place < total:
-                raise ParameterError(f"shard must be i/n with 0 <= i < n, got {place}/{total}")
-            if self.folder is None:
-                raise ParameterError("folder must be given where a share of the shards is done")
 
     @abstractmethod
     def runner(self, perform: Perform = shard_task) -> Runner:
@@ -95,17 +83,17 @@ class Engine(ABC):
             runner = self.runner()
             try:
                 found = None if weights is None else os.fspath(weights)
-                yield folder, RunOptions(runner, str(device), self.decoders, self.progress, self.share, found)
+                yield folder, RunOptions(runner, str(device), self.progress, found)
             finally:
                 runner.close()
 
-    def fit(self, learner: Learner, data: Any) -> JobReport | None:
+    def fit(self, learner: Learner, data: Any) -> JobReport:
         """Let a learner forget everything and learn data; see :func:`evergrow.engine.fitting.fit`."""
         manifest = self.manifest(data, learner._seed(), skip=_skips(learner))
         with self.open(learner.device) as (folder, options):
             return fit(learner, manifest, folder, options)
 
-    def partial_fit(self, learner: Learner, data: Any) -> JobReport | None:
+    def partial_fit(self, learner: Learner, data: Any) -> JobReport:
         """Let a learner learn data beside what it knows; see :func:`evergrow.engine.fitting.update`."""
         manifest = self.manifest(data, skip=_skips(learner))
         with self.open(learner.device, learner.weights) as (folder, options):
@@ -113,7 +101,7 @@ class Engine(ABC):
 
     def evaluate(
         self, learner: Learner, data: Any, *, false_alarm: float = FALSE_ALARM
-    ) -> tuple[Evaluation, JobReport] | None:
+    ) -> tuple[Evaluation, JobReport]:
         """Compare a model's answers with labels.
 
         Parameters
@@ -124,19 +112,12 @@ class Engine(ABC):
             Labelled data.
         false_alarm : float
             Share of false alarms that the threshold of novelty is for.
-
-        Returns
-        -------
-        tuple of (Evaluation, JobReport) or None
-            None where this was a share of the work.
         """
         started = time.perf_counter()
         manifest = self.manifest(data, skip=_skips(learner))
         with self.open(learner.device, learner.weights) as (folder, options):
             job = model_job(learner, manifest, folder, "evaluate")
             report = all_shards(job, options)
-            if report is None:
-                return None
             found = [read_record(Compared, job.result("evaluate", shard)) for shard in sorted(report.rows)]
         labels, answers = np.concatenate([np.array(part.names, dtype=np.str_)[part.codes] for part in found], axis=1)
         novelty = np.concatenate([np.empty(0) if part.novelty is None else part.novelty for part in found])
@@ -148,9 +129,7 @@ class Engine(ABC):
         seconds = time.perf_counter() - started
         return replace(result, seconds=seconds, left_out=left_out, unknown=compared), report
 
-    def predict(
-        self, learner: Learner, data: Any, *, top: int = 1, false_alarm: float | None = None
-    ) -> JobReport | None:
+    def predict(self, learner: Learner, data: Any, *, top: int = 1, false_alarm: float | None = None) -> JobReport:
         """Write a model's answers about a data set into ``folder/predict``, one Parquet file per shard.
 
         Parameters
@@ -166,8 +145,8 @@ class Engine(ABC):
 
         Returns
         -------
-        JobReport or None
-            What was written; None where this was a share of the work.
+        JobReport
+            What was written.
         """
         check_number("top", top, low=1, integer=True)
         if false_alarm is not None:
@@ -185,7 +164,7 @@ class Engine(ABC):
         on_error: str = "raise",
         batch_size: int | None = None,
         decode: str = "cpu",
-    ) -> JobReport | None:
+    ) -> JobReport:
         """Write the features of a data set into ``folder/features``, one Parquet file per shard.
 
         Parameters
@@ -203,8 +182,8 @@ class Engine(ABC):
 
         Returns
         -------
-        JobReport or None
-            What was written; None where this was a share of the work.
+        JobReport
+            What was written.
         """
         spec, manifest = backbone.spec, self.manifest(data, skip=on_error == "skip")
         with self.open(backbone.device, lasting=True) as (folder, options):

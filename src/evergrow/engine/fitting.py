@@ -54,7 +54,7 @@ _PER_WORKER = 4
 """Shards of a round for each worker, where that is more: at its end workers wait for the last of them."""
 
 
-def fit(learner: Learner, manifest: Manifest, folder: Path, options: RunOptions) -> JobReport | None:
+def fit(learner: Learner, manifest: Manifest, folder: Path, options: RunOptions) -> JobReport:
     """Let a learner forget everything and learn a data set.
 
     Parameters
@@ -70,8 +70,8 @@ def fit(learner: Learner, manifest: Manifest, folder: Path, options: RunOptions)
 
     Returns
     -------
-    JobReport or None
-        What was learned; None where this was a share of the work and there is more to do.
+    JobReport
+        What was learned.
     """
     check_mergeable(learner, fresh=True)
     encoder = encoder_for(
@@ -84,7 +84,7 @@ def fit(learner: Learner, manifest: Manifest, folder: Path, options: RunOptions)
     return _learned(learner, job, options, encoder)
 
 
-def update(learner: Learner, manifest: Manifest, folder: Path, options: RunOptions) -> JobReport | None:
+def update(learner: Learner, manifest: Manifest, folder: Path, options: RunOptions) -> JobReport:
     """Let a learner learn a data set beside what it knows; arguments and result are those of :func:`fit`."""
     check_mergeable(learner, fresh=False)
     if learner.spec_ is not None:
@@ -101,22 +101,14 @@ def _is_done(job: Job) -> bool:
     return job.finished() is not None and job.model.is_file()
 
 
-def _learned(learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None) -> JobReport | None:
-    """Do what is left of a job, or of its share, and let the learner know the result."""
+def _learned(learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None) -> JobReport:
+    """Do what is left of a job, and let the learner know the result."""
     if _is_done(job):
         adopt(learner, _loaded(job.model, options))
         return finished_report(job)
     try:
-        if options.share is not None:
-            if _has_template(learner, job, options, encoder):  # else other shares have to come first
-                missing = ShardMerge(job, JobReport(), options).missing()
-                run_shards(job, "statistics", missing, options, "learning")
-            return None
         with locked(job.folder):
-            if not _has_template(learner, job, options, encoder):
-                raise EngineError(
-                    "first samples of every shard must be there by now, but some are gone: was the folder changed?"
-                )
+            _make_template(learner, job, options, encoder)
             report = JobReport(unreadable=dict(job.manifest.unreadable))
             with meter("learning", len(job.manifest.shards), enabled=options.progress) as tick:
                 path = ShardMerge(job, report, options).run(tick)
@@ -135,36 +127,31 @@ def _loaded(path: Path, options: RunOptions) -> Learner:
     return Learner.load(path, device=None if options.device == "auto" else options.device, cache=False)
 
 
-def _has_template(learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None) -> bool:
-    """Return whether there is a layer to learn with, growing it once the first samples of all shards are there."""
-    shards = [shard.number for shard in job.manifest.shards if len(job.manifest.first_of(shard))]
-    missing = [number for number in shards if first_features(job, number) is None]
+def _make_template(learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None) -> None:
+    """Write the features of all first samples, and grow the layer on them unless that is done."""
+    missing = [number for number in _with_first(job) if first_features(job, number) is None]
     report = run_shards(job, "first", missing, options, "first samples")
-    if if_whole(read_archive, job.template) is not None:
-        return True
-    unread = {*report.failed, *job.failures()} if job.skips else set()
-    if not all(job.result("first", number).is_file() for number in shards if number not in unread):
-        return False
-    assert encoder is not None
-    sample = _sample(job, skipped=unread)
-    template = with_layer(learner, encoder, sample)
-    template.head_.expecting(job.manifest.rows)
-    template.save(job.template)
-    return True
+    if if_whole(read_archive, job.template) is None:
+        assert encoder is not None
+        template = with_layer(learner, encoder, _sample(job, skipped=report.failed))
+        template.head_.expecting(job.manifest.rows)
+        template.save(job.template)
+
+
+def _with_first(job: Job) -> list[int]:
+    """Return the shards that have some of the first samples."""
+    return [shard.number for shard in job.manifest.shards if len(job.manifest.first_of(shard))]
 
 
 def _sample(job: Job, skipped: Iterable[int]) -> Block:
     """Return the first samples of all shards but those that were left out."""
     X: list[NDArray[np.float32]] = []
     labels, width, first = [], 0, 0
-    for number in sorted({shard.number for shard in job.manifest.shards}.difference(skipped)):
-        path = job.result("first", number)
-        if not path.is_file():
-            continue
-        found = first_features(job, number)
-        if found is None:
-            raise EngineError(f"{path} is damaged or of another shard: was the folder changed? Run the job again.")
-        if not len(found):
+    for number in sorted(set(_with_first(job)).difference(skipped)):
+        found, path = first_features(job, number), job.result("first", number)
+        if found is None and (path.is_file() or not job.skips):
+            raise EngineError(f"{path} is gone, damaged or of another shard: was the folder changed? Run it again.")
+        if found is None or not len(found):
             continue
         first, width = (first, width) if X else (number, found.X.shape[1])
         if found.X.shape[1] != width:

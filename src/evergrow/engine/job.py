@@ -4,7 +4,6 @@
     first/             features of the samples that the layer is grown on, one file per shard
     statistics/        what each shard teaches, one file per shard
     merged/            sums of those, until all are one
-    failed/            one note per shard that could not be done
     model.evg          the result of a fit or an update
 
 The manifest depends on the data, the sizes of shards and a seed, not on workers, machine or time. Every result is named
@@ -203,7 +202,7 @@ class _JobFile:
     backbone: dict[str, Any] | None = None
 
 
-_SUFFIXES = {"features": ".parquet", "predict": ".parquet", "failed": ".json"}
+_SUFFIXES = {"features": ".parquet", "predict": ".parquet"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,15 +275,6 @@ class Job:
         values = parse_json(self.finish.read_bytes(), os.fspath(self.finish))
         return values if isinstance(values, dict) and values.get("key") == self.key else None
 
-    def failures(self) -> dict[int, str]:
-        """Return why shards failed, by their number."""
-        found: dict[int, str] = {}
-        for path in sorted((self.folder / "failed").glob(f"{self.key}-*.json")):
-            values = parse_json(path.read_bytes(), os.fspath(path))
-            if isinstance(values, dict) and isinstance(values.get("shard"), int):
-                found[values["shard"]] = str(values.get("error", ""))
-        return found
-
 
 EXTRACTION = ("on_error", "batch_size", "precision", "decode")
 """Settings of an extraction that a job takes over from a learner; the others are those of the machine."""
@@ -305,7 +295,7 @@ def begin_job(job: Job) -> Job:
     EngineError
         If the folder is of other data or another job.
     """
-    (job.folder / "failed").mkdir(parents=True, exist_ok=True)
+    job.folder.mkdir(parents=True, exist_ok=True)
     path = job.folder / "job.json"
     if path.exists():
         _check_same(read_job(job.folder), job)

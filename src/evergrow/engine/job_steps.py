@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,39 +123,30 @@ class RunOptions:
         What runs the tasks.
     device : str
         Where workers compute.
-    decoders : int, "auto" or None
-        Processes beside each worker that decode images; None leaves it to the runner.
     progress : bool
         Whether to show a bar.
-    share : tuple of int or None
-        ``(i, n)``: only the shards whose number is i modulo n, for a batch system that starts n such commands.
     weights : str or None
         Where workers find the backbone's weights, if not where they were.
     """
 
     runner: Runner
     device: str = "auto"
-    decoders: Any = None
     progress: bool = False
-    share: tuple[int, int] | None = None
     weights: str | None = None
 
     def about(self, job: Job) -> dict[str, Any]:
         """Return what every task of a job must know."""
-        beside = {"device": self.device, "decoders": self.decoders, "weights": self.weights}
-        known = {name: value for name, value in beside.items() if value is not None}
-        return {"folder": str(job.folder), "key": job.key, "versions": versions(), **known}
+        where = {"folder": str(job.folder), "device": self.device, "weights": self.weights}
+        return {**where, "key": job.key, "versions": versions()}
 
     def shard_tasks(self, job: Job, work: str, shards: Iterable[int]) -> list[Task]:
-        """Return one task for each of these shards that is to be done here."""
-        (place, total), about = self.share or (0, 1), self.about(job)
-        return [Task(work, number, about) for number in shards if number % total == place]
+        """Return one task for each of these shards."""
+        about = self.about(job)
+        return [Task(work, number, about) for number in shards]
 
 
 def run_tasks(job: Job, options: RunOptions, tasks: Sequence[Task]) -> Iterator[TaskResult]:
     """Run tasks and yield every result; a failure that the job does not go on without ends all.
-
-    A shard that failed leaves a note for ``status`` and other shares, which goes once it is done after all.
 
     Raises
     ------
@@ -166,12 +157,6 @@ def run_tasks(job: Job, options: RunOptions, tasks: Sequence[Task]) -> Iterator[
     with closing(options.runner.run(tasks)) as results:  # type: ignore[type-var]
         for result in results:
             work, number, error = result.task.work, result.task.number, result.error
-            note = job.result("failed", f"{work}-{number:06d}")
-            if result.state == "done":
-                note.unlink(missing_ok=True)
-            elif work != "merge":
-                with suppress(OSError):  # the disk may be what failed, and the failure matters more than its note
-                    write_json(note, {"shard": number, "work": work, "error": error})
             if result.state == "failed" or (result.state == "unreadable" and not job.skips):
                 what = "a merge" if work == "merge" else f"{work} of shard {number}"
                 error = error if error.startswith("shard ") else f"{what} failed: {error}"
@@ -234,15 +219,11 @@ def model_job(learner: Learner, manifest: Manifest, folder: Path, work: Work, **
     return job
 
 
-def all_shards(job: Job, options: RunOptions) -> JobReport | None:
-    """Do the task of a job with all shards; return what was done, or None where this was a share of the work."""
-    numbers = range(len(job.manifest.shards))
+def all_shards(job: Job, options: RunOptions) -> JobReport:
+    """Do the task of a job with all shards, and return what was done."""
     try:
-        if options.share is not None:
-            run_shards(job, job.work, numbers, options, job.work)
-            return None
         with locked(job.folder):
-            report = run_shards(job, job.work, numbers, options, job.work)
+            report = run_shards(job, job.work, range(len(job.manifest.shards)), options, job.work)
             if not report.rows:
                 why = next(iter(report.failed.values()))
                 raise EngineError(f"data must have a shard that can be read, got none: {why}")

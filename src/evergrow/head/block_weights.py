@@ -70,7 +70,7 @@ _NO_SCORE = 1e6
 _ENOUGH = 0.02
 """Gain of a step, as a log-likelihood, below which the search ends."""
 
-_MOST_TRIED = 10
+_MOST_TRIED = 8
 """Ridges that are tried, but for those that end a line search: where a block is mere noise its ridge has no best."""
 
 

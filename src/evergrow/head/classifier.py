@@ -41,6 +41,7 @@ from evergrow.head.ridge_model import RidgeModel
 GCV_FLOOR = 1e-6
 """Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
 
+_FLOOR_ROWS = 256  # rows that tell the energy of a row well enough for a bound
 _TERM_ROWS = 4096  # rows whose terms of novelty are worked out at once
 
 
@@ -225,7 +226,8 @@ class Classifier(IncrementalClassifier):
         Z = Z if blocks is None else blocks.apply(Z)
         layer, alpha = self._build(Z, torch.nn.functional.one_hot(codes).to(Z.dtype)), self._fixed_alpha()
         check_contrast(layer, Z)
-        floor = alpha or GCV_FLOOR * max(layer.centred_energy(Z) / Z.shape[0], 1e-12)
+        some = Z[:: max(len(Z) // _FLOOR_ROWS, 1)]
+        floor = alpha or GCV_FLOOR * max(layer.centred_energy(some) / len(some), 1e-12)
         shapes = ClassShapes.first(Z, self.shape_directions) if self.shape_directions else None
         state = create_state(self.solver, layer.n_outputs, 0, alpha=alpha, floor=floor, device=layer.device)
         return RidgeModel.start(layer, rule, state, shapes, blocks)

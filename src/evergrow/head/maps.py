@@ -100,8 +100,6 @@ class LayerMap:
         c.
     dtype : torch.dtype
         In which the head computes.
-    model : RidgeModel or None
-        The statistics that it was solved from.
     shape : ShapeMap or None
         What the shapes of classes add.
 
@@ -120,7 +118,6 @@ class LayerMap:
     linear: Tensor | None
     constant: Tensor
     dtype: torch.dtype = torch.float64
-    model: RidgeModel | None = None
     shape: ShapeMap | None = None
 
     def scores(self, Z: Tensor) -> Tensor:
@@ -152,4 +149,4 @@ def layer_map(model: RidgeModel, weights: Tensor, offset: Tensor | None = None, 
         scale = model.blocks.column_weights()[:, None]
         units = None if units is None else replace(units, weights=units.weights.to(torch.float64) * scale)
         linear = None if linear is None else linear * scale.to(linear)
-    return LayerMap(model.normalization, units, readout, linear, constant, weights.dtype, model)
+    return LayerMap(model.normalization, units, readout, linear, constant, weights.dtype)

@@ -287,7 +287,7 @@ def within_tasks(
     classes: ArrayLike,
     y_true: ArrayLike,
     class_tasks: Mapping[Any, int],
-    n_tasks: int | None = None,
+    n_tasks: int,
 ) -> WithinTasks:
     """Return the accuracy of the best-scored class among those of each sample's own task.
 
@@ -302,8 +302,8 @@ def within_tasks(
     class_tasks : mapping
         The one task of every class, counted from 0; :func:`first_tasks` decides about a class that comes in several.
         It may name classes that have no column.
-    n_tasks : int, optional
-        Length of the answer per task; by default up to the last task of ``class_tasks``.
+    n_tasks : int
+        Length of the answer per task.
 
     Returns
     -------
@@ -320,7 +320,7 @@ def within_tasks(
     --------
     >>> from evergrow.lab.metrics import within_tasks
     >>> scores = [[0.1, 0.3, 0.6], [0.2, 0.1, 0.7], [0.5, 0.4, 0.1]]  # overall, none is right
-    >>> within = within_tasks(scores, [5, 6, 7], [6, 6, 7], {5: 0, 6: 0, 7: 1})
+    >>> within = within_tasks(scores, [5, 6, 7], [6, 6, 7], {5: 0, 6: 0, 7: 1}, 2)
     >>> round(within.accuracy, 3), within.by_task.tolist(), within.counts.tolist()
     (0.667, [0.5, 1.0], [2, 1])
     """
@@ -332,38 +332,20 @@ def within_tasks(
         )
     if np.isnan(values).any():
         raise InputError("scores must be numbers, got NaN")
-    places = _column_places(columns, class_tasks)
-    unseen = sorted({label for label in truth.tolist() if label not in places}, key=str)
-    if unseen:
-        raise LabelError(f"y_true must only hold labels among classes, got {unseen[:5]} besides")
-    column_tasks = np.array([class_tasks[label] for label in columns.tolist()], dtype=np.int64)
+    places = {label: place for place, label in enumerate(columns.tolist())}
+    unknown = sorted(set(truth.tolist()) - places.keys() | places.keys() - class_tasks.keys(), key=str)
+    if unknown:
+        raise LabelError(f"labels must have a column and columns a task, got neither for {unknown[:5]}")
+    column_tasks = np.array([class_tasks[label] for label in places], dtype=np.int64)
     truth_at = np.array([places[label] for label in truth.tolist()], dtype=np.int64)
     tasks = column_tasks[truth_at]
     answers = np.zeros_like(truth_at)
     for task in np.unique(tasks):
         rows, allowed = np.flatnonzero(tasks == task), np.flatnonzero(column_tasks == task)
         answers[rows] = allowed[values[np.ix_(rows, allowed)].argmax(axis=1)]
-    length = max(class_tasks.values(), default=-1) + 1 if n_tasks is None else n_tasks
-    if length <= tasks.max(initial=-1):
-        raise InputError(f"n_tasks must be at least {tasks.max() + 1}, the tasks of y_true, got {n_tasks}")
-    by_task, counts = task_accuracies(truth_at, answers, tasks, length)
+    by_task, counts = task_accuracies(truth_at, answers, tasks, n_tasks)
     accuracy = float(np.mean(answers == truth_at)) if len(truth) else float("nan")
     return WithinTasks(accuracy, by_task, counts)
-
-
-def _column_places(columns: NDArray[Any], class_tasks: Mapping[Any, int]) -> dict[Any, int]:
-    """Return the column of every class, each of which must have one task."""
-    labels = columns.tolist()
-    places = {label: place for place, label in enumerate(labels)}
-    if len(places) != len(labels):
-        raise LabelError(f"classes must all differ, got {len(places)} different ones in {len(labels)} columns")
-    homeless = [label for label in labels if label not in class_tasks]
-    if homeless:
-        raise LabelError(f"class_tasks must hold a task for every entry of classes, got none for {homeless[:5]}")
-    negative = [label for label in labels if class_tasks[label] < 0]
-    if negative:
-        raise InputError(f"class_tasks must be numbers >= 0, got {class_tasks[negative[0]]} for {negative[0]!r}")
-    return places
 
 
 def _square(matrix: ArrayLike) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -255,28 +255,6 @@ def evaluate_predictions(truth: ArrayLike, guess: ArrayLike, classes: ArrayLike)
         confused=confused,
         unknown_classes=dict(zip(others.tolist(), counts.tolist(), strict=True)),
     )
-
-
-def evaluate_samples(found: SampleAnswers, classes: NDArray[np.str_], false_alarm: float) -> Evaluation:
-    """Return how good the answers to samples are.
-
-    Parameters
-    ----------
-    found : SampleAnswers
-        Labels and answers.
-    classes : ndarray of str
-        Classes that the model knows, sorted.
-    false_alarm : float
-        The share of false alarms that the threshold is for.
-    """
-    result = evaluate_predictions(found.true, found.predicted, classes)
-    if found.threshold is None or found.novelty is None:
-        return result
-    known = np.isin(found.true, classes)
-    strange = np.concatenate([found.novelty[~known], found.strange])
-    if not known.any() or not len(strange):
-        return result
-    return replace(result, unknown=open_world(found.novelty[known], strange, found.threshold, false_alarm))
 
 
 def open_world(

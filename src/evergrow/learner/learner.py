@@ -29,7 +29,7 @@ from evergrow.learner import edits
 from evergrow.learner.answers import LIKELIEST, Answering, Answers
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.encoder import Encoder, check_kept, checkpoint_file, encode_config
-from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_samples
+from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_predictions, open_world
 from evergrow.learner.labels import as_labels
 from evergrow.learner.learning import Block, gathered, learn
 from evergrow.learner.snapshot import Change, HeadRecipe, Snapshot, read_adaptation, read_snapshot, with_widths
@@ -96,6 +96,8 @@ class Learner(Estimator):
         All changes so far.
     revision_ : int
         Number of the latest change.
+    origin_ : (Path, str) or None
+        The model file that this was loaded from or last written to, and its checksum then; None for others.
 
     Examples
     --------
@@ -139,7 +141,7 @@ class Learner(Estimator):
         self.extract = extract
         self._encoder: Encoder  # there from begin or the first fit on
         self._snapshot: Snapshot | None = None
-        self._origin: tuple[Path, str] | None = None  # the model file that was loaded, and its checksum
+        self.origin_: tuple[Path, str] | None = None
         self._measured: Measured | None = None  # the last evaluation
 
     # -- what is known ---------------------------------------------------------------------------------------
@@ -213,11 +215,6 @@ class Learner(Estimator):
         """The backbone before it was adapted to data; None where samples are features."""
         adaptation = self._encoder.adaptation
         return self._state().spec if adaptation is None else adaptation.base
-
-    @property
-    def origin_(self) -> tuple[Path, str] | None:
-        """The model file that this was loaded from or last written to, and its checksum then; None for others."""
-        return self._origin
 
     @property
     def answering_(self) -> Answering:
@@ -658,7 +655,7 @@ class Learner(Estimator):
         (4, 3)
         """
         twin = self._twin()
-        twin._snapshot, twin._origin = self._state(), self._origin  # every change works on a branch of the head
+        twin._snapshot, twin.origin_ = self._state(), self.origin_  # every change works on a branch of the head
         return twin
 
     def spawn(self) -> Learner:
@@ -900,7 +897,13 @@ class Learner(Estimator):
                 raise InputError("unknown must hold classes that the model does not know, got none but known ones")
             strange = now.head.novelty_score(self._encoded(samples).X)
         found = SampleAnswers(kept, rows, true, told, sure, novel, strange, threshold)
-        result = evaluate_samples(found, now.classes, false_alarm)
+        result = evaluate_predictions(true, told, now.classes)
+        if threshold is not None and novel is not None:
+            known = np.isin(true, now.classes)
+            strange = np.concatenate([novel[~known], strange])
+            if known.any() and len(strange):
+                unknowns = open_world(novel[known], strange, threshold, false_alarm)
+                result = dataclasses.replace(result, unknown=unknowns)
         if result.n_known:
             self._measured = Measured(result.accuracy, result.n_known, now.revision)
         samples_kept, seconds = found if keep_samples else None, time.perf_counter() - started

@@ -68,7 +68,7 @@ def open_model(path: str | os.PathLike[str], **settings: Any) -> Learner:
     model = existing_model(path)
     archive = read_archive(model)
     learner = Learner.load(archive, name=os.fspath(path), **settings)
-    learner._origin = (model, archive.digest)
+    learner.origin_ = (model, archive.digest)
     return learner
 
 
@@ -161,7 +161,7 @@ def commit(
         if model.exists():
             current = Header.read(model)
         digest = "" if current is None else current.digest
-        origin = learner._origin if learner._origin is not None and learner._origin[0] == model else None
+        origin = learner.origin_ if learner.origin_ is not None and learner.origin_[0] == model else None
         if origin is not None and origin[1] != digest:
             raise BusyError(
                 f"{model} must be as it was when the learner was loaded, but it was changed since: load it again"
@@ -178,15 +178,16 @@ def commit(
         old = max(min(old, len(before.history) - 1), 0)
         number = max([*place.numbers(), lineage.number, before.lineage.number]) + 1
         who = author() if who is None else who
-        fresh = [entry.numbered(number).by(who) for entry in before.history[old:]]
+        fresh = [dataclasses.replace(entry, revision=number, who=entry.who or who) for entry in before.history[old:]]
         for entry in fresh[-1:]:
             note, extra = remark.note or entry.note, {**entry.extra, **remark.extra}
             fresh[-1] = dataclasses.replace(entry, note=note, extra=extra)
-        following = Lineage(number) if current is None else lineage.next(number, digest)
+        ancestors = () if current is None else (*lineage.ancestors, Ancestor(lineage.number, digest))
+        following = Lineage(number, ancestors)
         now = dataclasses.replace(before, history=(*before.history[:old], *fresh), lineage=following)
         digest = write_archive(place.file(number), now.to_archive(), like=model)
         _publish(place.file(number), model)
-        learner._snapshot, learner._origin = now, (model, digest)
+        learner._snapshot, learner.origin_ = now, (model, digest)
         place.prune(following, keep)
     return number
 

@@ -140,10 +140,6 @@ class Change:
         """Return the change with the revision that it led to."""
         return replace(self, revision=revision)
 
-    def by(self, who: str) -> Self:
-        """Return the change with who made it, unless that is known already."""
-        return self if self.who else replace(self, who=who)
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         always = {"classes": [], "note": "", "data": []}
@@ -180,10 +176,6 @@ class Lineage:
 
     number: int = 0
     ancestors: tuple[Ancestor, ...] = ()
-
-    def next(self, number: int, digest: str) -> Lineage:
-        """Return the lineage of the revision that follows this one, whose checksum is given."""
-        return Lineage(number, (*self.ancestors, Ancestor(self.number, digest)))
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless revisions ascend."""

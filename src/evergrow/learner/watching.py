@@ -111,17 +111,11 @@ class WatchedFolder:
     def classes(self) -> tuple[list[str], dict[str, str]]:
         """Return the folders that stand for classes, sorted, and those that cannot, with the reason."""
         names, odd = [], {}
-        with os.scandir(self.root) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if not os.path.isdir(entry.path):  # False for a link that leads in a circle, too
-                    continue
-                if entry.is_symlink():
-                    odd[entry.name] = "it is a link"
-                elif entry.name not in (INBOX, DONE) and not entry.name.startswith("."):
-                    if reason := odd_name(entry.name):
-                        odd[entry.name] = reason
-                    else:
-                        names.append(entry.name)
+        for place in sorted(filter(Path.is_dir, self.root.iterdir())):  # a link that leads in a circle is no folder
+            if reason := "it is a link" if place.is_symlink() else odd_name(place.name):
+                odd[place.name] = reason
+            elif place.name not in (INBOX, DONE) and not place.name.startswith("."):
+                names.append(place.name)
         return names, odd
 
     def arrivals(self, name: str) -> Iterator[Path]:
@@ -306,7 +300,9 @@ def watch_once(
     fresh = [path for name in names for path in folder.arrivals(name)]
     if working or fresh:
         with locked_model(model, wait=wait, **settings) as learner:
-            _learn(model, learner, folder, working, fresh, odd, done)
+            todo = _taken_up(learner, folder, working, fresh, odd, done)
+            for start in range(0, len(todo), BATCH):
+                _learn(model, learner, folder, todo[start : start + BATCH], done)
     done.refused += list(odd.items())
     asked = list(folder.arrivals(INBOX))
     if asked:
@@ -315,16 +311,10 @@ def watch_once(
     return done
 
 
-def _learn(
-    model: Any,
-    learner: Learner,
-    folder: WatchedFolder,
-    taken: list[Path],
-    fresh: Iterable[Path],
-    odd: dict[str, str],
-    done: Watched,
-) -> None:
-    """Learn files in batches: those taken up before, and fresh ones; the class of a file is the name of its folder."""
+def _taken_up(
+    learner: Learner, folder: WatchedFolder, taken: list[Path], fresh: list[Path], odd: dict[str, str], done: Watched
+) -> list[tuple[Path, str]]:
+    """Take up fresh files and return what there is to learn, with hashes: these, and those taken up before."""
     for path in fresh:
         label = path.parent.name
         if not can_read(learner._state().label_kind, label):
@@ -349,34 +339,30 @@ def _learn(
         else:
             same.add(digest)
             todo.append((path, digest))
-    for start in range(0, len(todo), BATCH):
-        _learn_batch(model, learner, folder, todo[start : start + BATCH], done)
+    return todo
 
 
-def _learn_batch(
-    model: Any, learner: Learner, folder: WatchedFolder, batch: Sequence[tuple[Path, str]], done: Watched
-) -> None:
-    """Learn files as one change, and put them away; the commit decides whether they were learned."""
-    found = _vectors(learner, [path for path, _ in batch])
-    rows: list[NDArray[Any]] = []
-    labels: list[str] = []
+def _learn(model: Any, learner: Learner, folder: WatchedFolder, batch: list[tuple[Path, str]], done: Watched) -> None:
+    """Learn files as one change, and put them away; the class of a file is the name of its folder.
+
+    The commit decides whether they were learned.
+    """
+    rows: list[tuple[Path, NDArray[Any]]] = []
     files: dict[str, list[str]] = {}
-    for (path, digest), X in zip(batch, found, strict=True):
-        if not isinstance(X, str):
-            rows.append(X)
-            labels += [path.parent.name] * len(X)
+    for (path, digest), X in zip(batch, _vectors(learner, [path for path, _ in batch]), strict=True):
+        if isinstance(X, str):
+            done.refuse(folder, path, path.parent.name, X)
+        else:
+            rows.append((path, X))
             files.setdefault(path.parent.name, []).append(digest)
     if rows:
-        X = np.concatenate(rows)
+        X, labels = np.concatenate([X for _, X in rows]), [path.parent.name for path, X in rows for _ in X]
         learner.partial_fit(Features(X, np.arange(len(X))), as_labels(labels, learner._state().label_kind))
         note = f"watched {len(rows)} file{'s' * (len(rows) != 1)}"
         done.revision = commit(model, learner, Change("update", "", 0, note=note, extra={JOURNAL: files}))
         done.learned += len(rows)
-    for (path, _), vectors in zip(batch, found, strict=True):
-        if isinstance(vectors, str):
-            done.refuse(folder, path, path.parent.name, vectors)
-        else:
-            folder.put(path, f"learned/{path.parent.name}")
+    for path, _ in rows:
+        folder.put(path, f"learned/{path.parent.name}")
 
 
 def learned_files(history: Iterable[Change]) -> dict[str, set[str]]:

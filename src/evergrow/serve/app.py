@@ -67,7 +67,7 @@ def create_app(config: ServeConfig) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         with collect_warnings():
             yield
-            service.closing.set()
+            service.closing.set()  # open streams of events end
             await app.state.jobs.close()
             await service.shut_down()
 
@@ -132,11 +132,9 @@ def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_leve
         app,
         http=bounded_protocol(config.limits),
         ws="none",
-        lifespan="on",
         access_log=False,
         log_config=None,
         server_header=False,
-        date_header=True,
         proxy_headers=False,
         limit_concurrency=config.limits.connections,
         timeout_keep_alive=15,

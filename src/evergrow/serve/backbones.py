@@ -108,11 +108,11 @@ class Batcher:
         Most samples of a batch.
     queue : int
         Most samples that wait.
-    metrics : Metrics, optional
+    metrics : Metrics
         Where sizes of batches are counted.
     """
 
-    def __init__(self, backbone: Backbone, *, batch: int, queue: int, metrics: Metrics | None = None) -> None:
+    def __init__(self, backbone: Backbone, *, batch: int, queue: int, metrics: Metrics) -> None:
         self.backbone = backbone
         self.depth = 0  # samples that wait or are being computed
         self._batch, self._queue, self._metrics = batch, queue, metrics
@@ -215,9 +215,8 @@ class Batcher:
         """Return the features of samples: one by one, or in batches, each in equal parts for the cores."""
         size = 1 if alone else self._batch
         batches = [samples[i : i + size] for i in range(0, len(samples), size)]
-        if self._metrics is not None:
-            for batch in batches:
-                self._metrics.batch_size.observe(len(batch))
+        for batch in batches:
+            self._metrics.batch_size.observe(len(batch))
         if self._crew is None or (not alone and len(samples) < cores()):  # all cores work on one batch
             return np.concatenate([encode_batch(self.backbone, batch) for batch in batches])
         n = 1 if alone else cores()
@@ -289,10 +288,9 @@ class BackbonePool:
                 f"backbone must be 'auto' or one of {', '.join(map(repr, offered)) or 'none'} for {kind}s here, got "
                 f"{name[:80]!r}; nearest: {nearest(name, offered)}"
             )
-        if name in self._given:
-            made = self._given[name]
-            return self._sharing(_key(made.spec), lambda: made)
-        return self._sharing(f"offer {name}", lambda: create_backbone(name, device=self._device))
+        return self._sharing(
+            f"offer {name}", lambda: self._given.get(name) or create_backbone(name, device=self._device)
+        )
 
     def of_learner(self, learner: Learner) -> Batcher | None:
         """Return the backbone of a model, loading it if no other model has; None where samples are features."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -24,6 +24,8 @@ _READING_POSTS = ("/predict", "/evaluate", "/setup")
 _CALLERS = 10_000  # that the rate limit remembers
 _SLOWEST = 1024  # bytes of a body in a second
 _LOGGED = 300  # characters of a path in the log
+
+_Count = Callable[[int], None]
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; media-src 'self' blob:; "
@@ -52,7 +54,7 @@ class RateLimit:
 
     def __init__(self, per_second: float) -> None:
         self._rate = per_second
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._buckets: dict[str, tuple[float, float]] = {}  # who came last is last
 
     def allows(self, caller: str, now: float | None = None) -> bool:
         """Count a request and return whether it may pass.
@@ -69,8 +71,8 @@ class RateLimit:
         left = min(self._rate, left + (at - since) * self._rate)
         allowed = left >= 1
         self._buckets[caller] = (left - 1 if allowed else left, at)
-        while len(self._buckets) > _CALLERS:
-            self._buckets.popitem(last=False)
+        if len(self._buckets) > _CALLERS:
+            del self._buckets[next(iter(self._buckets))]
         return allowed
 
 
@@ -83,26 +85,19 @@ def host_name(host: str) -> str:
     >>> host_name("LocalHost:8080"), host_name("[::1]:8080"), host_name("a b")
     ('localhost', '::1', '')
     """
-    try:
-        parts = urlsplit(f"//{host}")
-        port_is_number = parts.port is None or parts.port >= 0
-    except ValueError:
-        return ""
-    plain = parts.netloc == host and not set(host) & set(" @/\\?#") and port_is_number
-    return (parts.hostname or "").casefold() if plain else ""
+    found = re.fullmatch(r"(\[[0-9a-f:.]+\]|[\w.-]+)(:\d{1,5})?", host.casefold(), re.ASCII)
+    return found[1].strip("[]") if found else ""
 
 
 class _Exchange:
     """A request and its answer: the body comes within limits, and the answer goes with security headers."""
 
-    def __init__(
-        self, scope: Scope, receive: Receive, send: Send, limits: Limits, count: Callable[[int], None]
-    ) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits, count: _Count) -> None:
         self.scope, self.headers, self.id = scope, Headers(scope=scope), uuid.uuid4().hex[:16]
         self._receive, self._send, self._limits, self._count = receive, send, limits, count
         self.started, self.status, self.size = time.perf_counter(), 0, 0
         self.client = str((scope.get("client") or ("",))[0])
-        self.refused = self._complete = False
+        self.refused, self._complete = True, False
         path = scope["path"]
         if path.endswith(("/jobs", "/api/v1/models/upload")):
             self._largest = limits.upload_bytes
@@ -175,20 +170,14 @@ class ServiceMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on and see how it ends."""
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         exchange, failure = _Exchange(scope, receive, send, self._config.limits, self._count), None
         scope.setdefault("state", {})["request_id"] = exchange.id
         try:
-            try:
-                self._check(exchange)
-            except Problem:
-                exchange.refused = True
-                raise
+            self._check(exchange)
+            exchange.refused = False
             await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:
             failure = error

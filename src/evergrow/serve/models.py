@@ -68,6 +68,8 @@ class Version:
     ----------
     counts : dict of str to int
         Samples of each class.
+    n_samples : int
+        Their sum.
     classes : list of ClassCount
         The same, sorted by name.
     state : {"ready", "starting"}
@@ -87,6 +89,7 @@ class Version:
     def __init__(self, learner: Learner, signature: Signature | None) -> None:
         self.learner, self.signature = learner, signature
         self.counts = learner.samples_by_name_
+        self.n_samples = sum(self.counts.values())
         self.classes = [schemas.ClassCount(name=name, samples=n) for name, n in sorted(self.counts.items())]
         self.state: schemas.ModelState = "ready" if self.counts else "starting"
         self.revision = learner.revision_
@@ -96,6 +99,11 @@ class Version:
         width = None if learner.spec_ is None else learner.spec_.n_features
         self.n_features: int | None = learner.n_features_in_ if self.counts else width
         self._computing = threading.Lock()  # a head computes some things once
+
+    def facts(self) -> dict[str, Any]:
+        """Return what answers of several routes say about the model."""
+        names = ("kind", "state", "revision", "etag", "classes", "n_samples", "n_features")
+        return {name: getattr(self, name) for name in names}
 
     def require_ready(self) -> None:
         """Raise :class:`NotFittedError` while the model has no class."""
@@ -242,17 +250,15 @@ class ServedModel:
         def work(version: Version) -> Change | None:
             learner = version.learner.copy()
             n_changes = len(learner.history_)
-            few = sum(version.counts.values()) + n_samples <= _FEW_SAMPLES
+            few = version.n_samples + n_samples <= _FEW_SAMPLES
             limit_torch(1 if few else cores())
             edit(learner)
             if len(learner.history_) == n_changes:
                 return None
             remark = Change("update", "", 0, note=request.note, extra=request.extra())
             modelfile.commit(self.path, learner, remark, who=request.who)
-            signature = signature_of(self.path)
-            # Another process may have been faster between the commit and the line above.
-            after = Version(learner, signature)
-            if Header.read(self.path).digest != after.digest:
+            after = Version(learner, signature_of(self.path))
+            if Header.read(self.path).digest != after.digest:  # another process was faster
                 after.signature = None
             self._version = after
             return learner.history_[-1]
@@ -352,15 +358,11 @@ class ServedModel:
                 done = work(before)
         after = self._version or before
         return schemas.ChangeAnswer(
+            **after.facts(),
             model=request.model,
-            state=after.state,
-            revision=after.revision,
-            etag=after.etag,
             change=schemas.ChangeRecord.model_validate(done or change or changes[-1]),
             new_classes=sorted(set(after.counts) - set(before.counts)),
             gone_classes=sorted(set(before.counts) - set(after.counts)),
-            classes=after.classes,
-            n_samples=sum(after.counts.values()),
             warnings=warnings,
             replayed=done is None,
         )
@@ -402,9 +404,8 @@ class ModelStore:
 
     def names(self) -> list[str]:
         """Return the names of all models, sorted."""
-        files = [entry.name for entry in os.scandir(self.folder) if not os.path.isdir(entry.path)]
-        stems = [name.removesuffix(schemas.MODEL_SUFFIX) for name in files if name.endswith(schemas.MODEL_SUFFIX)]
-        return sorted(filter(schemas.is_model_name, stems))
+        files = self.folder.glob(f"*{schemas.MODEL_SUFFIX}")
+        return sorted(file.stem for file in files if schemas.is_model_name(file.stem) and not os.path.isdir(file))
 
     def path(self, name: str) -> Path:
         """Return where a model of this name lies."""

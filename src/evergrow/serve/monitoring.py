@@ -9,7 +9,6 @@ import json
 import logging
 import sys
 import threading
-import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,8 +36,8 @@ class JsonFormatter(logging.Formatter):
             "event": record.getMessage(),
             **getattr(record, "fields", {}),
         }
-        if record.exc_info and record.exc_info[1] is not None:
-            values["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))
+        if record.exc_info:
+            values["traceback"] = self.formatException(record.exc_info)
         return json.dumps(values, default=str)
 
 

@@ -131,7 +131,7 @@ def _field(location: tuple[int | str, ...]) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")[:200]
 
 
-def problem_response(problem: Problem, request_id: str = "") -> JSONResponse:
+def problem_response(problem: Problem, request_id: str) -> JSONResponse:
     """Return the problem document of a request."""
     document = {
         "type": "about:blank",
@@ -140,7 +140,7 @@ def problem_response(problem: Problem, request_id: str = "") -> JSONResponse:
         "detail": problem.detail,
         "error": problem.kind,
         **problem.members,
-        **({"request_id": request_id} if request_id else {}),
+        "request_id": request_id,
     }
     return JSONResponse(document, problem.status_code, problem.headers, media_type=PROBLEM)
 
@@ -154,7 +154,7 @@ async def handle_error(request: Request, error: Exception) -> JSONResponse:
         if allowed := {method for route in fitting for method in route.methods or ()}:
             error = HTTPException(405, headers={"Allow": ", ".join(sorted(allowed))})
     folder = str(request.app.state.service.store.folder)
-    return problem_response(problem_of(error, folder), getattr(request.state, "request_id", ""))
+    return problem_response(problem_of(error, folder), request.state.request_id)
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------
@@ -421,10 +421,11 @@ class ChangeRequest:
         """
         for change in changes if self.key else ():
             for entry in requests_of(change):
-                if entry.get("key") == self.key and entry.get("content") != self.content:
+                if entry.get("key") != self.key:
+                    continue
+                if entry.get("content") != self.content:
                     raise Problem(422, "this Idempotency-Key was used for another request: take a new one", "KeyReused")
-                if entry.get("key") == self.key:
-                    return change
+                return change
         return None
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
 
 import numpy as np
 from fastapi import APIRouter, Depends, Header, Request, Response
-from fastapi.responses import FileResponse, StreamingResponse
-from starlette.background import BackgroundTask
+from fastapi.responses import StreamingResponse
 
 from evergrow.core.errors import EvergrowError
 from evergrow.learner.answers import Answers
@@ -18,7 +18,7 @@ from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, kept_revisions
 from evergrow.serve import schemas
 from evergrow.serve.label_studio import forget_classes
-from evergrow.serve.models import Edit, matches
+from evergrow.serve.models import Edit, Version, matches
 from evergrow.serve.requests import (
     PROBLEMS,
     BoundedRoute,
@@ -113,33 +113,26 @@ async def download_model(model: ModelDep, service: ServiceDep) -> StreamingRespo
     """Return the model file."""
     model.version.require_ready()
     file, version = await service.run(model.file.open_file)
-    headers = {
-        "ETag": version.etag,
-        "Content-Length": str(os.fstat(file.fileno()).st_size),
-        "Content-Disposition": f"attachment; filename*=utf-8''{quote(model.name)}.evg",
-    }
+    headers = _file_headers(model.name, schemas.MODEL_SUFFIX, version)
+    headers["Content-Length"] = str(os.fstat(file.fileno()).st_size)
     return StreamingResponse(_chunks(file), media_type=FILE, headers=headers)
 
 
-@models.get("/models/{m}/export.onnx", response_class=FileResponse, responses={200: {"content": _BINARY}})
-async def export_model(model: ModelDep, service: ServiceDep, head_only: bool = False) -> FileResponse:
+@models.get("/models/{m}/export.onnx", response_class=Response, responses={200: {"content": _BINARY}})
+async def export_model(model: ModelDep, service: ServiceDep, head_only: bool = False) -> Response:
     """Return the model as one ONNX graph, from pixels to labels; with ``head_only`` from features."""
-    version = model.version
-    version.require_ready()
-    file = await service.export(model, head_only=head_only)
-    return FileResponse(
-        file,
-        media_type=FILE,
-        filename=f"{model.name}.onnx",
-        headers={"ETag": version.etag},
-        background=BackgroundTask(file.unlink, missing_ok=True),
-    )
+    model.version.require_ready()
+    graph = await service.export(model, head_only=head_only)
+    return Response(graph, media_type=FILE, headers=_file_headers(model.name, ".onnx", model.version))
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:
     with file:
-        while chunk := file.read(_CHUNK):
-            yield chunk
+        yield from iter(partial(file.read, _CHUNK), b"")
+
+
+def _file_headers(name: str, suffix: str, version: Version) -> dict[str, str]:
+    return {"ETag": version.etag, "Content-Disposition": f"attachment; filename*=utf-8''{quote(name)}{suffix}"}
 
 
 async def _described(model: OpenModel, service: Service, response: Response) -> schemas.ModelRecord:
@@ -154,14 +147,7 @@ def _summary(service: Service, name: str) -> schemas.ModelSummary:
     except EvergrowError as error:
         reason = problem_of(error, str(service.store.folder)).detail
         return schemas.ModelSummary(name=name, state="damaged", error=reason)
-    return schemas.ModelSummary(
-        name=name,
-        kind=version.kind,
-        state=version.state,
-        revision=version.revision,
-        n_classes=len(version.counts),
-        n_samples=sum(version.counts.values()),
-    )
+    return schemas.ModelSummary(name=name, n_classes=len(version.counts), **version.facts())
 
 
 def _model_record(model: OpenModel) -> schemas.ModelRecord:
@@ -169,13 +155,8 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
     version, file, info = model.version, model.file, model.version.learner.info()
     novelty, backbone = info["novelty"], info["backbone"]
     return schemas.ModelRecord(
+        **version.facts(),
         name=model.name,
-        kind=version.kind,
-        state=version.state,
-        revision=version.revision,
-        classes=version.classes,
-        n_samples=sum(version.counts.values()),
-        n_features=version.n_features,
         method=info["method"],
         options=info["options"],
         backbone=backbone and schemas.BackboneRecord.model_validate(backbone),

@@ -75,7 +75,6 @@ Rows = Annotated[
     list[Annotated[list[Number], Field(min_length=1, max_length=65_536, fail_fast=True)]],
     Field(min_length=1, max_length=1024, description="Feature vectors.", examples=[[[0.1, 0.7, 0.2]]], fail_fast=True),
 ]
-Steps = Annotated[int, Field(ge=1, le=1000)]
 
 
 # -- requests ---------------------------------------------------------------------------------------------------
@@ -188,17 +187,16 @@ class MergeRequest(RequestModel):
     note: Note = ""
 
 
-class RollbackRequest(RequestModel):
-    """How far to go back: a number of changes, or to a revision."""
-
-    n: Steps = 1
-    to: Annotated[int, Field(ge=1, le=2**31)] | SkipJsonSchema[None] = None
-
-
 class RedoRequest(RequestModel):
     """How many rollbacks to take back, the latest first."""
 
-    n: Steps = 1
+    n: Annotated[int, Field(ge=1, le=1000)] = 1
+
+
+class RollbackRequest(RedoRequest):
+    """How far to go back: a number of changes, or to a revision."""
+
+    to: Annotated[int, Field(ge=1, le=2**31)] | SkipJsonSchema[None] = None
 
 
 # -- answers ----------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,11 +75,9 @@ class Service:
 
     async def shut_down(self) -> None:
         """Finish changes that have begun, and end all threads."""
-        self.closing.set()
-        await asyncio.to_thread(self._writers.shutdown)
-        await asyncio.to_thread(self.pool.close)
-        for threads in (self._threads, self._loaders, self._decoders):
-            await asyncio.to_thread(threads.shutdown)
+        others = (threads.shutdown for threads in (self._threads, self._loaders, self._decoders))
+        for end in (self._writers.shutdown, self.pool.close, *others):
+            await asyncio.to_thread(end)
 
     async def run(self, work: Callable[..., Result], *args: Any, **settings: Any) -> Result:
         """Do something that may take a while in a thread."""
@@ -134,8 +131,7 @@ class Service:
         found = self.pool.loaded(learner)
         if found is None:
             found = await asyncio.get_running_loop().run_in_executor(self._loaders, self.pool.of_learner, learner)
-        if found is None:
-            raise InputError(f"rows must be given, since the model takes {model.version.kind}")
+        assert found is not None, "only models of features have none, and their samples need none"
         return found
 
     async def _encoded(self, opened: OpenModel, samples: SentSamples, **settings: Any) -> Any:
@@ -172,8 +168,8 @@ class Service:
 
     # -- files --------------------------------------------------------------------------------------------------
 
-    async def export(self, model: OpenModel, *, head_only: bool) -> Path:
-        """Return a temporary file with the model as an ONNX graph, one at a time: it takes seconds and memory."""
+    async def export(self, model: OpenModel, *, head_only: bool) -> bytes:
+        """Return the model as an ONNX graph, one at a time: it takes seconds and memory."""
         if self._exporting.locked():
             raise Problem(503, "another model is being exported: try again later", "Busy", retry_after=5)
         async with self._exporting:
@@ -186,20 +182,19 @@ class Service:
         limit_torch(1)
         learner = Learner(None, options={"n_units": 8}, device=self.config.device)
         learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
-        first = [] if self.config.read_only else [None]  # the likeliest backbone of the first model
-        for name in self.store.names()[:_WARM] or first:
+        for name in self.store.names()[:_WARM] or ([] if self.config.read_only else [""]):
             self._warm_up(name)
 
-    def _warm_up(self, name: str | None) -> None:
-        """Send a sample through the backbone of a model: the first pass is slow. Whoever asks is told if it fails."""
+    def _warm_up(self, name: str) -> None:
+        """Send a sample through the backbone of a model, or of the likeliest first one: the first pass is slow."""
         try:
-            opened = None if name is None else self.open(name).version.learner
-            batcher = self.pool.chosen("image", "auto") if opened is None else self.pool.of_learner(opened)
+            learner = self.open(name).version.learner if name else None
+            batcher = self.pool.of_learner(learner) if learner else self.pool.chosen("image", "auto")
             if batcher is not None and batcher.depth == 0:
                 transform = batcher.backbone.transform
                 sample = "a" if transform is None else transform(decode_image(np.zeros((32, 32, 3), np.uint8)))
                 batcher.submit([sample], alone=True).result()
-        except Exception as error:
+        except Exception as error:  # whoever asks is told
             log("not warmed up", model=name, problem=type(error).__name__)
 
 
@@ -218,20 +213,16 @@ def _rows(version: Version, samples: SentSamples) -> NDArray[Any] | None:
         raise InputError("rows must all have the same number of columns") from error
 
 
-def _exported(learner: Learner, pool: BackbonePool, head_only: bool) -> Path:
+def _exported(learner: Learner, pool: BackbonePool, head_only: bool) -> bytes:
     from evergrow.export.onnx_export import export_learner
 
     batcher = None if head_only else pool.of_learner(learner)
     backbone = None if batcher is None else batcher.backbone
     copy = Learner.load(learner.to_archive(), name="the model", backbone=backbone, device="cpu")
-    handle, name = tempfile.mkstemp(suffix=".onnx", prefix="evergrow-")
-    os.close(handle)
-    try:
-        export_learner(copy, name, head_only=backbone is None)
-    except BaseException:
-        os.unlink(name)
-        raise
-    return Path(name)
+    with tempfile.TemporaryDirectory(prefix="evergrow-") as folder:
+        file = Path(folder, "model.onnx")
+        export_learner(copy, file, head_only=backbone is None)
+        return file.read_bytes()
 
 
 # -- dependencies of routes -------------------------------------------------------------------------------------

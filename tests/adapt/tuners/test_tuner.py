@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from evergrow.adapt.tuners import (
-    ArchitectureError,
     TunerError,
     UnmergeableError,
     UnsupportedModelError,
@@ -73,16 +70,6 @@ def test_models_without_blocks_are_refused(make_model, name) -> None:
     assert issubclass(UnsupportedModelError, TypeError)
 
 
-@pytest.mark.parametrize("name", ["adapter", "vpt-deep", "prefix", "additive"])
-def test_tuners_that_cannot_merge_say_so(make_model, images, shaken, name) -> None:
-    model = make_model()
-    tuner = shaken(create_tuner(name, model))
-    tuned = model(images)
-    with pytest.raises(UnmergeableError, match=f"got '{name}'"):
-        tuner.merge()
-    torch.testing.assert_close(model(images), tuned, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("pair", [("ssf", "lora"), ("lora", "ssf"), ("sdlora", "lora")])
 def test_tuners_in_the_same_layers_do_not_merge_over_each_other(make_model, images, shaken, pair) -> None:
     model = make_model()
@@ -133,36 +120,17 @@ def test_removal_inside_a_disabled_stretch(make_model, images) -> None:
     torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
 
 
-def test_files_hold_names_that_explain_themselves(make_model, tmp_path) -> None:
-    path = tmp_path / "tuner.safetensors"
-    create_tuner("adapter", make_model(), bottleneck=4).save(path)
-    assert set(load_file(path)) == {
-        f"tensors.layers.blocks.{i}.{part}_{kind}"
-        for i in (0, 1)
-        for part in ("down", "up")
-        for kind in ("weight", "bias")
-    }
-
-
 def test_files_of_another_architecture_and_broken_ones_change_nothing(make_model, images, tmp_path) -> None:
     model = make_model()
     expected = model(images)
-    paths = {name: tmp_path / f"{name}.safetensors" for name in ("deep", "heads", "cut")}
-    create_tuner("adapter", make_model(depth=3), bottleneck=4).save(paths["deep"])
-    create_tuner("adapter", make_model(num_heads=2), bottleneck=4).save(paths["heads"])
-    paths["cut"].write_bytes(paths["deep"].read_bytes()[:-7])
-    for name in ("deep", "heads"):
-        with pytest.raises(ArchitectureError, match="VisionTransformer with"):
-            load_tuner(paths[name], model)
-    with pytest.raises(FileFormatError):
-        load_tuner(paths["cut"], model)
-    torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
-
-
-def test_the_classifier_is_no_part_of_the_architecture(make_model, images, shaken, tmp_path) -> None:
     path = tmp_path / "tuner.safetensors"
-    shaken(create_tuner("ssf", make_model(num_classes=10))).save(path)
-    assert load_tuner(path, make_model(num_classes=0)).enabled
+    create_tuner("adapter", make_model(depth=3), bottleneck=4).save(path)
+    with pytest.raises(FileFormatError, match=r"must hold the parameters .* 'layers.blocks.2"):
+        load_tuner(path, model)
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(FileFormatError, match="whole"):
+        load_tuner(path, model)
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
 
 
 def test_a_state_that_does_not_fit_changes_nothing(make_model, images, shaken) -> None:
@@ -185,14 +153,6 @@ def test_states_are_not_loaded_into_merged_weights(make_model) -> None:
     tuner.merge()
     with pytest.raises(TunerError, match="must not be merged"):
         tuner.load_state_dict(tuner.state_dict())
-
-
-def test_tuners_are_found_on_their_model(make_model) -> None:
-    model = make_model()
-    tuners = [create_tuner(name, model) for name in ("ssf", "lora")]
-    assert tuners_of(model) == tuners
-    tuners[0].remove()
-    assert tuners_of(model) == tuners[1:]
 
 
 def test_a_copied_model_has_tuners_of_its_own(make_model, images, shaken) -> None:
@@ -239,35 +199,3 @@ def test_tuners_work_on_a_gpu(make_model, images, shaken, name) -> None:
     there.cpu()
     tuner.cpu()
     torch.testing.assert_close(there(images), expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.fixture(scope="module")
-def pretrained(shared):
-    """Return the pre-trained ViT-S/8 that lies beside some checkouts, without its classifier."""
-    import timm
-
-    path = shared / "weights" / "vit_small_p8_64_tinyimagenet.safetensors"
-    if not path.is_file():
-        pytest.skip("needs real data, in a folder that EVERGROW_SHARED names: weights of a small ViT")
-    model = timm.create_model("vit_small_patch16_224", img_size=64, patch_size=8, num_classes=200)
-    model.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
-    model.reset_classifier(0)
-    return model.eval()
-
-
-@pytest.mark.parametrize("name", list_tuners())
-def test_real_weights_survive_tuners_to_the_bit(pretrained, shaken, name) -> None:
-    images = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 3, 64, 64)).astype(np.float32))
-    with torch.no_grad():
-        expected = pretrained(images)
-        tuner = shaken(create_tuner(name, pretrained))
-        assert not torch.equal(pretrained(images), expected)
-        if tuner.mergeable:
-            tuned = pretrained(images)
-            tuner.merge()
-            gap = (pretrained(images) - tuned).abs().max() / tuned.abs().max()
-            assert gap < 1e-4
-        tuner.disable()
-        assert torch.equal(pretrained(images), expected)
-        tuner.remove()
-        assert torch.equal(pretrained(images), expected)

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from evergrow.core.errors import ParameterError
 from evergrow.core.record import from_archive, to_archive
 from evergrow.head.layers import FeatureMap, FourierLayer, GuidedLayer
 from evergrow.head.layers.base import UnitSampler, layer_from_plain
@@ -66,15 +65,6 @@ def test_restore_is_the_same_map(name, task):
 @pytest.mark.parametrize("name", list(LAYERS))
 def test_parameters_survive_as_plain_values(name):
     assert layer_from_plain(json.loads(json.dumps(LAYERS[name].to_plain()))) == LAYERS[name]
-
-
-def test_bad_parameters():
-    with pytest.raises(ParameterError, match="activation"):
-        GuidedLayer(activation="sigmoyd")
-    with pytest.raises(ParameterError, match="n_units"):
-        FourierLayer(n_units=-1)
-    with pytest.raises(ParameterError, match="gamma"):
-        FourierLayer(gamma=-1.0)
 
 
 @pytest.mark.parametrize("kind", [FourierLayer, GaussianLayer])

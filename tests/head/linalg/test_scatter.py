@@ -59,14 +59,6 @@ def test_a_thousand_changes(make_classes):
     close(followed, SolvedScatter.of(made.geometry(slice(1100)), ALPHA), tolerance=1e-8)
 
 
-def test_learning_and_unlearning(make_classes):
-    made = make_classes(6, 20, 10)
-    everything = SolvedScatter.of(made.geometry(), ALPHA)
-    gone = torch.tensor([3, 9, 17, 40])
-    kept = torch.tensor([row for row in range(60) if row not in gone.tolist()])
-    close(everything.follow(made.rows[gone], made.codes[gone], sign=-1), SolvedScatter.of(made.geometry(kept), ALPHA))
-
-
 def test_new_classes_are_placed_among_the_old(make_classes):
     made = make_classes(6, 20, 10)
     old = torch.nonzero((made.codes != 2) & (made.codes != 5)).ravel()
@@ -91,16 +83,6 @@ def test_the_last_row_of_a_class_is_not_followed(make_classes):
     made = make_classes(3, 5, 1)
     with pytest.raises(UnlearnError, match="last row"):
         SolvedScatter.of(made.geometry(), ALPHA).follow(made.rows[:1], made.codes[:1], sign=-1)
-
-
-def test_it_leaves_the_old_record_alone(make_classes):
-    made = make_classes(4, 8, 5)
-    before = SolvedScatter.of(made.geometry(slice(16)), ALPHA)
-    kept = before.means.clone(), before.solved_means.clone(), before.factor.lower.clone()
-    before.follow(made.rows[16:], made.codes[16:])
-    assert torch.equal(kept[0], before.means)
-    assert torch.equal(kept[1], before.solved_means)
-    assert torch.equal(kept[2], before.factor.lower)
 
 
 def test_an_explicit_inverse_gives_the_same(make_classes):

@@ -53,12 +53,6 @@ def test_dry_run_writes_nothing_and_json_says_what_was_done(folder: Path) -> Non
     assert [entry["run_id"] for entry in done["runs"]] == [entry["run_id"] for entry in planned]
 
 
-def test_only(folder: Path) -> None:
-    result = lab("run", folder / "spec.toml", "-o", folder / "out", "--only", "method=test-ncm", "--only", "seed=1994")
-    assert result.exit_code == 0
-    assert len(list((folder / "out").glob("*.json"))) == 1
-
-
 def test_failures_say_so_in_the_exit_code(write_spec: WriteSpec, folder: Path) -> None:
     path = write_spec(("n_units = 4", 'fail = "broken"'))
     result = lab("run", path, "-o", folder / "out")

@@ -232,10 +232,6 @@ def mechanism(*args: object):
 
 def test_command(write: WriteSpec, tmp_path: Path) -> None:
     path, out = write(), tmp_path / "out"
-    planned = mechanism(path, "-o", out, "--dry-run")
-    assert planned.exit_code == 0, planned.output
-    assert "1 analyses: 1 run" in planned.stdout
-    assert not out.exists()
     done = mechanism(path, "-o", out)
     assert done.exit_code == 0, done.output
     assert "[1/1] ok | conditioning | RI | Blobs | B-0 Inc-3 | seed 1993 | n_units 12" in done.stderr
@@ -243,6 +239,3 @@ def test_command(write: WriteSpec, tmp_path: Path) -> None:
     assert again["analyses"][0]["action"] == "skip"
     assert again["analyses"][0]["figures"]["n_units"] == 12
     assert "1 ok; records in" in mechanism(path, "-o", out).stdout
-    wrong = mechanism(write(("seeds", "sedes")))
-    assert wrong.exit_code == 2
-    assert "nearest: 'seeds'" in wrong.stderr

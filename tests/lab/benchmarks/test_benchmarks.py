@@ -13,7 +13,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import yaml
-from scipy.io import savemat
 from tests.commands import evergrow
 from tests.data.conftest import PNG, Tree
 
@@ -252,41 +251,6 @@ def test_cub_with_missing_images(tmp_path: Path) -> None:
     root = _cub(tmp_path / "birds")
     (root / "images/001.Bird_1/000.png").unlink()
     with pytest.raises(DatasetNotFoundError, match="1 of 10 are not"):
-        load_benchmark(root)
-
-
-CARS = [("fname", "O"), ("class", "O")]
-
-
-def _cars(root: Path) -> Path:
-    for part, count, path in (
-        ("cars_train", 10, "devkit/cars_train_annos.mat"),
-        ("cars_test", 4, "cars_test_annos_withlabels.mat"),
-    ):
-        _fill(root / part, count)
-        rows = np.array([(f"{row:03d}.png", row % 2 + 1) for row in range(count)], dtype=CARS)
-        (root / path).parent.mkdir(exist_ok=True)
-        savemat(root / path, {"annotations": rows})
-    savemat(root / "devkit/cars_meta.mat", {"class_names": np.array(["AM General Hummer", "Acura RL"], dtype=object)})
-    return root
-
-
-def test_official_cars(tmp_path: Path) -> None:
-    data = load_benchmark(_cars(tmp_path / "autos"))
-    assert data.layout == "cars"
-    assert data.class_names == ("AM General Hummer", "Acura RL")
-    assert data.train_counts.tolist() == [5, 5]
-    assert data.test.items.name(1) == "cars_test/001.png"
-
-
-def test_cars_without_test_labels_or_damaged(tmp_path: Path) -> None:
-    root = _cars(tmp_path / "autos")
-    (root / "devkit/cars_train_annos.mat").write_bytes(b"MATLAB 5.0 no more")
-    with pytest.raises(FileFormatError, match="whole MATLAB file"):
-        load_benchmark(root)
-    (root / "cars_test_annos_withlabels.mat").unlink()
-    savemat(root / "devkit/cars_train_annos.mat", {"annotations": np.array([("000.png", 1)], dtype=CARS)})
-    with pytest.raises(DatasetNotFoundError, match="annos_withlabels"):
         load_benchmark(root)
 
 

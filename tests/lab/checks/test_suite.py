@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -137,10 +136,3 @@ def test_unknown_names_are_errors() -> None:
 def test_every_check_says_what_it_requires() -> None:
     for name in CHECKS.names():
         assert (CHECKS[name].__doc__ or "").startswith("Require"), name
-
-
-def test_scenes_are_exact_in_float16() -> None:
-    from evergrow.lab.checks.data import make_check_data
-
-    data = make_check_data()
-    np.testing.assert_array_equal(data.X.astype(np.float16).astype(np.float64), data.X)

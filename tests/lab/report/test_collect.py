@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from tests.lab.report.toys import Write, analysis, run
 
-from evergrow.core.errors import InputError
 from evergrow.lab.report.contents import collect
 
 
@@ -24,13 +22,6 @@ def test_bad_files_are_named_with_what_is_wrong_but_not_where(write: Write) -> N
     assert "no whole JSON" in reasons["half.json"]
     assert "should have matrix" in reasons["poor.json"]
     assert str(folder.parent) not in str(reasons)
-
-
-def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No record in"):
-        collect([tmp_path])
-    with pytest.raises(InputError, match="does not exist"):
-        collect([tmp_path / "absent"])
 
 
 def test_a_folder_that_is_not_there_is_named_beside_one_that_is(write: Write, tmp_path: Path) -> None:

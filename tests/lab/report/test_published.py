@@ -28,14 +28,9 @@ COUNTS = {
 SPOT_CHECKS = [
     ("main", "CODA-Prompt", "ImageNet-A", "B-0 Inc-10", "a_avg", 50.17, 0.97),
     ("main", "Joint fine-tuning", "OmniBenchmark", None, "a_last", 82.27, 0.26),
-    ("main", "EASE", "ImageNet-R", "B-0 Inc-5", "a_avg", 76.69, 0.24),
-    ("main", "AnaCP", "OmniBenchmark", "B-0 Inc-10", "a_avg", 86.45, 0.71),
     ("dinov2", "RanPAC", "ImageNet-A", "B-0 Inc-5", "a_last", 48.56, 2.56),
-    ("dinov2", "SCL-MGSM", "ObjectNet", "B-0 Inc-5", "a_avg", 80.34, 1.96),
     ("resnet101", "LoRanPAC", "ImageNet-A", "B-0 Inc-10", "a_avg", 30.15, 1.24),
-    ("resnet101", "SimpleCIL", "ObjectNet", "B-0 Inc-10", "a_last", 29.25, 0.02),
     ("forgetting", "RanPAC", "ImageNet-A", "B-0 Inc-5", "f_avg", 24.83, 6.31),
-    ("forgetting", "SimpleCIL", "OmniBenchmark", "B-0 Inc-10", "f_avg", 8.04, 0.07),
     ("strategy", "SCSM", "ImageNet-A", None, "a_last", 44.85, 1.47),
     ("sizes", "SCL-MGSM", "ImageNet-A", None, "n_units", 15950.0, 313.0),
 ]

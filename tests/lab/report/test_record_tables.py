@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.lab.report.toys import Write, analysis, collected, run
+from tests.lab.report.toys import analysis, collected, run
 
-from evergrow.lab.report.contents import Table, collect
+from evergrow.lab.report.contents import Table
 from evergrow.lab.report.mechanism_sections import eigenvalues, search_table, size_table
 from evergrow.lab.report.run_sections import accuracy_tables, forgetting_tables, strategy_tables, within_tables
 
@@ -115,8 +115,3 @@ def test_conditioning_after_the_last_session() -> None:
     *_, table = eigenvalues(collected([], [record]))
     assert isinstance(table, Table)
     assert texts(table)["MGSM"] == ["2.50e6", "2.00", "0.100", "43.8"]
-
-
-def test_tables_read_from_files_are_those_of_records(write: Write) -> None:
-    runs = [run(seed=seed, a_last=0.6 + seed / 10) for seed in (1, 2)]
-    assert texts(accuracy_tables(collect([write(runs)]))[0]) == texts(accuracy_tables(collected(runs))[0])

@@ -7,7 +7,6 @@ weights and its ``state_dict``. ``tuner.disable()`` gives the base model to the 
 from evergrow.adapt.tuners.adapter import AdapterConfig
 from evergrow.adapt.tuners.base import (
     TUNERS,
-    ArchitectureError,
     Tuner,
     TunerConfig,
     TunerError,
@@ -20,22 +19,17 @@ from evergrow.adapt.tuners.base import (
     restore_tuner,
     tuners_of,
 )
-from evergrow.adapt.tuners.lora import LoRAConfig
 from evergrow.adapt.tuners.ssf import SSFConfig
-from evergrow.adapt.tuners.vpt import VPTConfig
 
 __all__ = [
     "TUNERS",
     "AdapterConfig",
-    "ArchitectureError",
-    "LoRAConfig",
     "SSFConfig",
     "Tuner",
     "TunerConfig",
     "TunerError",
     "UnmergeableError",
     "UnsupportedModelError",
-    "VPTConfig",
     "adapting_tuners",
     "create_tuner",
     "list_tuners",

@@ -6,12 +6,11 @@ of one model share, :class:`Drawer` draws initial values.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
@@ -35,10 +34,6 @@ class TunerError(EvergrowError, RuntimeError):
 
 class UnsupportedModelError(TunerError, TypeError):
     """A tuner cannot serve this architecture; the message says which part is missing or unknown."""
-
-
-class ArchitectureError(TunerError, ValueError):
-    """Saved parameters belong to a backbone of another architecture."""
 
 
 class UnmergeableError(TunerError):
@@ -105,13 +100,6 @@ def check_blocks(blocks: Any) -> None:
         raise ParameterError(f"blocks must be None or distinct block numbers from 0 up, got {blocks!r}")
 
 
-def check_targets(targets: Any, known: tuple[str, ...]) -> None:
-    """Raise :class:`ParameterError` unless ``targets`` is a tuple of distinct names out of ``known``."""
-    wrong = [target for target in targets if target not in known] if isinstance(targets, tuple) else [targets]
-    if wrong or not targets or len(set(targets)) != len(targets):
-        raise ParameterError(f"targets must be distinct names out of {known}, got {(wrong or [targets])[0]!r}")
-
-
 class Drawer:
     """Draws the initial parameters of one tuner.
 
@@ -145,7 +133,7 @@ class Drawer:
         self._limit = limit
         self._made = 0
 
-    def _stream(self, shape: tuple[int, ...], *purpose: str | int) -> torch.Generator:
+    def stream(self, shape: tuple[int, ...], *purpose: str | int) -> torch.Generator:
         """Count the numbers of a parameter, and return where they come from."""
         self._made += math.prod(shape)
         if self._limit is not None and self._made > self._limit:
@@ -156,27 +144,20 @@ class Drawer:
 
     def zeros(self, shape: tuple[int, ...], like: Tensor) -> nn.Parameter:
         """Return a parameter of zeros."""
-        self._stream(shape)
+        self.stream(shape)
         return layer_parameter(like.new_zeros(shape))
 
     def kaiming(self, shape: tuple[int, int], like: Tensor, *purpose: str | int) -> nn.Parameter:
         """Return a (fan_out, fan_in) matrix from U(-b, b), b = 1/sqrt(fan_in): Kaiming's with a = sqrt(5)."""
-        stream = self._stream(shape, *purpose)
+        stream = self.stream(shape, *purpose)
         return layer_parameter(nn.init.kaiming_uniform_(torch.empty(shape), a=5**0.5, generator=stream).to(like))
 
     def normal(
         self, shape: tuple[int, ...], like: Tensor, mean: float, std: float, *purpose: str | int
     ) -> nn.Parameter:
         """Return a parameter from N(mean, std)."""
-        stream = self._stream(shape, *purpose)
+        stream = self.stream(shape, *purpose)
         return layer_parameter((torch.randn(shape, generator=stream) * std + mean).to(like))
-
-    def truncated(self, shape: tuple[int, ...], like: Tensor, std: float, *purpose: str | int) -> nn.Parameter:
-        """Return a parameter from N(0, std), cut off at two standard deviations; zeros for a std of 0."""
-        stream, drawn = self._stream(shape, *purpose), torch.zeros(shape)
-        if std:  # by which torch divides
-            nn.init.trunc_normal_(drawn, std=std, a=-2 * std, b=2 * std, generator=stream)
-        return layer_parameter(drawn.to(like))
 
 
 _ATTRIBUTE = "_evergrow_host"
@@ -198,28 +179,9 @@ def classifier_modules(model: nn.Module) -> set[nn.Module]:
     return {part for head in heads if isinstance(head, nn.Module) for part in head.modules()}
 
 
-def architecture_of(model: nn.Module) -> dict[str, Any]:
-    """Describe a backbone by the names and shapes of its weights, without its classifier.
-
-    Examples
-    --------
-    >>> from torch import nn
-    >>> from evergrow.adapt.tuners.base import architecture_of
-    >>> a, b = nn.Linear(2, 3), nn.Linear(2, 4)
-    >>> architecture_of(a) == architecture_of(nn.Linear(2, 3)), architecture_of(a) == architecture_of(b)
-    (True, False)
-    """
-    heads = classifier_modules(model)
-    digest, count = hashlib.blake2b(digest_size=16), 0
-    for name, part in sorted(model.named_modules()):
-        if part in heads:
-            continue
-        for key, tensor in sorted(part.named_parameters(recurse=False)):
-            digest.update(f"{name}.{key}:{tuple(tensor.shape)};".encode())
-            count += tensor.numel()
-        # Models of the same shapes may cut them into other heads, and prompts live in heads.
-        digest.update(f"{name}:{getattr(part, 'num_heads', '')};".encode())
-    return {"family": type(model).__name__, "parameters": count, "digest": digest.hexdigest()}
+def adds_bias_outside(part: nn.Module) -> bool:
+    """Return whether an attention layer reads the weight of its fused projection instead of calling it."""
+    return getattr(part, "qkv_bias_separate", None) is False and getattr(part, "q_bias", None) is not None
 
 
 class Host:
@@ -232,10 +194,10 @@ class Host:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.architecture = architecture_of(model)
         self.tuners: list[Tuner] = []
         self._flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         self._norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
+        self._fused = [part for part in model.modules() if adds_bias_outside(part)]
         self._training: dict[nn.Module, bool] = {}
         self._handles: list[Handle] = []
 
@@ -260,12 +222,15 @@ class Host:
                 parameter.requires_grad_(flag)
             model.__dict__.pop(_ATTRIBUTE, None)
 
-    def hold_statistics(self) -> None:
+    def hold(self) -> None:
         """Keep batch normalisation on its stored statistics while any tuner is on, and let go when none is.
 
         Running statistics are weights that no ``requires_grad`` freezes: a pass in training mode would move them.
+        Attention that adds a bias outside of its projection calls that projection meanwhile, so that hooks see it.
         """
         wanted = any(tuner.enabled for tuner in self.tuners)
+        for attention in self._fused:
+            attention.qkv_bias_separate = wanted  # type: ignore[assignment]
         if wanted and not self._handles:
             for norm in self._norms:
                 self._handles.append(norm.register_forward_pre_hook(self._before_norm))
@@ -356,9 +321,6 @@ class SavedTuner:
         Seed of its initial parameters.
     tensors : dict of str to torch.Tensor
         The state.
-    architecture : dict
-        The backbone that it was trained on, as :func:`evergrow.adapt.tuners.base.architecture_of` describes it; empty
-        where that is not known.
     extra : Extra
         Fields of a later evergrow, to be written again.
     """
@@ -367,7 +329,6 @@ class SavedTuner:
     settings: dict[str, Any]
     seed: Annotated[int, Between(-(2**63), 2**64)]
     tensors: dict[str, Annotated[Tensor, Spec(dtype=None, largest=_LARGEST)]]
-    architecture: dict[str, Any] = field(default_factory=dict)
     extra: Extra = NOTHING
 
 
@@ -455,9 +416,6 @@ class Tuner(nn.Module):
         """Return the layers that :meth:`_fold` changes."""
         return set()
 
-    def _adjust(self, state: Mapping[str, Tensor]) -> None:
-        """Bring parameters to the number that a state has; only kinds that grow need it."""
-
     def _plant(self, path: str, layer: nn.Module) -> None:
         """Register a layer under the path of the place that it tunes, so that saved names explain themselves."""
         *parents, last = path.split(".")
@@ -506,7 +464,7 @@ class Tuner(nn.Module):
             except BaseException:
                 self._detach()
                 raise
-            self._host.hold_statistics()
+            self._host.hold()
         return switch
 
     def disable(self) -> ExitStack:
@@ -523,7 +481,7 @@ class Tuner(nn.Module):
                 parameter.data = value.to(parameter.device)  # the model may have moved since
         self._folded = None
         self._detach()
-        self._host.hold_statistics()
+        self._host.hold()
         return switch
 
     def _switch(self) -> ExitStack:
@@ -615,7 +573,7 @@ class Tuner(nn.Module):
                     )
             self._folded = fold_weights(self._fold())
             self._detach()
-            self._host.hold_statistics()
+            self._host.hold()
         if final:
             self._folded = None
             self.remove()
@@ -642,7 +600,6 @@ class Tuner(nn.Module):
             raise TunerError(
                 f"tuner {self.name!r} must not be merged while parameters are loaded: call unmerge() first"
             )
-        self._adjust(state_dict)
         own, given = (
             {key: f"{tuple(value.shape)}{'' if value.is_floating_point() else ' of integers'}" for key, value in found}
             for found in (self.state_dict().items(), state_dict.items())
@@ -667,12 +624,7 @@ class Tuner(nn.Module):
     def saved(self) -> SavedTuner:
         """Return a copy of parameters and settings on the CPU, apart from the model."""
         state = {name: value.detach().cpu().clone().contiguous() for name, value in self.state_dict().items()}
-        settings, architecture = self.config.to_dict(), self._host.architecture
-        return SavedTuner(self.name, settings, self.seed, state, architecture, self._extra)
-
-    def extra_repr(self) -> str:
-        """Return what distinguishes this tuner, for ``repr``."""
-        return f"{self.config}, enabled={self.enabled}, merged={self.merged}"
+        return SavedTuner(self.name, self.config.to_dict(), self.seed, state, self._extra)
 
 
 TUNERS: Registry[type[Tuner]] = Registry("tuner", plugins=True)
@@ -769,21 +721,9 @@ def load_tuner(path: str | os.PathLike[str], model: nn.Module) -> Tuner:
     Raises
     ------
     FileFormatError
-        If the file is no tuner's, is truncated or was altered.
-    ArchitectureError
-        If the model is of another architecture.
+        If the file is no tuner's, is truncated or was altered, or does not fit the model.
     """
-    saved = read_record(SavedTuner, path)
-    here = Host.of(model).architecture
-    if saved.architecture != here:
-        wanted, got = (
-            f"{about.get('family')} with {about.get('parameters')} parameters ({str(about.get('digest'))[:8]})"
-            for about in (saved.architecture, here)
-        )
-        raise ArchitectureError(
-            f"model must have the architecture that {os.fspath(path)} was saved from, {wanted}, got {got}"
-        )
-    return restore_tuner(saved, model, name=os.fspath(path))
+    return restore_tuner(read_record(SavedTuner, path), model, name=os.fspath(path))
 
 
 def restore_tuner(saved: SavedTuner, model: nn.Module, *, name: str = "the tuner") -> Tuner:

@@ -21,7 +21,6 @@ from evergrow.adapt.tuners.base import (
     UnsupportedModelError,
     classifier_modules,
 )
-from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite, fused_bias, is_known_attention
 from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
 
@@ -83,7 +82,7 @@ class ScalePoint:
     dim : int
         Where they lie in its output.
     attention : torch.nn.Module or None
-        The attention that adds the layer's bias itself; its fused projection is changed there.
+        The attention that adds the layer's bias itself, after the layer.
     """
 
     name: str
@@ -113,14 +112,14 @@ def find_scale_points(model: nn.Module, patterns: tuple[str, ...] | None) -> Ite
             continue
         parent_path, _, name = path.rpartition(".")
         parent = model.get_submodule(parent_path)
-        elsewhere = name == "qkv" and fused_bias(parent) is not None
-        if isinstance(parent, nn.MultiheadAttention) or (elsewhere and not is_known_attention(parent)):
+        if isinstance(parent, nn.MultiheadAttention):
             raise UnsupportedModelError(
                 f"{path} must be called by itself to be scaled, got a part that {type(parent).__name__} reads the "
                 "weights of; leave it out with the setting layers"
             )
         found = True
-        yield ScalePoint(path, layer, *shape, parent if elsewhere else None)
+        outside = name == "qkv" and getattr(parent, "q_bias", None) is not None
+        yield ScalePoint(path, layer, *shape, parent if outside else None)
     if not found:
         wanted = f" that match {patterns}" if patterns else ""
         raise UnsupportedModelError(
@@ -147,7 +146,7 @@ def _channels(path: str, layer: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-class ScaleShift(nn.Module, AttentionEdit):
+class ScaleShift(nn.Module):
     """The scale and shift of one point, also of a fused projection whose bias the attention adds."""
 
     def __init__(self, point: ScalePoint, std: float, drawer: Drawer) -> None:
@@ -155,7 +154,7 @@ class ScaleShift(nn.Module, AttentionEdit):
         like = next((p for p in point.layer.parameters(recurse=False)), torch.empty(0))
         self.gamma = drawer.normal((point.width,), like, 1.0, std, point.name, "gamma")
         self.beta = drawer.normal((point.width,), like, 0.0, std, point.name, "beta")
-        self.dim = point.dim
+        self.dim, self._attention = point.dim, (point.attention,)  # in a tuple, or it would be a part of the tuner
 
     def scaled(self, x: Tensor) -> Tensor:
         """Return x * gamma + beta in the type of x; the arithmetic is in the wider of both types."""
@@ -164,12 +163,12 @@ class ScaleShift(nn.Module, AttentionEdit):
         return torch.addcmul(beta, x, gamma).to(x.dtype)
 
     def scale_output(self, layer: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Scale what a layer gives."""
-        return self.scaled(output)
-
-    def projected(self, x: Tensor, qkv: Tensor) -> Tensor:
-        """Scale a fused projection."""
-        return self.scaled(qkv)
+        """Scale what a layer gives; a bias that its attention adds after it is scaled too."""
+        attention: Any = self._attention[0]
+        if attention is None:
+            return self.scaled(output)
+        bias = torch.cat((attention.q_bias, attention.k_bias, attention.v_bias)).to(output.dtype)
+        return self.scaled(output + bias) - bias
 
     def fold(self, point: ScalePoint) -> Iterator[tuple[nn.Module, str, Tensor]]:
         """Yield gamma * W and gamma * b + beta."""
@@ -219,10 +218,7 @@ class SSFTuner(Tuner):
 
     def _attach(self) -> Iterator[Handle]:
         for point, layer in self._pairs:
-            if point.attention is None:
-                yield point.outlet.register_forward_hook(layer.scale_output)
-            else:
-                yield AttentionSite.of(point.attention).add(layer)
+            yield point.outlet.register_forward_hook(layer.scale_output)
 
     def _fold(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
         for point, layer in self._pairs:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -69,27 +69,17 @@ class GuidedLayer(Layer):
     contraction : float
         r: a block is admissible if it takes at least ``1 - r`` of the squared residual.
     tol : float
-        Residual at which the construction has converged.
-    tol_norm : {"rmse", "frobenius"}
-        Norm that ``tol`` is measured in. With ``"frobenius"`` the paper's 0.01 needs far more units than
-        the paper reports.
+        Root mean square residual at which the construction has converged.
     scales : "paper", "auto", "spread" or sequence of float
         Scales xi of the random weights. ``"paper"`` belongs to un-normalised ViT-B/16 features; ``"auto"`` sets the
         spread of pre-activations from the first task, ``"spread"`` one bandwidth as cosines want.
-    schedule : {"advance", "reset"}
-        ``"advance"`` moves to the next scale when no block is admissible and never back; ``"reset"`` goes
-        back to the first scale after every acceptance.
     activation : str
         Activation of the units.
     bias : {"gaussian", "points", "phases"}
         Rule of the biases, see :class:`~evergrow.head.layers.base.UnitSampler`.
-    orthogonal : bool
-        Orthogonal weights within a block.
     criterion : {"exact", "theorem"}
         ``"exact"`` judges the true fall of the squared residual; ``"theorem"`` the paper's printed
         inequality together with ``R_L >= 0`` (which, measured, stops after the first block).
-    per_column : bool
-        Demand the contraction of every target column instead of their sum.
 
     Examples
     --------
@@ -107,14 +97,10 @@ class GuidedLayer(Layer):
     n_candidates: int = 10
     contraction: float = 0.99
     tol: float = 0.01
-    tol_norm: str = "rmse"
     scales: Scales = "paper"
-    schedule: str = "advance"
     activation: str = "sigmoid"
     bias: str = "gaussian"
-    orthogonal: bool = False
     criterion: str = "exact"
-    per_column: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_units", "block_size", "n_candidates"):
@@ -124,22 +110,16 @@ class GuidedLayer(Layer):
         check_number("contraction", self.contraction, low=0, high=1, low_open=True, high_open=True)
         check_number("tol", self.tol, low=0)
         check_scales(self.scales)
-        choices: dict[str, Any] = {
-            "tol_norm": ("rmse", "frobenius"),
-            "schedule": ("advance", "reset"),
-            "activation": tuple(ACTIVATIONS),
-            "bias": BIAS_RULES,
-            "criterion": ("exact", "theorem"),
-        }
-        for name, known in choices.items():
-            check_choice(name, getattr(self, name), known)
+        check_choice("activation", self.activation, tuple(ACTIVATIONS))
+        check_choice("bias", self.bias, BIAS_RULES)
+        check_choice("criterion", self.criterion, ("exact", "theorem"))
 
     def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
         """Grow the units on first-task features and one-hot targets."""
         if Y.shape[1] < 2:
             raise LabelError("A guided layer needs at least 2 classes in the first batch, got 1 class.")
         Z, Y = Z.to(torch.float64), Y.to(torch.float64)
-        sampler = UnitSampler(Z, self.scales, self.bias, seed, "mgsm", orthogonal=self.orthogonal)
+        sampler = UnitSampler(Z, self.scales, self.bias, seed, "mgsm")
         limit = self.n_units or self.max_units
         form = choose_form(Z, limit, float(sampler.scales.max()))
         residual = Residual(Z, Y, alpha or (AUTO_CONSTRUCTION_ALPHA if sampler.auto else CONSTRUCTION_ALPHA), form)
@@ -195,8 +175,7 @@ class _Search:
         layer, started, tried = self.layer, time.perf_counter(), 0
         with meter("growing the layer", self.limit, enabled=verbose) as tick, _prefetch(layer, self.sampler) as draw:
             while True:
-                norm = self.rmse if layer.tol_norm == "rmse" else math.sqrt(max(self.energy, 0.0))
-                if norm <= layer.tol:
+                if self.rmse <= layer.tol:
                     return "converged"
                 block = min(layer.block_size, self.limit - self.width)
                 if block <= 0:
@@ -214,7 +193,7 @@ class _Search:
                     own = slice(best * block, (best + 1) * block)
                     self.units.append((weights[:, own].clone(), bias[own].clone()))
                     self._accept(candidates, best, tried, started)
-                    tried, self.step = 0, 0 if layer.schedule == "reset" else self.step
+                    tried = 0
                     tick(self.width, f"RMSE {self.rmse:.4f}")
                 elif self.step + 1 < self.sampler.n_scales:
                     self.step += 1
@@ -223,16 +202,11 @@ class _Search:
 
     def _best(self, candidates: Candidates) -> int | None:
         """Return the admissible block with the largest fall, or None."""
-        exact, theorem, norms = candidates.drop_exact, candidates.drop_theorem, self.residual.sq_norms
-        falls = exact.sum(dim=1)
-        if not self.layer.per_column:
-            exact, theorem, norms = (part.sum(dim=-1, keepdim=True) for part in (exact, theorem, norms))
-        judged = exact if self.layer.criterion == "exact" else theorem
-        admissible = (judged >= (1.0 - self.layer.contraction) * norms).all(dim=1) & candidates.valid
+        falls, theorem = candidates.drop_exact.sum(dim=1), candidates.drop_theorem.sum(dim=1)
+        judged = falls if self.layer.criterion == "exact" else theorem
+        admissible = (judged >= (1.0 - self.layer.contraction) * self.residual.sq_norms.sum()) & candidates.valid
         if self.layer.criterion == "theorem":
-            coupling = candidates.drop_exact - candidates.drop_theorem
-            coupling = coupling if self.layer.per_column else coupling.sum(dim=1, keepdim=True)
-            admissible &= (coupling >= 0.0).all(dim=1)
+            admissible &= falls - theorem >= 0.0
         falls = torch.where(admissible, falls, -torch.inf)
         # One transfer from the device per decision.
         fall, index = torch.stack([falls.amax(), falls.argmax().to(falls.dtype)]).tolist()

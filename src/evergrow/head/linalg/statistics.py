@@ -145,9 +145,6 @@ class RidgeState(ABC):
         return self._accumulate((self._checked(H, Y) for H, Y in batches), sign)
 
     def _checked(self, H: Tensor, Y: Tensor) -> Batch:
-        if H.shape[1:] != (self.n_features,) or Y.shape != (len(H), self.n_targets):
-            shapes = f"{tuple(H.shape)} and {tuple(Y.shape)}"
-            raise InputError(f"H and Y must have {self.n_features} and {self.n_targets} columns, got {shapes}")
         check_size("H", H)
         return H.to(self.device, ACCUMULATION_DTYPE), Y.to(self.device, ACCUMULATION_DTYPE)
 
@@ -168,11 +165,6 @@ class RidgeState(ABC):
         sign : int
             -1 takes its rows out instead.
         """
-        if other.n_features != self.n_features or other.n_targets != self.n_targets:
-            raise InputError(
-                f"states to merge must have equal shape, got {self.n_features} x {self.n_targets} "
-                f"and {other.n_features} x {other.n_targets}"
-            )
         return self._merge(other.reduced(), sign)
 
     @abstractmethod

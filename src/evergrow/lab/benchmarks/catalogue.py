@@ -204,7 +204,7 @@ def _how_to_get(benchmark: Benchmark, roots: Sequence[Path]) -> str:
     counts = benchmark.counts
     folder = benchmark.folders[0]
     want = (
-        f"{folder}/train, test and meta (torchvision:CIFAR100 downloads them)"
+        f"{folder}/train, test and meta"
         if benchmark.key == "cifar100"
         else f"{folder}/train/<class>/* and {folder}/test/<class>/*"
     )

@@ -27,20 +27,19 @@ from evergrow.lab.benchmarks.catalogue import (
     locate,
 )
 from evergrow.lab.benchmarks.official import read_published
-from evergrow.lab.benchmarks.vision import read_torchvision
 
 
 def load_benchmark(
     source: str | os.PathLike[str], options: DataOptions | None = None, **settings: Any
 ) -> Dataset | FeatureSet:
-    """Load a data set by the name of a benchmark, as ``torchvision:NAME``, or from anything that ``load_data`` reads.
+    """Load a data set by the name of a benchmark, or from anything that ``load_data`` reads.
 
     Parameters
     ----------
     source : str or path-like
         The name of a benchmark (see :func:`list_benchmarks`), looked for in ``options.root`` or
-        :func:`evergrow.data.search_path`; ``torchvision:NAME``; a folder with CUB-200-2011, Stanford Cars or CIFAR-100
-        as published; otherwise what :func:`evergrow.data.load_data` takes.
+        :func:`evergrow.data.search_path`; a folder with CUB-200-2011 or CIFAR-100 as published; otherwise
+        what :func:`evergrow.data.load_data` takes.
     options : DataOptions, optional
         How to read it.
     **settings
@@ -125,9 +124,6 @@ def check_benchmark(data: Dataset | FeatureSet, name: str | None = None) -> list
 
 def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
     """Return the items of a source and the name to give them, or None if ``load_data`` reads it."""
-    scheme, _, name = text.partition(":")
-    if scheme.lower() == "torchvision" and name:
-        return read_torchvision(name, options), name
     if os.path.isdir(text):
         published = read_published(Path(text))
         return None if published is None else (published, Path(text).absolute().name)

@@ -1,4 +1,4 @@
-"""CUB-200-2011, Stanford Cars and CIFAR-100 as their authors publish them."""
+"""CUB-200-2011 and CIFAR-100 as their authors publish them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from evergrow.data.items import Images, listed
 from evergrow.data.storage import Tree
 
 _CUB_FILES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
-_CARS_TRAIN = ("devkit/cars_train_annos.mat", "cars_train_annos.mat")
-_CARS_TEST = ("cars_test_annos_withlabels.mat", "devkit/cars_test_annos_withlabels.mat")
-_CARS_META = ("devkit/cars_meta.mat", "cars_meta.mat")
 _CIFAR_MD5 = {
     "train": "16019d7e3df5f24257cddd939b257f8d",
     "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
@@ -30,7 +27,7 @@ _CIFAR_LARGEST = 512 * 2**20  # the training file has 155 MB
 
 
 def read_published(folder: Path) -> Dataset | None:
-    """Read a folder that holds CUB-200-2011, Stanford Cars or CIFAR-100 as published; return None for any other.
+    """Read a folder that holds CUB-200-2011 or CIFAR-100 as published; return None for any other.
 
     Raises
     ------
@@ -45,7 +42,7 @@ def read_published(folder: Path) -> Dataset | None:
     for inner in (folder, folder / "cifar-100-python"):
         if _has_all(inner, tuple(_CIFAR_MD5)):
             return read_cifar(inner)
-    return read_cars(folder) if _first(folder, _CARS_TRAIN) is not None else None
+    return None
 
 
 def _has_all(folder: Path, names: tuple[str, ...]) -> bool:
@@ -80,31 +77,6 @@ def read_cub(folder: Path) -> Dataset:
     return Dataset.of(parts[0], codes["1"], parts[1], codes["0"], names=classes, layout="cub")
 
 
-def read_cars(folder: Path) -> Dataset:
-    """Read ``devkit/*.mat``, ``cars_train/`` and ``cars_test/``.
-
-    Raises
-    ------
-    DatasetNotFoundError
-        If a file or an image is missing, among them the test annotations with labels, which are a separate download.
-    FileFormatError
-        If a file is not what it should be.
-    """
-    tables = []
-    for places in (_CARS_TRAIN, _CARS_TEST, _CARS_META):
-        path = _first(folder, places)
-        if path is None:
-            raise DatasetNotFoundError(f"{folder} must hold {' or '.join(places)}, but it does not")
-        tables.append((path, _mat(path)))
-    names = _cars_names(*tables[2])
-    parts = []
-    for (path, table), part in zip(tables[:2], ("cars_train", "cars_test"), strict=True):
-        rows = _annotations(path, table)
-        parts.append((_existing(folder, [f"{part}/{name}" for name, _ in rows]), [label for _, label in rows]))
-    (train, train_labels), (test, test_labels) = parts
-    return Dataset.of(train, train_labels, test, test_labels, names=names, layout="cars")
-
-
 def _numbered(path: Path) -> dict[int, str]:
     """Return a table of ``number value`` lines."""
     table: dict[int, str] = {}
@@ -125,38 +97,6 @@ def _existing(root: Path, names: list[str]) -> Images:
             f"the images must be in {root}, but {len(missing)} of {len(names)} are not: {listed(missing)}"
         )
     return Images(tuple(names), root=root)
-
-
-def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
-    return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
-def _mat(path: Path) -> dict[str, Any]:
-    from scipy.io import loadmat
-
-    try:
-        content: dict[str, Any] = loadmat(path, simplify_cells=True)
-    # The reader has no error of its own for damaged files; it fails where its parsing happens to fail.
-    except Exception as error:
-        raise FileFormatError(f"{path} must be a whole MATLAB file: {error}") from error
-    return content
-
-
-def _cars_names(path: Path, table: dict[str, Any]) -> dict[int, str]:
-    if "class_names" not in table:
-        raise FileFormatError(f"{path} must hold class_names, got {sorted(table)}")
-    names = table["class_names"]
-    every = [names] if isinstance(names, str) else list(names)  # one name alone comes without its list
-    return {number: str(name) for number, name in enumerate(every, start=1)}
-
-
-def _annotations(path: Path, table: dict[str, Any]) -> list[tuple[str, int]]:
-    try:
-        rows = table["annotations"]
-        rows = [rows] if isinstance(rows, dict) else rows
-        return [(str(row["fname"]), int(row["class"])) for row in rows]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise FileFormatError(f"{path} must hold annotations with fname and class: {error!r}") from error
 
 
 # -- CIFAR-100: Python pickles, opened without letting them run anything --------------------------------------

@@ -18,7 +18,7 @@ from evergrow.core.errors import DataWarning
 
 @command("lab data")
 def data_command(
-    source: Annotated[str, typer.Argument(help="Name of a benchmark, torchvision:NAME, or a folder or file.")],
+    source: Annotated[str, typer.Argument(help="Name of a benchmark, or a folder or file.")],
     root: Annotated[Path | None, typer.Option(help="Folder that the benchmark is in.")] = None,
     benchmark: Annotated[
         str | None, typer.Option(help="Benchmark to compare with; by default the one that the data are named after.")

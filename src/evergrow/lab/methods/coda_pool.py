@@ -121,11 +121,6 @@ class ComponentPool(nn.Module):
             self.register_buffer(f"past_{part}", past)
             setattr(self, part, nn.Parameter(torch.stack(drawn).to(past)))
 
-    @property
-    def n_components(self) -> int:
-        """Components per block, of all tasks."""
-        return int(self.whole("keys").shape[1])
-
     def whole(self, part: str) -> Tensor:
         """Return a part of all tasks' components, oldest first; gradients reach the current task's only."""
         return torch.cat([getattr(self, f"past_{part}"), getattr(self, part)], dim=1)

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from evergrow.adapt.tuners import Tuner
-from evergrow.adapt.tuners.vit import attention_width, find_blocks
+from evergrow.adapt.tuners.vit import find_blocks
 from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
 from evergrow.lab.methods.coda_pool import ComponentPool
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS
 from evergrow.lab.methods.shared_weights import ModuleStates, SharedWeightsClassifier, TaskNetwork
 from evergrow.lab.methods.tuned_passes import temporary_tuner
+from evergrow.lab.tuners.attention import attention_width
 from evergrow.lab.tuners.prefix import PrefixTuner
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from evergrow.adapt.fsa import AdaptedBackbone, Network, training_head
+from evergrow.adapt.loop import TrainLog
 from evergrow.adapt.settings import FsaConfig
 from evergrow.core.record import Between
 
@@ -77,17 +78,29 @@ class Cost:
         )
 
 
-def count_parameters(parameters: Iterable[nn.Parameter]) -> int:
-    """Return how many numbers are trained.
+def training_cost(log: TrainLog, trained: Iterable[nn.Parameter], step: float, answer: float = 0.0) -> Cost:
+    """Return what a training cost.
 
-    Examples
-    --------
-    >>> import torch
-    >>> from evergrow.lab.methods.cost import count_parameters
-    >>> count_parameters(torch.nn.Linear(3, 2).parameters())
-    8
+    Parameters
+    ----------
+    log : TrainLog
+        How it went.
+    trained : iterable of torch.nn.Parameter
+        What was trained; those that do not require gradients do not count.
+    step : float
+        Operations of a training step for one image, in units of 10^9.
+    answer : float
+        Those of an answer to one image.
     """
-    return sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+    return Cost(
+        trainable_parameters=sum(parameter.numel() for parameter in trained if parameter.requires_grad),
+        train_seconds=log.seconds,
+        inference_gflops=answer,
+        train_gflops=step * log.samples,
+        epochs=len(log.losses),
+        samples=log.samples,
+        peak_memory_bytes=log.peak_memory_bytes,
+    )
 
 
 def inference_gflops(network: nn.Module, size: tuple[int, int], device: torch.device) -> float:
@@ -198,15 +211,6 @@ def adaptation_cost(adapted: AdaptedBackbone, n_classes: int) -> Cost:
     network = Network(adapted.module, head, [tuner])
     try:
         step = training_gflops(network, trained, size, device, cross_entropy)
-        n_trained = count_parameters(trained)
+        return training_cost(log, trained, step, inference_gflops(adapted.module, size, device))
     finally:
         tuner.requires_grad_(False).eval()
-    return Cost(
-        trainable_parameters=n_trained,
-        train_seconds=log.seconds,
-        inference_gflops=inference_gflops(adapted.module, size, device),
-        train_gflops=step * log.samples,
-        epochs=len(log.losses),
-        samples=log.samples,
-        peak_memory_bytes=log.peak_memory_bytes,
-    )

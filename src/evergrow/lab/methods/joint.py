@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,11 +14,10 @@ from torch.nn.functional import cross_entropy
 from evergrow.adapt.fsa import CosineHead, Network
 from evergrow.adapt.loop import train
 from evergrow.adapt.settings import TrainConfig, TrainPrecision
-from evergrow.core.errors import InputError
 from evergrow.data.items import Items, concat_items
-from evergrow.features import ImageBackbone, encode
-from evergrow.lab.methods.cost import Cost, count_parameters, inference_gflops, training_gflops
+from evergrow.lab.methods.cost import Cost, inference_gflops, training_cost, training_gflops
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels
+from evergrow.lab.methods.tuned_passes import run_network
 
 
 @IMAGE_METHODS.register("joint-ft")
@@ -98,11 +97,6 @@ class JointFineTuning(ImageClassifier):
             self.__dict__.pop(name, None)
 
     def _learn(self, items: Items, labels: TaskLabels) -> Cost:
-        if labels.n_old and "_tasks" not in vars(self):
-            raise InputError(
-                "partial_fit must come after fit, got a classifier read from a file, which holds no images: "
-                "call fit with all of them"
-            )
         before: tuple[Any, ...] = vars(self).get("_tasks", ())
         tasks = (*before, (items, labels.codes))
         concat_items([part for part, _ in tasks])  # refuses what does not go together
@@ -133,15 +127,8 @@ class JointFineTuning(ImageClassifier):
             progress=self.progress,
         )
         step = training_gflops(network, network.parameters(), size, self.device_, cross_entropy)
-        self.cost_ = Cost(
-            trainable_parameters=count_parameters(network.parameters()),
-            train_seconds=log.seconds,
-            inference_gflops=inference_gflops(network, size, self.device_),
-            train_gflops=step * log.samples,
-            epochs=len(log.losses),
-            samples=log.samples,
-            peak_memory_bytes=log.peak_memory_bytes,
-        )
+        answer = inference_gflops(network, size, self.device_)
+        self.cost_ = training_cost(log, network.parameters(), step, answer)
         return network.requires_grad_(False).eval()
 
     def _new_network(self) -> Network:
@@ -150,8 +137,4 @@ class JointFineTuning(ImageClassifier):
         return Network(copy.deepcopy(self.base_.module).requires_grad_(True), head).to(self.device_)
 
     def _scores(self, items: Items) -> Tensor:
-        network = self.network()
-        spec = replace(self.base_.spec, n_features=len(self.arrival_))
-        # The loader and the checked precision of extraction serve any network; nothing is kept of what it gives.
-        logits = encode(ImageBackbone(network, spec, self.device_), items, cache=False).X
-        return torch.from_numpy(np.array(logits))
+        return torch.from_numpy(run_network(self.base_, self.network(), items, len(self.arrival_)))

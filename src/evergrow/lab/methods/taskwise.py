@@ -20,7 +20,7 @@ from evergrow.adapt.settings import TrainConfig, TrainPrecision
 from evergrow.core.seeding import RandomState
 from evergrow.data.items import Items
 from evergrow.features.backbones import ImageBackbone
-from evergrow.lab.methods.cost import Cost, count_parameters, inference_gflops, training_gflops
+from evergrow.lab.methods.cost import Cost, inference_gflops, training_cost, training_gflops
 from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels
 from evergrow.lab.methods.tuned_passes import run_network, temporary_tuner
 
@@ -143,11 +143,4 @@ class TaskwiseClassifier(ImageClassifier):
             progress=self.progress,
         )
         step = training_gflops(network, parameters, size, self.device_, loss=loss or cross_entropy)
-        return Cost(
-            trainable_parameters=count_parameters(parameters),
-            train_seconds=log.seconds,
-            train_gflops=step * log.samples,
-            epochs=len(log.losses),
-            samples=log.samples,
-            peak_memory_bytes=log.peak_memory_bytes,
-        )
+        return training_cost(log, parameters, step)

@@ -8,16 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from evergrow.adapt.tuners import Tuner, create_tuner, restore_tuner
 from evergrow.adapt.tuners.base import SavedTuner
 from evergrow.data.items import Items
 from evergrow.features.backbones import ImageBackbone
-from evergrow.features.base import Backbone
 from evergrow.features.encoding import encode
 
 
@@ -67,26 +64,6 @@ def copy_state(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
-class _NetworkAsBackbone(Backbone):
-    """Dresses a network up as a backbone, so that it is run over items by the same loader at a checked precision."""
-
-    def __init__(self, backbone: ImageBackbone, network: nn.Module, width: int) -> None:
-        self.spec = replace(backbone.spec, n_features=width, recipe=None)
-        self.transform = backbone.transform
-        self.device = backbone.device
-        self._network = network
-
-    def encode(self, batch: Tensor | list[str]) -> Tensor:
-        if not isinstance(batch, Tensor):
-            raise TypeError(f"batch must be images, got {type(batch).__name__}")
-        with torch.inference_mode():
-            output: Tensor = self._network(batch.to(self.device, torch.float32))
-        return output.to(torch.float32, copy=True)
-
-    def to(self, device: str | torch.device) -> Self:
-        raise TypeError("a pass must stay on the device of its backbone")
-
-
 def run_network(backbone: ImageBackbone, network: nn.Module, items: Items, width: int) -> NDArray[np.float32]:
     """Return the outputs (n, width) of a network for images preprocessed as the backbone is evaluated.
 
@@ -103,10 +80,6 @@ def run_network(backbone: ImageBackbone, network: nn.Module, items: Items, width
     width : int
         Length of a row.
     """
-    modes = [part for part in network.modules() if part.training]
-    network.eval()
-    try:
-        return encode(_NetworkAsBackbone(backbone, network, width), items, cache=False).X
-    finally:
-        for part in modes:
-            part.training = True
+    # The loader and the checked precision of extraction serve any network; nothing is kept of what it gives.
+    spec = replace(backbone.spec, n_features=width, recipe=None)
+    return encode(ImageBackbone(network, spec, next(network.parameters()).device), items, cache=False).X

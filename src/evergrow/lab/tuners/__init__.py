@@ -1,7 +1,3 @@
-"""Tuners that only rivals use."""
+"""Tuners that only rivals use, and those that they brought to the product's ``adapt``: LoRA and visual prompts."""
 
-from evergrow.lab.tuners.additive import AdditiveConfig, AdditiveTuner
-from evergrow.lab.tuners.prefix import PrefixConfig, PrefixTuner
-from evergrow.lab.tuners.sdlora import SDLoRAConfig, SDLoRATuner
-
-__all__ = ["AdditiveConfig", "AdditiveTuner", "PrefixConfig", "PrefixTuner", "SDLoRAConfig", "SDLoRATuner"]
+from evergrow.lab.tuners import additive, lora, prefix, sdlora, vpt  # noqa: F401 (register their tuners)

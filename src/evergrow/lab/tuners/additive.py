@@ -17,8 +17,9 @@ from evergrow.adapt.tuners.base import (
     UnsupportedModelError,
     check_blocks,
 )
-from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite, Block, attention_width, find_blocks
+from evergrow.adapt.tuners.vit import Block, find_blocks
 from evergrow.core.validation import check_number
+from evergrow.lab.tuners.attention import AttentionEdit, AttentionSite, attention_width, truncated
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class AdditiveLayer(nn.Module, AttentionEdit):
     def __init__(self, block: Block, config: AdditiveConfig, drawer: Drawer) -> None:
         super().__init__()
         shape = (attention_width(block),)
-        self.key = drawer.truncated(shape, block.like, config.std, block.name, "key")
-        self.value = drawer.truncated(shape, block.like, config.std, block.name, "value")
+        self.key = truncated(drawer, shape, block.like, config.std, block.name, "key")
+        self.value = truncated(drawer, shape, block.like, config.std, block.name, "value")
 
     def heads(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Add the vectors to the class token's key and value."""

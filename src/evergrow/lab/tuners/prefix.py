@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from evergrow.adapt.tuners.base import TUNERS, Drawer, Handle, Tuner, TunerConfig, TunerError, check_blocks
-from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite, Block, attention_width, find_blocks
+from evergrow.adapt.tuners.vit import Block, find_blocks
 from evergrow.core.errors import InputError
 from evergrow.core.validation import check_choice, check_number
+from evergrow.lab.tuners.attention import AttentionEdit, AttentionSite, attention_width, truncated
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class PrefixLayer(nn.Module):
     def __init__(self, block: Block, config: PrefixConfig, drawer: Drawer) -> None:
         super().__init__()
         shape = (config.length, attention_width(block))
-        self.keys = drawer.truncated(shape, block.like, config.std, block.name, "keys")
-        self.values = drawer.truncated(shape, block.like, config.std, block.name, "values")
+        self.keys = truncated(drawer, shape, block.like, config.std, block.name, "keys")
+        self.values = truncated(drawer, shape, block.like, config.std, block.name, "values")
 
 
 class _PrefixEdit(AttentionEdit):
@@ -99,7 +100,7 @@ class PrefixTuner(Tuner):
 
     With ``source="provider"`` they come from outside, for every image by itself if need be: set :attr:`provider`, or
     pass prompts for one pass by :meth:`using`. They are added after the projections and norms of keys, and after
-    rotary embeddings. Serves timm's attention layers, see :data:`evergrow.adapt.tuners.vit.KNOWN_ATTENTION`. See
+    rotary embeddings. Serves timm's attention layers, see :data:`evergrow.lab.tuners.attention.KNOWN_ATTENTION`. See
     :class:`PrefixConfig` for the settings.
 
     Examples

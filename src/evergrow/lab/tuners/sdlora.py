@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +16,12 @@ from evergrow.adapt.tuners.base import (
     TunerConfig,
     TunerError,
     check_blocks,
-    check_targets,
     layer_parameter,
 )
-from evergrow.adapt.tuners.lora import LowRankTuner
-from evergrow.adapt.tuners.vit import TARGETS, Slot, find_blocks
+from evergrow.adapt.tuners.vit import find_blocks
 from evergrow.core.errors import InputError
 from evergrow.core.validation import check_number
+from evergrow.lab.tuners.lora import LowRankTuner, Slot, check_targets
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class SDLoRAConfig(TunerConfig):
         """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
         check_number("rank", self.rank, low=1, integer=True)
         check_number("magnitude", self.magnitude)
-        check_targets(self.targets, TARGETS)
+        check_targets(self.targets)
         check_blocks(self.blocks)
 
 
@@ -193,6 +193,12 @@ class SDLoRATuner(LowRankTuner):
             layer.start(rank, drawer, task)
         tasks = torch.cat([self.scalars.task, self.scalars.task.new_full((rank,), task)])
         self.scalars.put(self.magnitudes.detach().new_full((task + 1,), self.config.magnitude), tasks)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Copy parameters from a state of any number of tasks; one that does not fit changes nothing."""
+        if not self.merged:
+            self._adjust(state_dict)
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def _adjust(self, state: Mapping[str, Tensor]) -> None:
         """Take over the number and the ranks of the state's tasks."""

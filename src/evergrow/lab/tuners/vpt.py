@@ -18,8 +18,9 @@ from evergrow.adapt.tuners.base import (
     TunerError,
     UnsupportedModelError,
 )
-from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite, Block, find_blocks, is_known_attention
+from evergrow.adapt.tuners.vit import Block, find_blocks
 from evergrow.core.validation import check_number
+from evergrow.lab.tuners.attention import AttentionEdit, AttentionSite, is_known_attention
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class VPTConfig(TunerConfig):
 
     Examples
     --------
-    >>> from evergrow.adapt.tuners import VPTConfig
+    >>> from evergrow.lab.tuners.vpt import VPTConfig
     >>> VPTConfig(tokens=10).std
     0.0
     """

@@ -11,12 +11,85 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from evergrow.adapt.tuners.base import TUNERS, Drawer, Handle, Tuner, TunerConfig, check_blocks, check_targets
-from evergrow.adapt.tuners.vit import TARGETS, AttentionEdit, AttentionSite, Slot, find_blocks, find_slots, fused_bias
+from evergrow.adapt.tuners.base import (
+    TUNERS,
+    Drawer,
+    Handle,
+    Tuner,
+    TunerConfig,
+    UnsupportedModelError,
+    check_blocks,
+)
+from evergrow.adapt.tuners.vit import Block, find_blocks
+from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
 
+TARGETS = ("q", "k", "v", "proj", "fc1", "fc2")
+"""Linear maps of a block that low-rank tuners can add to."""
 
-class LayerChange(AttentionEdit):
+
+def check_targets(targets: Any) -> None:
+    """Raise :class:`ParameterError` unless ``targets`` is a tuple of distinct names out of :data:`TARGETS`."""
+    wrong = [target for target in targets if target not in TARGETS] if isinstance(targets, tuple) else [targets]
+    if wrong or not targets or len(set(targets)) != len(targets):
+        raise ParameterError(f"targets must be distinct names out of {TARGETS}, got {(wrong or [targets])[0]!r}")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A linear map inside a block, possibly some rows of a fused one.
+
+    Parameters
+    ----------
+    name : str
+        Path in the model; rows of a fused projection are named like the separate ones, ``"blocks.0.attn.q"``.
+    layer : torch.nn.Linear
+        The layer that holds the weights.
+    rows : slice
+        Which of its outputs.
+    """
+
+    name: str
+    layer: nn.Linear
+    rows: slice
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return len(range(*self.rows.indices(self.layer.out_features))), self.layer.in_features
+
+
+def find_slots(block: Block, targets: tuple[str, ...]) -> Iterator[Slot]:
+    """Yield the linear maps of a block that go by these names; see :data:`TARGETS`."""
+    for target in targets:
+        if target in ("q", "k", "v"):
+            yield _projection(block, target)
+            continue
+        owner, prefix = (block.part("attn"), "attn") if target == "proj" else (block.part("mlp"), "mlp")
+        # SwiGLU has two first maps, one for the gate and one for the value.
+        names = (target, f"{target}_g", f"{target}_x")
+        layers = {name: getattr(owner, name, None) for name in names}
+        linear = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
+        if not linear:
+            raise UnsupportedModelError(f"{block.name}.{prefix} must have a linear map {target!r}, got none")
+        for name, layer in linear.items():
+            yield Slot(f"{block.name}.{prefix}.{name}", layer, slice(None))
+
+
+def _projection(block: Block, target: str) -> Slot:
+    attention, name = block.part("attn"), f"{block.name}.attn.{target}"
+    fused, single = getattr(attention, "qkv", None), getattr(attention, f"{target}_proj", None)
+    if isinstance(single, nn.Linear):
+        return Slot(name, single, slice(None))
+    if not isinstance(fused, nn.Linear) or fused.out_features % 3:
+        raise UnsupportedModelError(
+            f"{block.name}.attn must have linear maps 'qkv' or '{target}_proj', got {type(attention).__name__}"
+        )
+    width, place = fused.out_features // 3, "qkv".index(target)
+    return Slot(name, fused, slice(place * width, (place + 1) * width))
+
+
+class LayerChange:
     """All low-rank maps of one linear layer.
 
     Parameters
@@ -29,28 +102,17 @@ class LayerChange(AttentionEdit):
         self._pairs = sorted(pairs, key=lambda pair: pair[0].rows.start or 0)
         self.layer = pairs[0][0].layer
 
-    def attach(self) -> Handle:
-        """Put the maps to work, in the attention where that does not call its projection."""
-        attention = self._pairs[0][0].attention
-        if attention is not None and fused_bias(attention) is not None:
-            return AttentionSite.of(attention).add(self)
-        return self.layer.register_forward_hook(self.change_output)
-
     def change_output(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """Add to what the layer gives."""
-        return self.projected(args[0], output)
-
-    def projected(self, x: Tensor, qkv: Tensor) -> Tensor:
-        """Return the layer's output for ``x``, changed in the rows of every slot."""
+        """Add to what the layer gives, in the rows of every slot."""
         pieces, position = [], 0
         for slot, low_rank in self._pairs:
             start, stop, _ = slot.rows.indices(self.layer.out_features)
             if start > position:
-                pieces.append(qkv[..., position:start])
-            pieces.append(qkv[..., start:stop] + low_rank.change(x).to(qkv.dtype))
+                pieces.append(output[..., position:start])
+            pieces.append(output[..., start:stop] + low_rank.change(args[0]).to(output.dtype))
             position = stop
         if position < self.layer.out_features:
-            pieces.append(qkv[..., position:])
+            pieces.append(output[..., position:])
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
 
     def merged_weight(self) -> Tensor:
@@ -91,7 +153,7 @@ class LowRankTuner(Tuner):
 
     def _attach(self) -> Iterator[Handle]:
         for change in by_layer(self._pairs):
-            yield change.attach()
+            yield change.layer.register_forward_hook(change.change_output)
 
     def _fold(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
         for change in by_layer(self._pairs):
@@ -118,7 +180,7 @@ class LoRAConfig(TunerConfig):
 
     Examples
     --------
-    >>> from evergrow.adapt.tuners import LoRAConfig
+    >>> from evergrow.lab.tuners.lora import LoRAConfig
     >>> LoRAConfig(rank=4, alpha=8).scale
     2.0
     """
@@ -133,7 +195,7 @@ class LoRAConfig(TunerConfig):
         check_number("rank", self.rank, low=1, integer=True)
         if self.alpha is not None:
             check_number("alpha", self.alpha, low=-1e6, high=1e6)
-        check_targets(self.targets, TARGETS)
+        check_targets(self.targets)
         check_blocks(self.blocks)
 
     @property

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from evergrow.adapt.tuners import TunerError, UnsupportedModelError, create_tuner
-from evergrow.adapt.tuners.vit import AttentionEdit, AttentionSite
 from evergrow.core.errors import InputError
+from evergrow.lab.tuners.attention import AttentionEdit, AttentionSite
 
 TIMM = tuple(int(part) for part in timm.__version__.split(".")[:3])
 
@@ -166,18 +166,6 @@ def test_additive_prompts_join_the_class_token(make_model, images, shaken) -> No
     }
     torch.testing.assert_close(model(images), by_hand(model, images, additions), rtol=1e-5, atol=1e-5)
     assert tuner.trainable_counts()["total"] == 2 * 2 * 48
-
-
-def test_additive_and_prefix_go_together_in_any_order(make_model, images, shaken) -> None:
-    model = make_model()
-    additive, prefix = (shaken(create_tuner(name, model)) for name in ("additive", "prefix"))
-    expected = model(images)
-    additive.disable()
-    additive.enable()  # now the later one
-    torch.testing.assert_close(model(images), expected, rtol=1e-5, atol=1e-5)
-    prefix.remove()
-    additive.remove()
-    assert not any("forward" in block.attn.__dict__ for block in model.blocks)
 
 
 def test_models_without_a_class_token_are_refused(make_model) -> None:
