@@ -149,7 +149,7 @@ def _held_out(X: Any, y: Any, widths: tuple[int, ...]) -> Any:
     right = np.zeros(len(y), dtype=bool)
     for held in range(_FOLDS):
         rest = fold != held
-        options = {"blocks": widths} if len(widths) > 1 else {}
-        head = Classifier(n_units=_UNITS, random_state=0, **options).fit(X[rest], y[rest])
+        blocks = widths if len(widths) > 1 else None
+        head = Classifier(n_units=_UNITS, random_state=0, blocks=blocks).fit(X[rest], y[rest])
         right[~rest] = head.predict(X[~rest]) == y[~rest]
     return right
