@@ -487,7 +487,7 @@ def adapt(
         items,
         codes.astype(np.int64),
         config.train,
-        preprocessing=backbone.transform,
+        preprocessing=backbone.own,
         seed=seed,
         purpose=("fsa",),
         checkpoint=checkpoint,

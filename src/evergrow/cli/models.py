@@ -185,7 +185,7 @@ def classes_note(classes: tuple[str, ...], what: str) -> str:
 
 
 def recipe_note(spec: dict[str, Any] | None) -> str:
-    """Return the blocks that feature vectors are made of and their widths, on one line; empty for a single one.
+    """Return the blocks that feature vectors are made of, their widths, and why views were chosen, on one line.
 
     Examples
     --------
@@ -196,7 +196,8 @@ def recipe_note(spec: dict[str, Any] | None) -> str:
     recipe = (spec or {}).get("recipe")
     if not recipe:
         return ""
-    return " + ".join(f"{name} {width:,}" for name, width in zip(recipe["blocks"], recipe["widths"], strict=True))
+    blocks = " + ".join(f"{name} {width:,}" for name, width in zip(recipe["blocks"], recipe["widths"], strict=True))
+    return f"{blocks} ({recipe['note']})" if recipe.get("note") else blocks
 
 
 def adapted_note(found: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import EngineError, InputError
 from evergrow.core.files import locked
 from evergrow.core.progress import meter
+from evergrow.data import source_from
 from evergrow.engine.job import Job, Manifest, begin_job, digest_of, extraction_settings
 from evergrow.engine.job_steps import (
     JobReport,
@@ -73,7 +74,9 @@ def fit(learner: Learner, manifest: Manifest, folder: Path, options: RunOptions)
         What was learned.
     """
     check_mergeable(learner, fresh=True)
-    encoder = encoder_for(learner, manifest.kind, manifest.widths)
+    encoder = encoder_for(
+        learner, manifest.kind, manifest.widths, lambda: source_from(manifest.source).read(manifest.shards[0])
+    )
     decisive = None if encoder.spec is None else encoder.spec.decisive()
     settings = {**deciding_settings(learner), **extraction_settings(learner), "backbone": decisive, "fan_in": FAN_IN}
     backbone = None if encoder.spec is None else portable(encoder.spec)

@@ -13,7 +13,7 @@ import numpy as np
 
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
 from evergrow.data.intake import is_instance_of
-from evergrow.data.items import Samples
+from evergrow.data.items import Items, Samples
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.recipes import FINAL, check_recipe
 
@@ -81,31 +81,33 @@ class Encoder:
             encoder.own_widths = samples.widths
             if named:
                 encoder.automatic = samples.origin.get("recipe", {}).get("blocks", FINAL)
-                encoder._create(self.wanted, self.weights)  # its description belongs to the model
+                encoder._create(self.wanted, self.weights, None)  # its description belongs to the model
         elif self.wanted is None:
             raise InputError(
                 f"data must be feature vectors, since no backbone is given, got "
                 f"{samples.kind}s: give one, or backbone='auto'"
             )
         elif named:
-            encoder._create(self.wanted, self.weights)
+            encoder._create(self.wanted, self.weights, samples.items)
         else:
             from evergrow.features.sources import best_backbone
 
             choice = best_backbone(samples.kind)  # type: ignore[arg-type]
             encoder.reason = choice.reason
             _LOG.info("backbone: %s", choice.reason)
-            encoder._create(choice.name, choice.weights if self.weights is None else self.weights)
+            encoder._create(choice.name, choice.weights if self.weights is None else self.weights, samples.items)
         return encoder
 
-    def _create(self, wanted: Any, weights: Any) -> None:
+    def _create(self, wanted: Any, weights: Any, items: Items | None) -> None:
         from evergrow.features.backbones import create_backbone
+        from evergrow.features.images import median_side
 
         made = wanted
         if not isinstance(wanted, Backbone):
             made = create_backbone(wanted, weights, self.preset, device=self.device)
         if self.recipe != "auto" or made.spec.recipe is None:
-            made = made.with_recipe(self.automatic if self.recipe == "auto" else self.recipe)
+            side = median_side(items) if items is not None and items.kind == "image" else None
+            made = made.with_recipe(self.automatic if self.recipe == "auto" else self.recipe, side)
         self._backbone, self.spec = made, made.spec
         if "tuner" in made.spec.options:  # it was adapted before it came here
             from evergrow.adapt.fsa import adaptation_of

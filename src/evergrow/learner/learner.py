@@ -75,9 +75,10 @@ class Learner(Estimator):
         uses the adapted backbone. None leaves the backbone as it is. A name, one of
         :func:`evergrow.adapt.tuners.adapting_tuners`, means RanPAC's protocol, 20 epochs; an
         :class:`~evergrow.adapt.FsaConfig` (or its plain form) says it all.
-    features : {"auto", "final", "rich", "max"} or sequence of str
-        What feature vectors are made of: the network's own vector (``"final"``), blocks from several depths of the
-        same pass by name, or blocks such as ``["final", "mean@-2"]``; see :mod:`evergrow.features.recipes`.
+    features : {"auto", "fast", "rich", "best"}, str or sequence of str
+        What feature vectors are made of: the network's own vector (``"fast"``), several depths of one pass
+        (``"rich"``), several depths at two sizes with mirror images (``"best"``, six to seven passes), or a recipe
+        such as ``"rich@224+320:mirror"`` or ``"final,mean@-2"``; see :mod:`evergrow.features.recipes`.
         ``"auto"`` keeps the recipe of a backbone that has one; elsewhere it is ``"rich"``, where the network's depths
         are known, and ``"final"`` with the paper's method.
     options : dict, optional
