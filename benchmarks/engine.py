@@ -79,7 +79,7 @@ def growth(quick: bool) -> Iterator[Row]:
         spent = {}
         for shards in SHARDS:
             sizes = {"shard_rows": -(-n // shards), "shard_mib": 1 << 20, "first_rows": n // 64}
-            options = {"n_units": units, "projection": "gaussian"}
+            options = {"n_units": units}
 
             def learn(sizes: dict[str, int] = sizes, options: dict[str, Any] = options) -> None:
                 Learner(device="cpu", options=options).fit(str(data), engine=LocalEngine(**sizes))
@@ -149,7 +149,7 @@ def reduce(units: int, classes: int, shards: int) -> dict[str, float]:
         job = begin_job(Job(folder, manifest, "fit"))
         with np.load(data) as arrays:
             X, y = arrays["X"][: 2 * classes], arrays["y"][: 2 * classes]
-        options = {"n_units": units, "projection": "gaussian"}
+        options = {"n_units": units}
         Learner(device="cpu", options=options).fit((X, y)).spawn().save(job.template)
         runner = _Timed(perform, 2)
         started = time.perf_counter()

@@ -59,7 +59,7 @@ def solve(units: int, classes: int, rows: int, device: str = "cpu") -> dict[str,
     block = _rows(rows, classes)
     total = learn_shard(_template(units, device), block)
     sample = Block(block.X[:1000], block.labels[:1000])
-    learner = Learner(device=device, options={"n_units": units, "projection": "gaussian"})
+    learner = Learner(device=device, options={"n_units": units})
     _, spent = _timed(device, complete_fit, learner, total, sample)
     with tempfile.TemporaryDirectory() as folder:
         _, saved = _timed("cpu", learner.save, Path(folder, "model.evg"))
@@ -71,7 +71,7 @@ def solve(units: int, classes: int, rows: int, device: str = "cpu") -> dict[str,
 def _template(units: int, device: str) -> Learner:
     """Return an empty learner with a layer; one that is drawn, since how it came about is no matter here."""
     block = _rows(FIRST_ROWS, 50)
-    learner = Learner(device=device, options={"n_units": units, "projection": "gaussian"})
+    learner = Learner(device=device, options={"n_units": units})
     return learner.fit((block.X, block.labels)).spawn()
 
 

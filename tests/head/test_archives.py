@@ -95,8 +95,6 @@ def construction(archive: Archive) -> dict[str, Any]:
 STATE = ("model", "state")
 LAYER = ("model", "layer")
 CHANGES: dict[str, tuple[Callable[[Archive], None], str]] = {
-    "labels twice": (set_meta(labels={"kind": "i", "values": [0, 0, 2]}), "label occurs twice"),
-    "labels unsorted": (set_meta(labels={"kind": "i", "values": [0, 2, 1]}), "not sorted"),
     "labels mixed": (set_meta(labels={"kind": "i", "values": [0, "1", 2]}), "of their kind"),
     "labels too large": (set_meta(labels={"kind": "i", "values": [0, 1, 2**70]}), "out of range"),
     "labels of no kind": (set_meta(labels={"kind": "O", "values": [0, 1, 2]}), "'kind' should be one of"),

@@ -34,7 +34,7 @@ from typer.testing import CliRunner
 
 from evergrow import Learner
 from evergrow.adapt import CheckpointError
-from evergrow.adapt.tuners import ArchitectureError, load_tuner
+from evergrow.adapt.tuners import load_tuner
 from evergrow.cli.registry import build_app
 from evergrow.core import errors
 from evergrow.head import HEADS
@@ -147,7 +147,7 @@ class Bench:
         # A file for another backbone, or of another training, is no damaged one.
         other: dict[str, tuple[type[Exception], ...]] = {
             "pictures": (errors.WeightsError,),
-            "tuner": (errors.WeightsError, ArchitectureError),
+            "tuner": (errors.WeightsError,),
             "checkpoint": (CheckpointError, errors.NumericalError),
         }
         early = (errors.FileFormatError, *other.get(subject.kind, ()))
@@ -251,7 +251,7 @@ class Bench:
 
     def _command(self) -> tuple[str, str]:
         """Ask by the command line, which has exit codes and one line for every error of a file."""
-        result = CliRunner().invoke(build_app(), ["inspect", str(self.path), "--json", "--no-numerics"])
+        result = CliRunner().invoke(build_app(), ["inspect", str(self.path), "--json"])
         error = result.exception
         if error is not None and not isinstance(error, SystemExit):
             raise error if short_of_memory(error) else FaultError(f"untyped {type(error).__name__}: {error}"[:300])

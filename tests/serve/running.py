@@ -15,11 +15,10 @@ from typing import Any
 import httpx
 import pytest
 import torch
-import uvicorn
 from tests.serve.samples import rows
 
 from evergrow.serve import Limits, ServeConfig, run_server
-from evergrow.serve.app import bounded_protocol
+from evergrow.serve.app import Server
 
 
 class Running:
@@ -99,13 +98,12 @@ def until(condition: Any, seconds: float = 30) -> None:
 
 @contextmanager
 def in_thread(app: Any) -> Iterator[int]:
-    """Yield the port of a real server in this process, with the limits that the service has by default."""
-    protocol = bounded_protocol(Limits())
-    settings = uvicorn.Config(app, port=0, http=protocol, limit_concurrency=Limits().connections, log_config=None)
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    until(lambda: server.started)
-    yield server.servers[0].sockets[0].getsockname()[1]
-    server.should_exit = True
-    thread.join(30)
+    """Yield the port of a real server in this process."""
+    server = Server(app)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        until(lambda: server.started)
+        yield listener.getsockname()[1]
+        server.should_exit = True
+        thread.join(30)

@@ -33,6 +33,15 @@ def test_everything_that_is_copied_is_there() -> None:
         assert re.search(rf"^{extra} = \[", declared, re.M)
 
 
+def test_actions_and_the_image_are_pinned_by_digest() -> None:
+    """A tag is moved by whoever holds it; a digest is not."""
+    workflows = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    used = [name for text in workflows for name in re.findall(r"uses: *(\S+)", text)]
+    assert used
+    assert [name for name in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", name)] == []
+    assert [line for line in step("FROM") if not re.search(r"@sha256:[0-9a-f]{64}$", line)] == []
+
+
 @pytest.mark.slow
 def test_the_image_would_serve(tmp_path: Path) -> None:
     source = tmp_path / "src"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 from tests.serve.running import Running, begin
 from tests.serve.samples import rows
+from tests.serve.soak import Soak
 
 SECONDS = float(os.environ.get("EVERGROW_LOAD_SECONDS", "60"))
 CALLERS = 32
 REQUESTS = int(os.environ.get("EVERGROW_LOAD_REQUESTS", "20000"))
+SOAK_SECONDS = float(os.environ.get("EVERGROW_SOAK_SECONDS", "30"))
 
 
 @pytest.mark.slow
@@ -51,3 +54,14 @@ def test_callers_that_ask_and_then_teach_too(tmp_path: Path) -> None:
         assert {entry["name"]: entry["samples"] for entry in about["classes"]} == expected
         assert about["revision"] == 3 + sum(taught)
         assert running.stop() == 0
+
+
+@pytest.mark.slow
+def test_mixed_load_with_two_writers_kills_and_hostile_clients(tmp_path: Path) -> None:
+    """No answer of the service's own failing, nothing lost or learned twice, and memory that stays."""
+    figures = Soak(tmp_path / "models", SOAK_SECONDS).run()
+    print(json.dumps(figures.summary(), indent=1, default=float))  # noqa: T201
+    assert figures.faults == []
+    assert figures.kills > 0
+    assert figures.rounds > 0
+    assert figures.memory[-1] < 1.2 * figures.memory[0]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 from tests.serve.samples import rows
 
+from evergrow.learner.history import Header
 from evergrow.learner.learner import Learner
-from evergrow.learner.modelfile import Header, commit, locked_model, open_model
+from evergrow.learner.modelfile import commit, history, locked_model, open_model
 
 
 def test_a_new_model_answers_from_the_first_class_on(api: Any) -> None:
@@ -105,6 +107,39 @@ def test_a_change_by_another_process_is_noticed(api: Any, folder: Path) -> None:
         commit(folder / "m.evg", learner.partial_fit((np.asarray(rows(2, 3)), ["2"] * 3)))
     assert api.counts() == {"0": 3, "1": 3, "2": 3}
     assert api.post("teach", {"rows": rows(3, 3), "label": "3"}).json()["revision"] == 5
+
+
+def test_whoever_asks_after_another_process_wrote_sees_it(api: Any, folder: Path, monkeypatch: Any) -> None:
+    """Also while somebody else is still reading what was written."""
+    api.taught()
+    with locked_model(folder / "m.evg") as learner:
+        commit(folder / "m.evg", learner.partial_fit((np.asarray(rows(2, 3)), ["2"] * 3)))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*args: Any, **settings: Any) -> Learner:
+        begun.set()
+        assert go_on.wait(20)
+        return open_model(*args, **settings)
+
+    monkeypatch.setattr("evergrow.learner.modelfile.open_model", slow)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(api.get)
+        assert begun.wait(20)
+        second = threads.submit(api.get)
+        wait([second], timeout=1)
+        go_on.set()
+        assert [asked.result().json()["revision"] for asked in (first, second)] == [4, 4]
+
+
+def test_a_model_that_is_deleted_while_it_is_described_is_not_there(api: Any, monkeypatch: Any) -> None:
+    api.taught()
+
+    def late(path: Path) -> Any:
+        path.unlink()
+        return history(path)
+
+    monkeypatch.setattr("evergrow.serve.routes.history", late)
+    assert api.get().status_code == 404
 
 
 def test_download_and_upload_give_the_same_model(api: Any) -> None:

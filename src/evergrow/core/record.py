@@ -48,8 +48,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 import numpy as np
+from numpy.typing import NDArray
 
-from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.archive import Archive, as_array, read_archive, write_archive
 from evergrow.core.errors import EvergrowError, FileFormatError, NewerSchemaError
 from evergrow.core.files import atomic_path
 from evergrow.core.registry import load_plugins, nearest
@@ -144,7 +145,7 @@ class Extra:
     """What a file holds beyond the fields that this version knows, to be written again."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
-    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, Archive] = field(default_factory=dict)
 
 
@@ -306,7 +307,7 @@ def written_values(item: Any) -> dict[str, Any]:
 
 
 @cache
-def _is_symmetric(cls: type, name: str) -> bool:
+def _is_symmetric(cls: Any, name: str) -> bool:
     stored = _stored_apart({entry.name: hint for entry, hint in _plan(cls)}[name])
     return stored is not None and stored[3].symmetric
 
@@ -325,10 +326,6 @@ def _is_empty(value: Any) -> bool:
 
 def _put(archive: Archive, name: str, value: Any) -> bool:
     """Put a tensor, a record or several of them where they belong; return False for anything else."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-        import torch
-
-        value = torch.from_numpy(np.ascontiguousarray(value))
     if _is_tensor(value):
         archive.tensors[name] = value
     elif _is_part(value):
@@ -336,7 +333,7 @@ def _put(archive: Archive, name: str, value: Any) -> bool:
     elif isinstance(value, (tuple, list, Mapping)) and value:
         entries = value if isinstance(value, Mapping) else dict(enumerate(value))
         first = next(iter(entries.values()))
-        if not (_is_tensor(first) or _is_part(first) or isinstance(first, np.ndarray)):
+        if not (_is_tensor(first) or _is_part(first)):
             return False
         for key, entry in entries.items():
             _put(archive, f"{name}.{key}", entry)
@@ -350,6 +347,8 @@ def _is_part(value: Any) -> bool:
 
 
 def _is_tensor(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "fiub"
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "nbytes")
 
 
@@ -481,25 +480,27 @@ class _Reader:
         if _is_array(hint):
             if key not in self.archive.tensors:
                 return MISSING
-            tensor = self.tensor(key, spec)
-            return tensor.numpy() if _is_numpy(hint) else tensor if self.device is None else tensor.to(self.device)
+            found = self.array(key, spec)
+            if _is_numpy(hint):
+                return found
+            import torch
+
+            return torch.from_numpy(found).to(self.device)
         if key not in self.archive.parts:
             return MISSING
         part = self.archive.parts[key]
         return part if hint is Archive else from_archive(hint, part, device=self.device, name=f"{self.name}: {key}")
 
-    def tensor(self, key: str, spec: Spec) -> torch.Tensor:
+    def array(self, key: str, spec: Spec) -> NDArray[Any]:
         """Return a tensor after comparing it with what is known of it."""
-        import torch
-
-        tensor, name = self.archive.tensors[key], f"{self.name}: {key!r}"
-        if spec.dtype is not None and tensor.dtype != getattr(torch, spec.dtype):
+        tensor, name = as_array(self.archive.tensors[key]), f"{self.name}: {key!r}"
+        if spec.dtype is not None and tensor.dtype != spec.dtype:
             _refuse(name, f"a tensor of {spec.dtype}", str(tensor.dtype))
         if spec.symmetric:
             tensor = _symmetric(tensor, name)
         if spec.shape is not None:
             wanted = tuple(self.lengths.get(n) if isinstance(n, str) else n for n in spec.shape)
-            shape = tuple(tensor.shape)
+            shape = tensor.shape
             if len(shape) != len(wanted) or any(n is not None and n != m for n, m in zip(wanted, shape, strict=True)):
                 known = tuple("any" if n is None else n for n in wanted)
                 _refuse(name, f"a tensor of shape {known}", f"one of {shape}")
@@ -507,25 +508,24 @@ class _Reader:
                 # Twice the same name within one shape: the second must agree with the first.
                 if isinstance(symbol, str) and self.lengths.setdefault(symbol, length) != length:
                     _refuse(name, f"a tensor of shape {spec.shape}", f"one of {shape}")
-        if tensor.is_floating_point() and tensor.numel():
-            if not bool(torch.isfinite(tensor).all()):
+        if tensor.dtype.kind == "f" and tensor.size:
+            smallest, largest = float(tensor.min()), float(tensor.max())  # one of them is NaN where there is one
+            if not math.isfinite(smallest) or not math.isfinite(largest):
                 raise FileFormatError(f"{name} should have finite numbers only")
-            if spec.largest is not None and float(tensor.abs().amax()) > spec.largest:
+            if spec.largest is not None and max(-smallest, largest) > spec.largest:
                 raise FileFormatError(f"{name} should have numbers of at most {spec.largest:g}, but has larger ones")
         return tensor
 
 
-def _symmetric(triangle: torch.Tensor, name: str) -> torch.Tensor:
+def _symmetric(triangle: NDArray[Any], name: str) -> NDArray[Any]:
     """Return the matrix of a lower triangle: twice the size of what a file holds."""
-    import torch
-
-    order = (math.isqrt(8 * triangle.numel() + 1) - 1) // 2
-    if triangle.dim() != 1 or order * (order + 1) // 2 != triangle.numel():
-        _refuse(name, "the lower triangle of a matrix, row by row", f"a tensor of shape {tuple(triangle.shape)}")
-    matrix = triangle.new_empty(order, order)
-    for index, row in enumerate(torch.split(triangle, list(range(1, order + 1)))):
-        matrix[index, : index + 1] = row
-        matrix[: index + 1, index] = row
+    order = (math.isqrt(8 * triangle.size + 1) - 1) // 2
+    if triangle.ndim != 1 or order * (order + 1) // 2 != triangle.size:
+        _refuse(name, "the lower triangle of a matrix, row by row", f"a tensor of shape {triangle.shape}")
+    matrix = np.empty((order, order), dtype=triangle.dtype)
+    for index in range(order):
+        start = index * (index + 1) // 2
+        matrix[index, : index + 1] = matrix[: index + 1, index] = triangle[start : start + index + 1]
     return matrix
 
 

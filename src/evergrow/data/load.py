@@ -48,8 +48,8 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
         - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid, validation), one folder per class,
           training and test lists or tables, WebDataset tars, Parquet or feature files, a saved Hugging Face set;
         - a file: ``.npz`` or ``.safetensors`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` table of
-          ``text,label`` or ``path,label``, a ``.txt`` list of images, a ``.zip`` or ``.tar`` of a folder, which is not
-          unpacked;
+          ``text,label`` or ``path,label``, a ``.txt`` list of images, a ``.json`` export of Label Studio, a ``.zip`` or
+          ``.tar`` of a folder, which is not unpacked;
         - a pattern of such files, such as ``train-*.tar``;
         - an address that fsspec knows (``s3://``, ``gs://``, ``hf://datasets/OWNER/NAME``) of any of these;
         - the name of a file or folder in :func:`search_path`.

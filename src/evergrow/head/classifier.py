@@ -93,7 +93,8 @@ class Classifier(IncrementalClassifier):
         negative; it leaves several ``blocks`` as they are.
     shape_directions : int
         Directions of the first batch in which the second moments of every class are kept, so that the denoised readout
-        knows the shape of each class; 0 keeps none. Takes ``4 k (k + 3)`` bytes a class.
+        knows the shape of each class; 0 keeps none. A class of n samples takes ``8 k (n + 1)`` bytes, and at most
+        ``4 k (k + 3)``.
     blocks : tuple of int or None
         Columns of each block of features that stand side by side, each of equal energy, as those of several depths of a
         backbone do. The denoised readout chooses from the statistics how much each counts.
@@ -382,7 +383,7 @@ class Classifier(IncrementalClassifier):
         --------
         >>> from sklearn.datasets import load_digits
         >>> from evergrow import Classifier
-        >>> from evergrow.head.fold_outs import best_temperature
+        >>> from evergrow.head.temperatures import best_temperature
         >>> X, y = load_digits(return_X_y=True)
         >>> model = Classifier(n_units=100, random_state=0).fit(X[:900], y[:900])
         >>> found = model.fold_outs(X[:90], y[:90])

@@ -8,11 +8,12 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.exceptions import RequestValidationError
@@ -23,9 +24,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from evergrow.core.errors import EvergrowError, ParameterError
 from evergrow.core.version import __version__
+from evergrow.head import HEADS
 from evergrow.serve import jobs, label_studio, routes
 from evergrow.serve.config import Limits, ServeConfig
-from evergrow.serve.middleware import ServiceMiddleware
+from evergrow.serve.middleware import HEAD_BYTES, ServiceMiddleware
 from evergrow.serve.monitoring import collect_warnings, log, set_up_logs
 from evergrow.serve.requests import PROBLEMS, handle_error
 from evergrow.serve.schemas import ProblemDocument
@@ -38,7 +40,7 @@ ABOUT = (
     "Models that keep learning: ask them, teach them, take samples out again exactly. Errors are problem documents "
     "(RFC 9457). Nothing that is sent is kept, and nothing leaves this machine."
 )
-_HEAD_BYTES = 16_384  # of the request line and the headers together
+_LINGER = 2.0  # seconds that a caller who was refused may go on sending
 
 
 def create_app(config: ServeConfig) -> FastAPI:
@@ -83,7 +85,9 @@ def create_app(config: ServeConfig) -> FastAPI:
         app.add_exception_handler(kind, handle_error)
     app.add_middleware(ServiceMiddleware, config=config, metrics=service.metrics, folder=str(service.store.folder))
     described = app.openapi()  # routes refer to problems by name
-    described["components"]["schemas"]["ProblemDocument"] = ProblemDocument.model_json_schema()
+    schemas = described["components"]["schemas"]
+    schemas["ProblemDocument"] = ProblemDocument.model_json_schema()
+    schemas["NewModel"]["properties"]["method"]["enum"] = HEADS.names()
     return app
 
 
@@ -128,25 +132,11 @@ def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_leve
     address = f"http://{shown}:{port}/"
     set_up_logs(log_level)
     app = create_app(config)
-    settings = uvicorn.Config(
-        app,
-        http=bounded_protocol(config.limits),
-        ws="none",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=config.limits.connections,
-        timeout_keep_alive=15,
-        timeout_graceful_shutdown=60,
-        h11_max_incomplete_event_size=_HEAD_BYTES,
-    )
-
     log("starting", address=address, read_only=config.read_only, tokens=len(config.tokens.entries))
     threading.Thread(target=app.state.service.warm_up, name="warm-up", daemon=True).start()
     announce(address)  # who connects from now on waits until the server takes connections
     with listener:
-        _Server(settings, app.state.service.closing).run(sockets=[listener])
+        Server(app).run(sockets=[listener])
 
 
 def _bound(config: ServeConfig) -> socket.socket:
@@ -159,12 +149,34 @@ def _bound(config: ServeConfig) -> socket.socket:
         raise ParameterError(f"{config.host}:{config.port} cannot be bound: {error.strerror or error}") from error
 
 
-class _Server(uvicorn.Server):
-    """Tells open streams of events when it is about to end, so that they close; everything else is answered."""
+class Server(uvicorn.Server):
+    """Uvicorn within the limits of the service.
 
-    def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
-        super().__init__(config)
-        self._closing = closing
+    When it is about to end it tells open streams of events, so that they close; everything else is answered.
+
+    Parameters
+    ----------
+    app : FastAPI
+        The application of :func:`create_app`.
+    """
+
+    def __init__(self, app: FastAPI) -> None:
+        limits, self._closing = app.state.service.limits, app.state.service.closing
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=bounded_protocol(limits),
+                ws="none",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=limits.connections,
+                timeout_keep_alive=15,
+                timeout_graceful_shutdown=60,
+                h11_max_incomplete_event_size=HEAD_BYTES,
+            )
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end."""
@@ -175,6 +187,40 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
+class _Lingering:
+    """A transport that, closed in the midst of a request, still takes in the rest of it for a moment.
+
+    A system that closes a connection with data that nobody read resets it, and the answer is lost on the way.
+    """
+
+    def __init__(self, transport: asyncio.Transport, protocol: H11Protocol, most: int) -> None:
+        self._transport, self._protocol, self._left, self._lingers = transport, protocol, most, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Return whether nothing more is sent."""
+        return self._lingers or self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close at once, or soon after the last word if the caller is still sending."""
+        if self.is_closing() or self._protocol.conn.their_state not in (h11.SEND_BODY, h11.ERROR):
+            self._transport.close()
+            return
+        self._lingers = True
+        with suppress(OSError):  # the caller left
+            self._transport.write_eof()
+        self._transport.resume_reading()
+        self._protocol.loop.call_later(_LINGER, self._transport.close)
+
+    def discard(self, n: int) -> None:
+        """Take note of bytes that nobody reads; too many of them end it."""
+        self._left -= n
+        if self._left < 0:
+            self._transport.abort()
+
+
 def bounded_protocol(limits: Limits) -> type[H11Protocol]:
     """Return uvicorn's protocol with limits on the connections of an address, and on the time for a request's head."""
 
@@ -182,7 +228,8 @@ def bounded_protocol(limits: Limits) -> type[H11Protocol]:
         _timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+            self._lingering = _Lingering(transport, self, limits.body_bytes)
+            super().connection_made(self._lingering)  # type: ignore[arg-type]
             address = (self.client or ("",))[0]
             others = [other.client for other in self.connections if isinstance(other, Protocol)]
             if sum(client is not None and client[0] == address for client in others) > limits.connections_per_address:
@@ -190,6 +237,9 @@ def bounded_protocol(limits: Limits) -> type[H11Protocol]:
             self._await_head()
 
         def data_received(self, data: bytes) -> None:
+            if self._lingering.is_closing():
+                self._lingering.discard(len(data))
+                return
             super().data_received(data)
             if self.cycle is None or self.cycle.response_complete:
                 self._await_head()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
+import hmac
 import ipaddress
 import os
 from collections.abc import Mapping
@@ -28,9 +29,9 @@ class Limits:
     Parameters
     ----------
     json_bytes : int
-        Size of a JSON body. Where JSON carries image files (Label Studio), ``body_bytes`` holds.
+        Size of a JSON body; eight times as much where JSON carries image files (Label Studio).
     json_values : int
-        Values and keys in a JSON body, estimated before it is parsed.
+        Values in a JSON body, and ten times its keys and lists, estimated before it is parsed.
     body_bytes : int
         Size of a form of images or feature rows.
     upload_bytes : int
@@ -65,6 +66,10 @@ class Limits:
         Time that the head of a request may take, and the time between two pieces of its body.
     lock_seconds : float
         Time that a change waits for another process that changes the same file.
+    open_models : int
+        Models that are held in memory; of more, those that were not asked for longest are read again when they are.
+    idle_seconds : float
+        Time after which a model that nobody asks for is let go of.
     """
 
     json_bytes: int = 2 * MIB
@@ -87,6 +92,8 @@ class Limits:
     header_seconds: float = 10.0
     body_seconds: float = 20.0
     lock_seconds: float = 10.0
+    open_models: int = 32
+    idle_seconds: float = 1800.0
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -136,7 +143,7 @@ class Tokens:
     def holder(self, authorization: str) -> Token | None:
         """Return the token in an ``Authorization`` header, or None.
 
-        It is looked up by its digest, so that the time taken says nothing about it.
+        Its digest is compared with all there are, each in constant time: how long it takes says nothing about any.
         """
         scheme, _, value = authorization.partition(" ")
         secret = value.strip()
@@ -147,7 +154,9 @@ class Tokens:
                 return None
         elif scheme.casefold() != "bearer":
             return None
-        return self.entries.get(_digest(secret))
+        digest = _digest(secret)
+        found = [token for known, token in self.entries.items() if hmac.compare_digest(known, digest)]
+        return found[0] if found else None
 
     @classmethod
     def parse(cls, text: str, name: str) -> Tokens:

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 import numpy as np
 from fastapi import APIRouter, Depends
 from numpy.typing import NDArray
-from pydantic import AliasPath, BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from evergrow.core.record import Spec, from_archive, record, require, to_archive
 from evergrow.learner.calibration import FALSE_ALARM
@@ -178,26 +178,38 @@ def forget_classes(learner: Learner, names: Iterable[str]) -> None:
 Id = int | Annotated[str, Field(max_length=100)]
 
 
-class Task(BaseModel):
+class _Sent(BaseModel):
+    """A part of a message, in which every value has the type that it is said to have."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Task(_Sent):
     """A task: a sample to be labelled, in one of the fields of its data."""
 
     data: dict[str, Any]
 
 
-class TaskList(BaseModel):
+class TaskList(_Sent):
     """Tasks to answer about."""
 
     tasks: Annotated[list[Task], Field(max_length=1000, fail_fast=True)]
     label_config: str | None = None
 
 
-class Region(BaseModel):
-    """One entry in the result of an annotation: the classes that it names."""
+class Choices(_Sent):
+    """The classes that a region names."""
 
-    choices: Annotated[list[str], Field(validation_alias=AliasPath("value", "choices"), fail_fast=True)] = []
+    choices: Annotated[list[str], Field(fail_fast=True)] = []
 
 
-class StudioAnnotation(BaseModel):
+class Region(_Sent):
+    """One entry in the result of an annotation."""
+
+    value: Choices = Choices()
+
+
+class StudioAnnotation(_Sent):
     """An annotation."""
 
     id: Id
@@ -216,23 +228,29 @@ class StudioAnnotation(BaseModel):
         >>> StudioAnnotation(id=1, was_cancelled=True).choice() is None
         True
         """
-        chosen = [choice for region in self.result for choice in region.choices]
+        chosen = [choice for region in self.result for choice in region.value.choices]
         return chosen[0] if len(chosen) == 1 and not self.was_cancelled else None
 
 
-class Event(BaseModel):
+class Project(_Sent):
+    """The project of a message."""
+
+    id: Id = ""
+    label_config: str | None = None
+
+
+class Event(_Sent):
     """A webhook message."""
 
     action: str = ""
-    project_id: Annotated[Id, Field(validation_alias=AliasPath("project", "id"))] = ""
-    label_config: Annotated[str | None, Field(validation_alias=AliasPath("project", "label_config"))] = None
+    project: Project = Project()
     task: Task | None = None
     annotation: StudioAnnotation | None = None
     annotations: Annotated[list[StudioAnnotation], Field(max_length=10_000, fail_fast=True)] = []
 
     def key(self, annotation: StudioAnnotation) -> str:
         """Return the id of an annotation that is the same in every message about it."""
-        return f"{self.project_id}:{annotation.id}"
+        return f"{self.project.id}:{annotation.id}"
 
 
 class ConfigNames(NamedTuple):
@@ -386,7 +404,7 @@ async def _annotation(service: Service, model: OpenModel, event: Event) -> Annot
         raise Problem(422, "the event holds no task", "BadField")
     validated(ClassName, label)
     kind = model.version.kind
-    sample = sample_of(event.task, kind, names_of(event.label_config, kind))
+    sample = sample_of(event.task, kind, names_of(event.project.label_config, kind))
     rows = await service.features(model, await _samples(service, model, [sample]), alone=True)
     return Annotation(key, label, rows[0], moment=moment)
 

@@ -23,7 +23,9 @@ _READING_METHODS = ("GET", "HEAD", "OPTIONS")
 _READING_POSTS = ("/predict", "/evaluate", "/setup")
 _CALLERS = 10_000  # that the rate limit remembers
 _SLOWEST = 1024  # bytes of a body in a second
+HEAD_BYTES = 16_384  # of the request line and the headers together
 _LOGGED = 300  # characters of a path in the log
+_WITH_IMAGES = 8  # times the size of other JSON that JSON with image files in it may have
 
 _Count = Callable[[int], None]
 
@@ -101,8 +103,10 @@ class _Exchange:
         path = scope["path"]
         if path.endswith(("/jobs", "/api/v1/models/upload")):
             self._largest = limits.upload_bytes
-        elif path.startswith("/label-studio/") or self.headers.get("content-type", "").lower().startswith(FORM):
-            self._largest = limits.body_bytes  # it may carry image files
+        elif path.startswith("/label-studio/"):
+            self._largest = _WITH_IMAGES * limits.json_bytes
+        elif self.headers.get("content-type", "").lower().startswith(FORM):
+            self._largest = limits.body_bytes
         else:
             self._largest = limits.json_bytes
 
@@ -139,7 +143,7 @@ class _Exchange:
                 headers.setdefault(name, value)
             headers["X-Request-Id"] = self.id
             # The rest of a body that is refused is not waited for.
-            if self.status in (408, 413) or (self.refused and self.scope["method"] not in ("GET", "HEAD")):
+            if self.status in (408, 413, 431) or (self.refused and self.scope["method"] not in ("GET", "HEAD")):
                 headers["Connection"] = "close"
         await self._send(message)
 
@@ -199,6 +203,14 @@ class ServiceMiddleware:
         """Raise a problem unless the request may pass."""
         scope, headers = exchange.scope, exchange.headers
         path, method = scope["path"], scope["method"]
+        head = (
+            method,
+            scope.get("raw_path") or path,
+            scope["query_string"],
+            *(part for pair in headers.raw for part in pair),
+        )
+        if sum(map(len, head)) > HEAD_BYTES:  # the server notices only those that come in several pieces
+            raise Problem(431, f"the request line and the headers may have at most {HEAD_BYTES:,} bytes", "LongHead")
         # A page elsewhere can let its own name lead to this machine (DNS rebinding), so foreign names are refused.
         hosts = headers.getlist("host")
         name = host_name(hosts[0]) if len(hosts) == 1 else ""
@@ -225,6 +237,10 @@ class ServiceMiddleware:
             scope["state"]["token"] = caller = holder.name
         if not self._rate.allows(caller):
             raise Problem(429, "too many requests in a second: slow down", "TooOften", retry_after=1)
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise Problem(415, "send the body as it is: nothing is unpacked here (Content-Encoding)", "Encoded")
+        if "content-length" in headers and "transfer-encoding" in headers:  # two programs could read two requests
+            raise Problem(400, "send Content-Length or Transfer-Encoding, not both", "BadLength")
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdecimal()):
             raise Problem(400, "Content-Length is not a number", "BadLength")

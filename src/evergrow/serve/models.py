@@ -26,8 +26,9 @@ from evergrow.core.files import locked
 from evergrow.learner import modelfile
 from evergrow.learner.answers import Answers
 from evergrow.learner.evaluation import Evaluation
+from evergrow.learner.history import Header, History
 from evergrow.learner.learner import Learner
-from evergrow.learner.modelfile import Header, History, ModelWriteError
+from evergrow.learner.modelfile import ModelWriteError
 from evergrow.learner.snapshot import Change
 from evergrow.serve import schemas
 from evergrow.serve.backbones import cores, limit_torch
@@ -176,8 +177,10 @@ class ServedModel:
         self._limits, self._threads = config.limits, threads
         self._settings: dict[str, Any] = {"cache": False, "device": None if config.device == "auto" else config.device}
         self._version: Version | None = None
+        self._listed: tuple[Signature | None, dict[str, Any]] = (None, {})
+        self.asked = 0.0  # when somebody asked for it last
         self.is_deleted = False
-        self._changing = threading.Lock()
+        self._changing, self._is_changing = threading.Lock(), False
         self._turn = asyncio.Lock()
         self._waiting = 0
 
@@ -188,12 +191,12 @@ class ServedModel:
 
         While a change is being written, the version before it is returned without waiting.
         """
-        version = self._version
+        version, self.asked = self._version, time.monotonic()
         if version is not None and version.signature is not None and version.signature == signature_of(self.path):
             return version
-        if not self._changing.acquire(blocking=version is None):
-            assert version is not None
-            return version
+        while not self._changing.acquire(timeout=-1 if version is None else _PAUSE):
+            if self._is_changing and version is not None:  # else another reader holds it, and soon has what is on disk
+                return version
         try:
             return self._refreshed()
         finally:
@@ -208,6 +211,26 @@ class ServedModel:
         if self._version is None or self._version.signature != signature:
             self._version = Version(modelfile.open_model(self.path, **self._settings), signature)
         return self._version
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is held in memory."""
+        return self._version is not None
+
+    def let_go(self) -> None:
+        """Forget what was read, unless the model is being changed; whoever holds the version keeps it."""
+        if self._changing.acquire(blocking=False):
+            self._version = None
+            self._changing.release()
+
+    def listed(self) -> dict[str, Any]:
+        """Return the facts of the model; one that is not in memory is read only if the file is another than before."""
+        signature, facts = self._listed
+        if signature is None or signature != signature_of(self.path):
+            version = self.current()
+            facts = {**version.facts(), "n_classes": len(version.counts)}
+            self._listed = version.signature, facts
+        return facts
 
     def open_file(self) -> tuple[BinaryIO, Version]:
         """Return the file, opened, and the version that is in it, whatever is written meanwhile."""
@@ -339,11 +362,14 @@ class ServedModel:
         end = time.monotonic() + self._limits.lock_seconds
         while True:
             with self._changing:
+                self._is_changing = True
                 try:
                     return work()
                 except errors.BusyError:
                     if time.monotonic() > end:
                         raise
+                finally:
+                    self._is_changing = False
             time.sleep(_PAUSE)
 
     def _changed(self, work: Callable[[Version], Change | None], request: ChangeRequest) -> schemas.ChangeAnswer:
@@ -466,6 +492,15 @@ class ModelStore:
             if found is None or found.is_deleted:
                 found = self._models[path] = ServedModel(path, self._config, self._threads, self._metrics)
             return found
+
+    def let_go(self) -> None:
+        """Let go of models that nobody asked for lately, and of the longest unasked if too many are in memory."""
+        with self._guard:
+            held = [model for model in self._models.values() if model.is_open]
+        since = time.monotonic() - self._config.limits.idle_seconds
+        for place, model in enumerate(sorted(held, key=lambda model: -model.asked)):
+            if model.asked < since or place >= self._config.limits.open_models:
+                model.let_go()
 
 
 def _missing(name: str) -> errors.ModelNotFoundError:

@@ -8,7 +8,7 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -51,6 +51,8 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {"default": {"description": "What wa
 _NO_ROUTE = {404: "nothing is served under this path", 405: "the path does not take this method"}
 _ERRORS = 20  # validation errors in one document
 _FIELDS = 100  # fields of a JSON object at the top: each unknown one would make an error
+_PARTS = 10  # values that cost as much as a list
+_PIECE = 2**14  # bytes of a form that are parsed at once
 _SMALL = 2**16  # bytes of JSON that are read without keeping others waiting
 _REQUESTS = "requests"  # field of a change: the requests that it fulfilled
 
@@ -151,6 +153,7 @@ async def handle_error(request: Request, error: Exception) -> JSONResponse:
         # The files of the page lie under every path, so they answer what no route of the path takes.
         routes = [route for route in request.app.routes if isinstance(route, Route)]
         fitting = [route for route in routes if route.path_regex.match(request.url.path)]
+        fitting = [route for route in fitting if not route.param_convertors] or fitting  # the path itself, not a model
         if allowed := {method for route in fitting for method in route.methods or ()}:
             error = HTTPException(405, headers={"Allow": ", ".join(sorted(allowed))})
     folder = str(request.app.state.service.store.folder)
@@ -184,8 +187,10 @@ async def parse_body(raw: bytes, limits: Limits, kind: Any = None) -> Any:
     """
 
     def parse() -> Any:
-        if sum(map(raw.count, (b",", b"[", b"{"))) > limits.json_values:
-            raise Problem(413, f"JSON may hold at most {limits.json_values:,} values: send samples as files", "TooMany")
+        parts = sum(map(raw.count, (b"[", b"{", b":")))  # which cost most: each is an object for the parser
+        if max(raw.count(b","), _PARTS * parts) > limits.json_values:
+            most = f"{limits.json_values:,} values and {limits.json_values // _PARTS:,} keys and lists"
+            raise Problem(413, f"JSON may hold at most {most}: send samples as files", "TooMany")
         try:
             value = parse_json(raw, "body")
         except errors.FileFormatError as error:
@@ -299,7 +304,7 @@ def sample_body(json_model: type[JsonSamples], form_model: type[SampleForm]) -> 
             fields: SampleForm = validated(form_model, await _read_form(request, limits), strict=False)
             files = [await file.read() for file in (*(fields.images or ()), *([fields.rows] if fields.rows else ()))]
             images = [(f"images[{i}]", data) for i, data in enumerate(files[: len(fields.images or ())])] or None
-            rows = None if fields.rows is None else _read_table(files[-1])
+            rows = None if fields.rows is None else await asyncio.to_thread(_read_table, files[-1], limits.samples)
             content = fields.model_dump_json(exclude={"images", "rows"}).encode()
             return SentSamples(images, None, rows, fields, (content, *files))
         if media_type(request) != JSON:
@@ -313,17 +318,31 @@ def sample_body(json_model: type[JsonSamples], form_model: type[SampleForm]) -> 
 
 def sample_content(json_model: type[JsonSamples], form_model: type[SampleForm]) -> dict[str, Any]:
     """Return the OpenAPI description of what :func:`sample_body` reads, from the same models."""
-    encoding = {"images": {"contentType": "image/png, image/jpeg"}}
-    form = {"schema": form_model.model_json_schema(), "encoding": encoding}
-    content = {JSON: {"schema": json_model.model_json_schema()}, FORM: form}
+    schemas = [model.model_json_schema() for model in (json_model, form_model)]
+    for schema in schemas:  # one sort of samples, and where there are labels one of two ways to give them
+        groups = [
+            set(names) & set(schema["properties"]) for names in (("images", "texts", "rows"), ("label", "labels"))
+        ]
+        choices = [{"oneOf": [{"required": [name]} for name in sorted(names)]} for names in groups if names]
+        schema["allOf"] = choices
+    form = {"schema": schemas[1], "encoding": {"images": {"contentType": "image/png, image/jpeg"}}}
+    content = {JSON: {"schema": schemas[0]}, FORM: form}
     return {"requestBody": {"required": True, "content": content}}
+
+
+async def _pieces(request: Request) -> AsyncGenerator[bytes, None]:
+    """Yield a body in small pieces, and let others have their turn after each: a form is parsed on the event loop."""
+    async for chunk in request.stream():
+        for start in range(0, len(chunk), _PIECE):
+            yield chunk[start : start + _PIECE]
+            await asyncio.sleep(0)
 
 
 async def _read_form(request: Request, limits: Limits) -> dict[str, Any]:
     """Return the fields of a form; ``images`` and ``labels`` may come several times."""
     parser = MultiPartParser(
         request.headers,
-        request.stream(),
+        _pieces(request),
         max_files=limits.samples,
         max_fields=2 * limits.samples + 100,
         max_part_size=limits.text_characters * 4,
@@ -341,7 +360,7 @@ async def _read_form(request: Request, limits: Limits) -> dict[str, Any]:
     return {name: got if name in ("images", "labels") or len(got) > 1 else got[0] for name, got in found}
 
 
-def _read_table(data: bytes) -> NDArray[Any]:
+def _read_table(data: bytes, most: int) -> NDArray[Any]:
     """Return the matrix of numbers in a ``.npy`` file; nothing larger than the file is ever allocated."""
     try:
         file = io.BytesIO(data)
@@ -350,6 +369,8 @@ def _read_table(data: bytes) -> NDArray[Any]:
         shape, by_columns, dtype = np.lib.format.read_array_header_1_0(file)
         if len(shape) != 2 or by_columns or dtype.kind not in "fiu":
             raise ValueError("it holds no matrix of numbers in C order")
+        if shape[0] > most:
+            raise Problem(413, f"a request may hold at most {most} samples, not {shape[0]}", "TooMany")
         return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape).astype(np.float64)
     except (ValueError, TypeError, OverflowError) as error:
         raise errors.InputError(f"rows must be a .npy file with a matrix of numbers: {error}") from error

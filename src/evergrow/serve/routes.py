@@ -12,7 +12,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
-from evergrow.core.errors import EvergrowError
+from evergrow.core.errors import EvergrowError, FileFormatError, ModelNotFoundError
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, kept_revisions
@@ -20,6 +20,7 @@ from evergrow.serve import schemas
 from evergrow.serve.label_studio import forget_classes
 from evergrow.serve.models import Edit, Version, matches
 from evergrow.serve.requests import (
+    JSON,
     PROBLEMS,
     BoundedRoute,
     ChangeRequest,
@@ -52,7 +53,7 @@ ROUTERS = (models, questions, changes)
 @models.get("/models")
 async def list_models(service: ServiceDep) -> schemas.ModelList:
     """Return all models of the folder; one that cannot be read says why."""
-    found = [await service.run(_summary, service, name) for name in service.store.names()]
+    found = [await service.run(_summary, service, name) for name in await service.run(service.store.names)]
     return schemas.ModelList(models=found, read_only=service.config.read_only)
 
 
@@ -143,17 +144,24 @@ async def _described(model: OpenModel, service: Service, response: Response) -> 
 
 def _summary(service: Service, name: str) -> schemas.ModelSummary:
     try:
-        version = service.store.model(name).current()
+        return schemas.ModelSummary(name=name, **service.store.model(name).listed())
     except EvergrowError as error:
         reason = problem_of(error, str(service.store.folder)).detail
         return schemas.ModelSummary(name=name, state="damaged", error=reason)
-    return schemas.ModelSummary(name=name, n_classes=len(version.counts), **version.facts())
+    finally:
+        service.store.let_go()
 
 
 def _model_record(model: OpenModel) -> schemas.ModelRecord:
     """Return everything about a model but its numbers; no path of this machine."""
     version, file, info = model.version, model.file, model.version.learner.info()
     novelty, backbone = info["novelty"], info["backbone"]
+    try:
+        changes, revisions, redoable = history(file.path), kept_revisions(file.path), file.redoable()
+    except FileFormatError as error:
+        if file.path.exists():
+            raise
+        raise ModelNotFoundError(f"there is no model {model.name!r} any more") from error  # deleted meanwhile
     return schemas.ModelRecord(
         **version.facts(),
         name=model.name,
@@ -161,26 +169,29 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
         options=info["options"],
         backbone=backbone and schemas.BackboneRecord.model_validate(backbone),
         thresholds=novelty and schemas.Thresholds.model_validate({**novelty, "novelty": novelty["threshold"]}),
-        history=[schemas.ChangeRecord.model_validate(change) for change in history(file.path)],
-        revisions=kept_revisions(file.path),
-        redoable=file.redoable(),
+        history=[schemas.ChangeRecord.model_validate(change) for change in changes],
+        revisions=revisions,
+        redoable=redoable,
     )
 
 
 # -- questions --------------------------------------------------------------------------------------------------
 
 
-@questions.post("/predict", openapi_extra=sample_content(schemas.Question, schemas.QuestionForm))
+@questions.post(
+    "/predict",
+    response_model=schemas.Predictions,
+    openapi_extra=sample_content(schemas.Question, schemas.QuestionForm),
+)
 async def predict(
     model: ModelDep,
     body: Annotated[SentSamples, sample_body(schemas.Question, schemas.QuestionForm)],
     service: ServiceDep,
-    response: Response,
-) -> schemas.Predictions:
+) -> Response:
     """Return the likeliest classes of each sample, and whether it is unknown."""
     answers = await service.answers(model, body, body.fields.false_alarm)
-    response.headers["ETag"] = model.version.etag
-    return predictions(model, answers, body.fields.k)
+    told = await service.run(predictions, model, answers, body.fields.k)
+    return Response(told, media_type=JSON, headers={"ETag": model.version.etag})
 
 
 @questions.post("/evaluate", openapi_extra=sample_content(schemas.Exam, schemas.ExamForm))
@@ -203,8 +214,8 @@ async def evaluate(
     return schemas.EvaluationRecord.model_validate({**result.to_dict(), **about})
 
 
-def predictions(model: OpenModel, answers: Answers, k: int) -> schemas.Predictions:
-    """Return answers with the likeliest classes of each sample first."""
+def predictions(model: OpenModel, answers: Answers, k: int) -> str:
+    """Return answers with the likeliest classes of each sample first, as JSON."""
     values, novelty = answers.values, answers.novelty
     found = []
     for row, best in enumerate(answers.ranked(k)):
@@ -213,9 +224,8 @@ def predictions(model: OpenModel, answers: Answers, k: int) -> schemas.Predictio
         unknown = None if answers.unknown is None else bool(answers.unknown[row])
         found.append(schemas.SampleAnswer(label=top[0].name, top=top, novelty=strange, unknown=unknown))
     threshold = None if answers.threshold is None else float(answers.threshold[0])
-    return schemas.Predictions(
-        model=model.name, revision=model.version.revision, measure=answers.measure, threshold=threshold, answers=found
-    )
+    about: dict[str, Any] = {"model": model.name, "revision": model.version.revision, "measure": answers.measure}
+    return schemas.Predictions(**about, threshold=threshold, answers=found).model_dump_json(by_alias=True)
 
 
 # -- changes ----------------------------------------------------------------------------------------------------

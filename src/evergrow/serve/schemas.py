@@ -7,7 +7,7 @@ import unicodedata
 from typing import Annotated, Any, Literal
 
 from fastapi import UploadFile
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
 SampleKind = Literal["images", "texts", "features"]
@@ -61,10 +61,18 @@ ModelName = Annotated[
 ]
 ClassName = Annotated[
     str,
-    Field(min_length=1, max_length=200, description="Name of a class.", examples=["kestrel"]),
+    Field(
+        min_length=1,
+        max_length=200,
+        description="Name of a class.",
+        examples=["kestrel"],
+        json_schema_extra={"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"},
+    ),
     AfterValidator(_check_class_name),
 ]
 ClassNames = Annotated[list[ClassName], Field(min_length=1, max_length=1024, fail_fast=True)]
+Whole = Annotated[int, BeforeValidator(lambda n: int(n) if isinstance(n, float) and n.is_integer() else n)]
+"""A whole number, which JSON may write as 3.0."""
 Note = Annotated[str, Field(max_length=500, description="For people, kept in the history.")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
@@ -124,7 +132,7 @@ class FalseAlarm(RequestModel):
 class QuestionFields(FalseAlarm):
     """What to answer about samples."""
 
-    k: Annotated[int, Field(ge=1, le=1000, description="How many classes to list, the likeliest first.")] = 3
+    k: Annotated[Whole, Field(ge=1, le=1000, description="How many classes to list, the likeliest first.")] = 3
 
 
 class LabelFields(RequestModel):
@@ -190,13 +198,13 @@ class MergeRequest(RequestModel):
 class RedoRequest(RequestModel):
     """How many rollbacks to take back, the latest first."""
 
-    n: Annotated[int, Field(ge=1, le=1000)] = 1
+    n: Annotated[Whole, Field(ge=1, le=1000)] = 1
 
 
 class RollbackRequest(RedoRequest):
     """How far to go back: a number of changes, or to a revision."""
 
-    to: Annotated[int, Field(ge=1, le=2**31)] | SkipJsonSchema[None] = None
+    to: Annotated[Whole, Field(ge=1, le=2**31)] | SkipJsonSchema[None] = None
 
 
 # -- answers ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -86,7 +87,9 @@ class Service:
     def open(self, name: str) -> OpenModel:
         """Return a model as it is now, which may take a while."""
         file = self.store.model(name)
-        return OpenModel(name, file, file.current())
+        opened = OpenModel(name, file, file.current())
+        self.store.let_go()
+        return opened
 
     # -- samples ------------------------------------------------------------------------------------------------
 
@@ -102,7 +105,7 @@ class Service:
         alone : bool
             Whether each goes through the backbone by itself, as what is learned must.
         """
-        rows = _rows(model.version, samples)
+        rows = _rows(model.version, samples, self.limits.samples)
         return await self._encoded(model, samples, alone=alone) if rows is None else rows
 
     async def answers(self, model: OpenModel, samples: SentSamples, false_alarm: float) -> Answers:
@@ -119,7 +122,7 @@ class Service:
         """
         version = model.version
         version.require_ready()
-        rows = _rows(version, samples)
+        rows = _rows(version, samples, self.limits.samples)
         asked = self._encoded(model, samples, model=version) if rows is None else self.run(version.ask, rows)
         answers = await asked
         self.metrics.samples.labels("predict").inc(len(answers.values))
@@ -137,8 +140,6 @@ class Service:
     async def _encoded(self, opened: OpenModel, samples: SentSamples, **settings: Any) -> Any:
         """Return what the backbone of a model computes of samples."""
         n = len(samples)
-        if n > self.limits.samples:
-            raise Problem(413, f"a request may hold at most {self.limits.samples} samples, not {n}", "TooMany")
         if samples.texts is not None and max(map(len, samples.texts)) > self.limits.text_characters:
             raise InputError(f"texts must have at most {self.limits.text_characters} characters each")
         batcher = await self.batcher(opened)
@@ -182,6 +183,8 @@ class Service:
         limit_torch(1)
         learner = Learner(None, options={"n_units": 8}, device=self.config.device)
         learner.fit((np.eye(8), list("aabbaabb"))).forget_classes("b")
+        gc.collect()
+        gc.freeze()  # a full collection looks at all that was loaded, half a second in which everybody waits
         for name in self.store.names()[:_WARM] or ([] if self.config.read_only else [""]):
             self._warm_up(name)
 
@@ -198,8 +201,10 @@ class Service:
             log("not warmed up", model=name, problem=type(error).__name__)
 
 
-def _rows(version: Version, samples: SentSamples) -> NDArray[Any] | None:
-    """Return samples that are features, or None where a backbone is needed. Other kinds are refused."""
+def _rows(version: Version, samples: SentSamples, most: int) -> NDArray[Any] | None:
+    """Return samples that are features, or None where a backbone is needed. Other kinds, and too many, are refused."""
+    if len(samples) > most:
+        raise Problem(413, f"a request may hold at most {most} samples, not {len(samples)}", "TooMany")
     field = "rows" if version.kind == "features" else version.kind
     given = [name for name in ("images", "texts", "rows") if getattr(samples, name) is not None]
     if not given:
