@@ -13,4 +13,4 @@ EXPOSE 8080
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/health', timeout=4)"]
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["evergrow", "serve", "/models", "--host", "0.0.0.0", "--port", "8080", "--token-file", "/run/secrets/evergrow-tokens"]
+ENTRYPOINT ["evergrow", "serve", "/models", "--host", "0.0.0.0", "--port", "8080", "--token-file", "/run/secrets/evergrow-tokens", "--log-level", "info"]

@@ -26,11 +26,15 @@ setup: $(STAMP)  ## create .venv and install evergrow with every extra and its d
 demo: $(DEMO)  ## learn handwritten digits two at a time, forget one, spot an unknown one
 	$(BIN)/evergrow demo
 
-serve: $(DEMO)  ## the page and the HTTP service, on a demo model made on the spot
+PORT   ?= 8080
+MODELS ?= models
+serve: $(DEMO) | $(MODELS)  ## the page and the HTTP service on PORT (8080); models are kept in MODELS (models/)
+	$(BIN)/evergrow serve $(MODELS) --port $(PORT) --open
+
+$(MODELS): | $(DEMO)
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && trap 'exit 130' INT TERM && \
-	$(BIN)/evergrow demo --pictures $$folder/digits && mkdir $$folder/models && \
-	$(BIN)/evergrow fit $$folder/digits/first -m $$folder/models/digits.evg && \
-	$(BIN)/evergrow serve $$folder/models --open
+	$(BIN)/evergrow demo --pictures $$folder/digits && $(BIN)/evergrow fit $$folder/digits/first -m $$folder/digits.evg && \
+	mkdir -p $@ && mv $$folder/digits.evg $@
 
 check: $(STAMP)  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

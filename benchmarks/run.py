@@ -17,7 +17,20 @@ from rich.console import Console
 from rich.table import Table
 
 import evergrow
-from benchmarks import answers, blocks, construction, engine, extraction, heads, serving, startup, training, updates
+from benchmarks import (
+    answers,
+    blocks,
+    classes,
+    construction,
+    engine,
+    extraction,
+    heads,
+    serving,
+    startup,
+    training,
+    updates,
+    weight,
+)
 from benchmarks.timing import Row
 
 BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
@@ -27,6 +40,9 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "precision": updates.precision,
     "answers": answers.change_and_answer,
     "blocks": blocks.width,
+    "classes": classes.many,
+    "weight": weight.models,
+    "transform": weight.transform,
     "gpu": construction.on_gpu,
     "large": construction.large_first_task,
     "growth": construction.growth,
@@ -38,6 +54,8 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "training": training.throughput,
     "import": startup.import_against_torch,
     "startup": startup.predict_against_torch,
+    "pass": startup.predict_against_a_pass,
+    "light": startup.light_against_torch,
     "serving": serving.against_the_loop,
     "refusal": startup.refusals_against_torch,
     "engine": engine.overhead,

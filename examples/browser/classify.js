@@ -15,11 +15,12 @@ export async function openModel(source) {
     source instanceof Blob ? await source.arrayBuffer() : await (await found(await fetch(source))).arrayBuffer(),
   );
   const about = readMetadata(bytes);
-  for (const key of ["evergrow.labels", "evergrow.preprocessing"]) {
-    if (!(key in about)) throw new Error(`the graph must be one that evergrow exported from a model of images: no ${key}`);
+  const views = about["evergrow.views"] ?? (about["evergrow.preprocessing"] && `[${about["evergrow.preprocessing"]}]`);
+  if (!("evergrow.labels" in about) || !views) {
+    throw new Error("the graph must be one that evergrow exported from a model of images: no labels or preprocessing");
   }
   const session = await ort.InferenceSession.create(bytes, { executionProviders: ["wasm"] });
-  return { session, labels: JSON.parse(about["evergrow.labels"]), how: JSON.parse(about["evergrow.preprocessing"]) };
+  return { session, labels: JSON.parse(about["evergrow.labels"]), views: JSON.parse(views) };
 }
 
 function found(answer) {
@@ -29,8 +30,7 @@ function found(answer) {
 
 /** Say what an image file (a Blob) shows: the label, and all labels with their probability or score, likeliest first. */
 export async function classify(model, file) {
-  const pixels = prepare(await decode(file), model.how);
-  const [height, width] = model.how.size;
+  const [pixels, height, width] = sheet(await decode(file), model.views);
   const answer = await model.session.run({ pixels: new ort.Tensor("uint8", pixels, [1, 3, height, width]) });
   const values = (answer.probabilities ?? answer.scores).data;
   const ranked = model.labels.map((label, column) => ({ label, value: Number(values[column]) }));
@@ -52,6 +52,22 @@ export async function decode(file) {
   context.drawImage(image, 0, 0);
   image.close();
   return context.getImageData(0, 0, canvas.width, canvas.height);
+}
+
+/** Return all views of an image side by side, black below the smaller ones, with the height and width of the sheet. */
+export function sheet(image, views) {
+  const height = Math.max(...views.map((how) => how.size[0]));
+  const width = views.reduce((sum, how) => sum + how.size[1], 0);
+  const pixels = new Uint8Array(3 * height * width);
+  for (const how of views) {
+    const [rows, columns] = how.size;
+    const part = prepare(image, how);
+    for (let line = 0; line < 3 * rows; line++) {
+      const place = (Math.floor(line / rows) * height + (line % rows)) * width + (how.left ?? 0);
+      pixels.set(part.subarray(line * columns, (line + 1) * columns), place);
+    }
+  }
+  return [pixels, height, width];
 }
 
 /** Resize and crop an image as the model's metadata say; returns bytes in the order channel, row, column. */

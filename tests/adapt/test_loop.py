@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.adapt.tiny import tiny_vit
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torchvision import transforms
 
 from evergrow.adapt import CheckpointError, TrainConfig, TrainingError, train
+from evergrow.adapt.loop import _DropPath
 from evergrow.adapt.training_images import Cropper, TrainingImages, TrainTransform, draw_crops
 from evergrow.core.archive import read_archive
 from evergrow.core.errors import ImageError, InputError, ParameterError, UnknownNameError
@@ -89,6 +91,13 @@ def test_codas_cosine_ends_above_zero() -> None:
     assert TrainConfig(epochs=1, schedule="coda-cosine").factor(0) == 1.0
 
 
+def test_a_warm_start_rises_to_the_cosine() -> None:
+    config, cosine = TrainConfig(epochs=60, schedule="warm-cosine"), TrainConfig(epochs=60)
+    factors = [config.factor(epoch) for epoch in range(60)]
+    assert factors[:2] == pytest.approx([1 / 3, 2 / 3])
+    assert factors[2:] == [cosine.factor(epoch) for epoch in range(2, 60)]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -103,6 +112,7 @@ def test_codas_cosine_ends_above_zero() -> None:
         {"crop_scale": (0.5, 0.1)},
         {"workers": -1},
         {"augment": 1},
+        *({"mixup": -1}, {"label_smoothing": 1}, {"drop_path": 1}, {"layer_decay": 0}),
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
@@ -120,10 +130,11 @@ def test_settings_survive_json() -> None:
 # -- the loop ---------------------------------------------------------------------------------------------
 
 
-def test_a_training_is_what_a_plain_loop_does() -> None:
+@pytest.mark.parametrize("care", [{}, {"mixup": 0.4, "label_smoothing": 0.1}])
+def test_a_training_is_what_a_plain_loop_does(care: dict[str, float]) -> None:
     """Same order and images, then torch's own tools."""
     items, y = images()
-    config = TrainConfig(epochs=3, batch_size=8, lr=0.1)
+    config = TrainConfig(epochs=3, batch_size=8, lr=0.1, **care)
     ours, plain = Net(), Net()
     run(ours, config, seed=5)
     source = batches(items, y, config, seed=5)
@@ -137,12 +148,16 @@ def test_a_training_is_what_a_plain_loop_does() -> None:
     with torch.random.fork_rng(devices=[]):
         for epoch in range(3):
             torch.manual_seed(derive_seed(5, "train", "dropout", epoch))
-            for x, codes in source.epoch(epoch):
+            for (x, codes), share in zip(source.epoch(epoch), source.shares(epoch), strict=True):
+                assert (share == 1) == (not care)
+                targets = torch.nn.functional.one_hot(codes, 3) * share
+                targets += torch.nn.functional.one_hot(codes.flip(0), 3) * (1 - share)
                 optimizer.zero_grad()
-                cross_entropy(plain(x), codes).backward()
+                logits = plain(share * x + (1 - share) * x.flip(0))
+                cross_entropy(logits, targets, label_smoothing=care.get("label_smoothing", 0.0)).backward()
                 optimizer.step()
             scheduler.step()
-    torch.testing.assert_close(weights(ours), weights(plain), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(weights(ours), weights(plain), rtol=1e-5, atol=1e-7)
 
 
 def test_only_what_is_asked_for_changes() -> None:
@@ -163,11 +178,42 @@ def test_groups_have_their_own_rates() -> None:
     before = net.norm.weight.detach().clone()
     config = TrainConfig(epochs=1, lr=1e-30, head_lr=0.1)
     items, y = images()
-    groups = config.groups(net.norm.parameters(), net.out.parameters())
+    groups = config.groups(net.norm, net.out)
     start = net.out.weight.detach().clone()
     train(net, groups, items, y, config, preprocessing=SEEN, seed=0)
     assert torch.equal(net.norm.weight, before)
     assert not torch.equal(net.out.weight, start)
+
+
+def test_earlier_blocks_have_smaller_rates() -> None:
+    body, head = tiny_vit().module, nn.Linear(24, 3)
+    groups = TrainConfig(lr=1.0, layer_decay=0.5, head_lr=3.0).groups(body, head)
+    assert [group["lr"] for group in groups] == [0.125, 0.25, 0.5, 1.0, 3.0]
+    rates = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
+    found = {name: rates[id(parameter)] for name, parameter in body.named_parameters()}
+    assert (found["pos_embed"], found["patch_embed.proj.bias"], found["norm.bias"]) == (0.125, 0.125, 1.0)
+    assert (found["blocks.0.norm1.weight"], found["blocks.1.mlp.fc2.bias"]) == (0.25, 0.5)
+
+
+def test_blocks_are_left_out_at_random_while_training_only() -> None:
+    model, seen, rates = tiny_vit().module.requires_grad_(True), torch.zeros(400, 3, 16, 16), []
+    before = [block.drop_path1 for block in model.blocks]
+
+    def loss(features: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        rates.append([block.drop_path2.rate for block in model.blocks])
+        return features.square().sum()
+
+    items, y = images()
+    config = TrainConfig(epochs=1, drop_path=0.3)
+    train(model, model.parameters(), items, y, config, preprocessing=Preprocessing.pilot(16), seed=0, loss=loss)
+    assert rates[0] == [0.0, 0.3]
+    assert [block.drop_path1 for block in model.blocks] == before
+    drop = _DropPath(0.3).train()
+    dropped = drop(torch.ones_like(seen))
+    assert set(dropped.flatten(1).std(dim=1).tolist()) == {0.0}
+    assert float((dropped[:, 0, 0, 0] == 0).float().mean()) == pytest.approx(0.3, abs=0.08)
+    assert float(dropped.max()) == pytest.approx(1 / 0.7)
+    assert torch.equal(drop.eval()(seen), seen)
 
 
 def test_seed_and_purpose_decide_and_nothing_else() -> None:
@@ -183,9 +229,9 @@ def test_seed_and_purpose_decide_and_nothing_else() -> None:
     assert not torch.equal(weights(first), weights(task))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_an_interrupted_training_ends_in_the_same_weights(tmp_path: Path, optimizer: Any) -> None:
-    config = TrainConfig(epochs=4, batch_size=8, optimizer=optimizer)
+    config = TrainConfig(epochs=4, batch_size=8, optimizer=optimizer, mixup=0.3)
     whole = Net()
     log = run(whole, config)
 
@@ -198,7 +244,7 @@ def test_an_interrupted_training_ends_in_the_same_weights(tmp_path: Path, optimi
     def interrupting(logits: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
         nonlocal seen
         seen += 1
-        if seen == 11:  # in the third epoch of four steps each
+        if seen == 21:  # in the third epoch of four steps each, with two losses in a step
             raise Stop
         return cross_entropy(logits, codes)
 

@@ -26,13 +26,24 @@ def test_update_equals_learning_everything_on_the_same_layer(shell, model, later
     assert_same_answers(open_model(model), worker)
 
 
-def test_update_says_what_it_did_and_that_it_did_it_before(shell, model, later):
+def test_update_says_what_it_did(shell, model, later):
     output = shell.run("update", model, later).stdout
     assert "learned 60 samples (3 new classes: dog, eel, fox) in " in output
     assert "m.evg knows 6 classes from 120 samples (revision 2)" in output
-    values = shell.json("update", model, later, code=1)
-    assert "learned before and now count twice" in values["warnings"][0]
-    assert values["n_samples"] == 180
+
+
+def test_update_refuses_or_asks_before_it_learns_the_same_data_again(shell, model, later, monkeypatch):
+    shell.run("update", model, later)
+    with unchanged(model):
+        said = shell.error("update", model, later)
+        assert (
+            said == "error: These 60 samples were learned before and would count twice; --again learns them once more."
+        )
+    monkeypatch.setattr("evergrow.cli.change.can_ask", lambda as_json: True)
+    with unchanged(model):
+        assert "Learn them once more? [y/N]" in shell.run("update", model, later, stdin="n\n", code=1).output
+    assert "knows 6 classes from 180 samples" in shell.run("update", model, later, stdin="y\n").stdout
+    assert shell.json("update", model, later, "--again")["n_samples"] == 240
 
 
 def test_name_that_differs_in_case_is_a_warning(shell, model):
@@ -134,7 +145,7 @@ def test_second_writer_is_told(shell, model, later):
 
 
 def test_interrupted_update_changes_nothing(shell, model, later, monkeypatch):
-    def interrupt(self, data):
+    def interrupt(self, data, again):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Learner, "partial_fit", interrupt)
@@ -218,11 +229,12 @@ def test_log_says_who_did_what(shell, model, later, monkeypatch):
     shell.run("rollback", model)
     output = shell.run("log", model).stdout.splitlines()
     assert "\x1b" not in "".join(output)
-    assert [line.split()[0] for line in output] == ["revision", "2", "2", "1"]
+    assert [line.split()[0] for line in output] == ["revision", "2", "3", "2", "1"]
     assert "rollback" in output[1]
     assert "undid rename" in output[1]
-    assert "+3: dog, eel, fox" in output[2]
+    assert "ant -> wasp" in output[2]
+    assert "+3: dog, eel, fox" in output[3]
     values = shell.json("log", model)
-    assert [change["what"] for change in values["history"]] == ["fit", "update", "rollback"]
+    assert [change["what"] for change in values["history"]] == ["fit", "update", "rename", "rollback"]
     assert values["history"][1]["who"] == "Ada\x1b[2J"
-    assert "(2 earlier changes: --full)" in shell.run("log", model, "-n", 1).stdout
+    assert "(3 earlier changes: --full)" in shell.run("log", model, "-n", 1).stdout

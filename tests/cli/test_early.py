@@ -1,4 +1,4 @@
-"""Mistakes that show in the arguments alone are met before torch is imported."""
+"""Mistakes that show in the arguments, and commands that need no network, import neither torch nor its companions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from evergrow.learner.modelfile import open_model
 
 RUN = """
 import json, sys
@@ -37,23 +40,51 @@ WRONG = [
     ["fit", "one", "-m", "absent/new.evg"],
     ["features", "absent/data", "-o", "new.npz"],
     ["data", "absent/data"],
+    ["predict"],
+    ["fit", "--no-such-option"],
+    ["prdict", "there.evg"],
 ]
 
 
-def test_wrong_paths_are_refused_without_torch(tmp_path: Path) -> None:
-    (tmp_path / "there.evg").write_bytes(b"any file: nobody gets as far as reading it")
+LIGHT = [
+    ["log", "m.evg"],
+    ["inspect", "m.evg"],
+    ["rename", "m.evg", "ant", "wasp"],
+    ["diff", "m.evg@1", "m.evg"],
+    ["rollback", "m.evg"],
+    ["redo", "m.evg"],
+    ["merge-classes", "m.evg", "wasp", "bee", "--into", "insect"],
+    ["answering", "m.evg"],
+    ["--help"],
+    *([name, "--help"] for name in ("predict", "evaluate", "update", "rename", "serve")),
+]
+
+
+def run_all(commands: list[list[str]], folder: Path) -> tuple[list[Any], list[str]]:
+    """Return arguments, exit code and heavy modules of each command, all in one process, and the lines of errors."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(WRONG)],
-        cwd=tmp_path,
+        [sys.executable, "-c", RUN, json.dumps(commands)],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=True,
     )
-    outcome = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr.splitlines()
+
+
+def test_commands_that_need_no_network_load_none(shell, model):
+    outcome, _ = run_all(LIGHT, Path.cwd())
+    assert outcome == [[arguments, 0, []] for arguments in LIGHT]
+    assert open_model(model).classes_.tolist() == ["cat", "insect"]  # the file is whole
+    assert open_model(model).revision_ == 3
+
+
+def test_wrong_paths_are_refused_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "there.evg").write_bytes(b"any file: nobody gets as far as reading it")
+    outcome, errors = run_all(WRONG, tmp_path)
     assert outcome == [[arguments, 2, []] for arguments in WRONG]
-    errors = done.stderr.splitlines()
     assert len(errors) == len(WRONG)
     assert all(line.startswith("error: ") for line in errors)
     assert not list(tmp_path.glob("new*"))

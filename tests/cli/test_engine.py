@@ -81,4 +81,7 @@ def test_what_does_not_go_with_an_engine_is_one_line(shell: Shell, data: Path, t
     assert "name a folder by --out" in shell.error("predict", tmp_path / "model.evg", data, *ENGINE)
     assert "one folder, file or address" in shell.error("predict", tmp_path / "model.evg", data, data, *ENGINE)
     assert "holds features already" in shell.error("features", data, "-o", tmp_path / "f", *ENGINE)
+    ray = ("fit", data, "-m", tmp_path / "r.evg", "--engine", "ray", "--set")
+    assert "Nobody answers at 127.0.0.1:1: " in shell.error(*ray, "address=127.0.0.1:1")
+    assert "address must be HOST:PORT" in shell.error(*ray, "address=head")
     assert not list(tmp_path.glob("*.engine"))

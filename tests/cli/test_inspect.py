@@ -8,7 +8,7 @@ from evergrow.learner.modelfile import open_model
 
 def test_everything_is_told(shell, model, later):
     shell.run("update", model, later)
-    values = shell.json("inspect", model)
+    values = shell.json("inspect", model, "--numerics")
     info = open_model(model).info(numerics=True)
     assert {name: values[name] for name in ("classes", "history", "n_units", "backbone", "revision")} == {
         name: info[name] for name in ("classes", "history", "n_units", "backbone", "revision")
@@ -22,16 +22,17 @@ def test_lines_for_people(shell, model, later):
     shell.run("forget", model, "eel")
     shell.run("rollback", model)
     shell.run("forget", model, "fox")
-    output = shell.run("inspect", model).stdout
+    output = shell.run("inspect", model, "--numerics").stdout
     assert "undid forget" in output
     assert "effective rank" in output
     assert "condition number" in output
     assert "none: samples are feature vectors" in output
     rows = [line.split() for line in output.splitlines()]
     assert ["ant", "20"] in rows
-    assert [row[-4:] for row in rows if "-1:" in row] == [["forget", "20", "-1:", "fox"]]
+    told = [["forget", "20", "-1:", name] for name in ("fox", "eel")]  # the latest first, and what was undone too
+    assert [row[-4:] for row in rows if "-1:" in row] == told
     assert any("+3:" in row and "update" in row for row in rows)
-    assert "condition" not in shell.run("inspect", model, "--no-numerics").stdout
+    assert "condition" not in shell.run("inspect", model).stdout
 
 
 def test_images_tell_backbone_and_preprocessing_without_loading_it(shell, image_model, monkeypatch):

@@ -3,9 +3,56 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import webbrowser
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.commands import evergrow
+
+ROOT = Path(__file__).parents[2]
+ADDRESS = "http://127.0.0.1:8123"
+
+
+@pytest.mark.parametrize(
+    ("browser", "display", "told"),
+    [(True, ":0", False), (False, ":0", True), (None, ":0", True), (True, "", True)],
+)
+def test_it_says_where_things_are_kept_and_where_the_page_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: bool | None, display: str, told: bool
+) -> None:
+    seen: list[Any] = []
+
+    def run_server(config: Any, announce: Any, *, log_level: str) -> None:
+        announce(ADDRESS)
+        seen.append(log_level)
+
+    def opened(address: str) -> bool:
+        if browser is None:
+            raise webbrowser.Error("could not locate runnable browser")
+        seen.append(address)
+        return browser
+
+    monkeypatch.setattr("evergrow.serve.app.run_server", run_server)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(webbrowser, "open", opened)
+    monkeypatch.setenv("DISPLAY", display)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    result = evergrow("serve", tmp_path, "--open")
+    assert result.exit_code == 0
+    assert f"serving {tmp_path} on {ADDRESS}\nwhat you teach is kept in {tmp_path.resolve()}; Ctrl-C" in result.stdout
+    assert (f"no browser can be opened here: go to {ADDRESS}" in result.stderr) == told
+    assert seen[-1] == "warning"  # no line for every request
+    assert (ADDRESS in seen) == (display != "" and browser is not None)
+
+
+def test_make_serve_takes_a_port_and_keeps_what_was_taught(tmp_path: Path) -> None:
+    (tmp_path / "digits.evg").write_text("taught")
+    run = ["make", "-n", "serve", "PORT=8123", f"MODELS={tmp_path}", f"DEMO={tmp_path / 'digits.evg'}"]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"evergrow serve {tmp_path} --port 8123 --open" in done
+    assert "evergrow fit" not in done
 
 
 def test_an_address_for_others_needs_tokens(tmp_path: Path) -> None:

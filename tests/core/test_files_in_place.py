@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evergrow.core.errors import PathError
-from evergrow.core.files import atomic_path, link_or_copy, restrict
+from evergrow.core.files import atomic_path, restrict
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links and modes")
 
@@ -76,19 +76,6 @@ def test_a_group_that_cannot_be_kept_loses_access(tmp_path: Path, monkeypatch: p
     write(target)
     monkeypatch.undo()
     assert mode(target) == 0o600
-
-
-def test_copies_are_never_open_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def impossible(*_: object) -> None:
-        raise OSError
-
-    source = tmp_path / "source"
-    source.write_text("text")
-    monkeypatch.setattr(os, "link", impossible)
-    with atomic_path(tmp_path / "copy", like=source) as temporary:
-        link_or_copy(source, temporary)
-        assert mode(temporary) == 0o600
-    assert (tmp_path / "copy").read_text() == "text"
 
 
 def test_restricting_takes_away_and_never_gives(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from tests.engine.toy_tasks import expected_bytes, perform, tasks
 from evergrow.core.errors import EngineError, ParameterError
 from evergrow.core.seeding import derive_seed
 from evergrow.engine import LocalEngine
+from evergrow.engine.job import read_job
 from evergrow.engine.runners import TRIES, LocalRunner, Task
 from evergrow.engine.worker_tasks import perform as shard_task
 
@@ -183,7 +183,7 @@ def test_a_driver_killed_and_started_again_comes_to_the_same(tmp_path: Path) -> 
     mine = learned(data, folder=tmp_path / "job")
     assert (scores(mine) == expected).all()
     assert leftovers(tmp_path / "job") == []
-    assert json.loads((tmp_path / "job" / "finished.json").read_text())["rows"] == 300
+    assert sum(read_job(tmp_path / "job").finished().shard_rows.values()) == 300
 
 
 @pytest.mark.slow

@@ -179,6 +179,18 @@ def test_an_address_that_nobody_answers_is_one_line(capfd: pytest.CaptureFixture
     assert capfd.readouterr() == ("", "")
 
 
+def test_another_version_of_ray_is_said_with_both(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    there = ray.__version__
+    monkeypatch.setattr(ray, "__version__", "1.0.0")
+    with pytest.raises(EngineError, match=rf"Version mismatch: .* Ray: {there} .* Ray: 1\.0\.0 .* same Ray") as caught:
+        RayRunner(perform, cluster.address)
+    assert "\n" not in str(caught.value)
+    monkeypatch.undo()
+    RayRunner(perform, cluster.address, 1).close()  # and nothing of it stays
+
+
 @pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:port", "head:99999", "ray://", "http://head:80/x"])
 def test_what_is_no_address_is_said(address: str) -> None:
     with pytest.raises(ParameterError, match="address must be HOST:PORT, ray://HOST:PORT, 'auto' or 'local', got"):
@@ -192,20 +204,33 @@ def test_auto_without_a_cluster_starts_one(monkeypatch: pytest.MonkeyPatch, tmp_
     runner.close()
 
 
-def test_something_that_is_no_ray_is_one_line() -> None:
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "is no Ray"), (b"", "is no Ray"), (None, "Nobody answers .*timed out")],
+)
+def test_something_that_is_no_ray_is_one_line(reply: bytes | None, message: str) -> None:
     server = socket.create_server(("127.0.0.1", 0))
+    silent = []
 
     def answer() -> None:
         with suppress(OSError):
             while True:
                 connection, _ = server.accept()
+                if reply is None:
+                    silent.append(connection)
+                    continue
                 with connection:
-                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    connection.recv(100)
+                    connection.sendall(reply)
 
     threading.Thread(target=answer, daemon=True).start()
-    with server, pytest.raises(EngineError, match="No Ray could be joined or started at") as caught:
-        RayRunner(perform, f"127.0.0.1:{server.getsockname()[1]}")
-    assert "\n" not in str(caught.value)
+    with server:
+        for address in ("127.0.0.1:{}", "ray://127.0.0.1:{}"):
+            with pytest.raises(EngineError, match=message) as caught:
+                RayRunner(perform, address.format(server.getsockname()[1]))
+            assert "\n" not in str(caught.value)
+    for connection in silent:
+        connection.close()
 
 
 def test_without_ray_the_pip_line_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

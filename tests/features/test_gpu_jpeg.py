@@ -15,6 +15,7 @@ from evergrow.data.items import Images
 from evergrow.features import Preprocessing, create_backbone, encode
 from evergrow.features.gpu_jpeg import FileReader, GpuDecoder, Jpeg
 from evergrow.features.loader import ImageReader
+from evergrow.features.preprocess import Sheet
 
 OWN = Preprocessing(size=(64, 64), resize=(72, 72))
 CPU = torch.device("cpu")
@@ -49,11 +50,11 @@ def is_sent(source, own=OWN):
         return False
 
 
-def loaded(folder, names):
+def loaded(folder, names, own=OWN):
     """Return a batch whose files torchvision decodes on this machine, and the usual one."""
     items, rows = Images(tuple(names), root=folder), range(len(names))
-    (ours,) = GpuDecoder(items, OWN, CPU)([FileReader(items, OWN).__getitems__(rows)])
-    return ours, ImageReader(items, OWN).__getitems__(rows)
+    (ours,) = GpuDecoder(items, own, CPU)([FileReader(items, own).__getitems__(rows)])
+    return ours, ImageReader(items, own).__getitems__(rows)
 
 
 def far(one, other):
@@ -108,6 +109,12 @@ class TestDecoded:
         assert ours.batch.is_contiguous(memory_format=torch.channels_last)
         assert far(ours.batch, plain.batch) < 0.5
         assert torch.equal(ours.batch[1], plain.batch[1])  # a PNG goes the usual way
+
+    def test_all_views_are_made_of_one_decoded_image(self, folder):
+        ours, plain = loaded(folder, ["0.jpg", "wide.png", "1.jpg"], Sheet.of([OWN, OWN.for_view(80, 80)]))
+        assert ours.batch.shape == plain.batch.shape == (3, 3, 80, 144)
+        assert far(ours.batch, plain.batch) < 0.5
+        assert not ours.batch[:, :, 64:, :64].any()
 
     @pytest.mark.parametrize("orientation", range(1, 9))
     def test_photographs_are_turned_upright(self, tmp_path, orientation):

@@ -134,7 +134,7 @@ def test_hidden_states_are_pooled_over_the_tokens_of_each_text_alone(backbone: T
 
 
 def test_padding_and_order_change_nothing_in_any_block(backbone: TextBackbone) -> None:
-    most = backbone.with_recipe("max")
+    most = backbone.with_recipe([*backbone.with_recipe("rich").spec.blocks.blocks, "max@-4", "spread@-3", "cls@-2"])
     whole = most.encode(TEXTS)
     alone = torch.cat([most.encode([text]) for text in TEXTS])
     turned = most.encode(TEXTS[::-1]).flip(0)
@@ -145,6 +145,13 @@ def test_padding_and_order_change_nothing_in_any_block(backbone: TextBackbone) -
             assert float((1 - cosine).abs().max()) < 1e-4
     torch.testing.assert_close(whole[:, :384], backbone.encode(TEXTS), atol=1e-6, rtol=1e-5)
     assert most.encode([]).shape == (0, most.n_features)
+
+
+def test_texts_have_no_views(backbone: TextBackbone) -> None:
+    assert backbone.with_recipe("best").spec.blocks == backbone.with_recipe("rich").spec.blocks
+    for recipe in ("rich:mirror", "final@320"):
+        with pytest.raises(ParameterError, match="views and mirror images are for images, got 'final"):
+            backbone.with_recipe(recipe)
 
 
 @pytest.mark.parametrize("block", ["mean@-7", "mean@encoder.layer.3"])

@@ -181,10 +181,3 @@ def test_five_thousand_classes():
         warnings.simplefilter("error")
         model.partial_fit(X[100:], y[100:])
         assert (model.predict(centres[::50]) == np.arange(5000)[::50]).mean() > 0.8
-
-
-def test_orthogonal_units_are(data):
-    X, y = data
-    weights = small(n_units=12).fit(X, y).layer_.weights.double()
-    unit = weights / weights.norm(dim=0)
-    torch.testing.assert_close(unit.T @ unit, torch.eye(12, dtype=torch.float64), rtol=0, atol=1e-6)

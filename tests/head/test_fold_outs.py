@@ -13,9 +13,10 @@ from tests.head.models import small
 from evergrow import Classifier
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.head import readout as solved
-from evergrow.head.fold_outs import TEMPERATURES, best_temperature, mean_log_losses
+from evergrow.head.fold_outs import mean_log_losses
 from evergrow.head.layers.feature_map import normalize
 from evergrow.head.linalg.scatter import SolvedScatter
+from evergrow.head.temperatures import TEMPERATURES, best_temperature
 
 Data = tuple[np.ndarray, np.ndarray]
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from evergrow.core.errors import FileFormatError
-from evergrow.head.novelty import DEFAULT_WEIGHTS, KnownTerms, NoveltyPool, UnknownTerms
+from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
+from evergrow.head.linalg.statistics import RidgeStatistics
+from evergrow.head.novelty import DEFAULT_WEIGHTS, KnownTerms, NoveltyPool, NoveltyTerms, UnknownTerms
 
 
 def known(seed: int, n: int = 300, size: int = 1000) -> KnownTerms:
@@ -89,3 +92,51 @@ def test_rounding_is_not_refused(offset: float) -> None:
     assert unknown is not None
     unknown.check()
     assert np.isfinite(NoveltyPool((found,), (unknown,)).weights()).all()
+
+
+@pytest.mark.parametrize("classes", [4, 9, 30])
+def test_terms_are_those_of_their_definition_with_more_classes_than_coordinates_too(classes: int) -> None:
+    k, alpha = 9, 0.3
+    source = torch.Generator().manual_seed(0)
+    codes = torch.cat([torch.arange(classes), torch.randint(classes, (200,), generator=source)])
+    H = 3.0 * torch.randn(classes, k, generator=source, dtype=torch.float64)[codes]
+    H = H + torch.randn(len(codes), k, generator=source, dtype=torch.float64)
+    Y = torch.nn.functional.one_hot(codes, classes).double()
+    first = RidgeStatistics.create(k, classes).update(H[:-5], Y[:-5])
+    scatter = SolvedScatter.of(ClassGeometry.of(first, Y[:-5].sum(dim=0)), alpha).follow(H[-5:], codes[-5:])
+    queries, outside = H[:20] + 0.5, torch.linspace(0.0, 2.0, 20, dtype=torch.float64)
+    terms = NoveltyTerms.of(scatter)
+    got = terms.of_rows(queries, outside).numpy()
+
+    counts, free = np.bincount(codes.numpy()).astype(float), len(codes) - classes
+    means = (Y.T @ H).numpy() / counts[:, None]
+    centre = H.numpy().mean(axis=0)
+    residuals = H.numpy() - means[codes.numpy()]
+    inverse = free * np.linalg.inv(residuals.T @ residuals + alpha * np.eye(k))
+    g, d = queries.numpy() - centre, means - centre
+    a = np.einsum("ni,ij,nj->n", g, inverse, g) + free * outside.numpy() / alpha
+    z, gram = g @ inverse @ d.T, d @ inverse @ d.T
+    inside = np.einsum("nc,cd,nd->n", z, np.linalg.pinv(gram, rcond=1e-10), z)
+    as_one = a - np.einsum("nc,cd,nd->n", z, np.linalg.inv(gram + np.diag(free / counts)), z)
+    size, unsure = gram.diagonal(), 1.0 + 1.0 / counts
+    np.testing.assert_allclose(got[:, 0], ((a[:, None] - 2 * z + size) / unsure).min(axis=1) - as_one, rtol=1e-6)
+    np.testing.assert_allclose(got[:, 1], -(z / np.sqrt(a[:, None] * size)).max(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(got[:, 2], -(z / np.sqrt(inside[:, None] * size)).max(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(got[:, 3], ((inside[:, None] - 2 * z + size) / unsure).min(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(got[:, 4] * terms.expected, a - inside, atol=1e-5 * a.max())
+
+
+def test_what_is_expected_of_known_rows_holds_with_any_number_of_classes() -> None:
+    """Rows drawn from the statistics are about as far from the means as rows that were not learned."""
+    k, source = 20, torch.Generator().manual_seed(0)
+    for classes in (10, 19, 20, 21, 60):
+        codes = torch.arange(classes).repeat(30)
+        centres = 2.0 * torch.randn(classes, k, generator=source, dtype=torch.float64)
+        H = centres[codes] + torch.randn(len(codes), k, generator=source, dtype=torch.float64)
+        Y = torch.nn.functional.one_hot(codes, classes).double()
+        stats = RidgeStatistics.create(k, classes).update(H, Y)
+        terms = NoveltyTerms.of(SolvedScatter.of(ClassGeometry.of(stats, Y.sum(dim=0)), 0.1))
+        new = centres[codes] + torch.randn(len(codes), k, generator=source, dtype=torch.float64)
+        expected, actual = terms.expected_rows().mean(dim=0), terms.of_rows(new).mean(dim=0)
+        assert float(expected[3]) == pytest.approx(float(actual[3]), rel=0.25)
+        assert float(expected[1]) == pytest.approx(float(actual[1]), abs=0.06)

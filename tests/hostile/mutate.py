@@ -391,7 +391,7 @@ def _tensor_variants(tensor: Tensor) -> Iterator[tuple[str, str, Tensor]]:
     bits = np.ascontiguousarray(array.astype("<f4")).view("<u4") >> 16
     yield "dtype", "is of type BF16", Tensor("BF16", array.shape, bits.astype("<u2").tobytes())
     yield "dtype", "is of type F8_E4M3", Tensor("F8_E4M3", array.shape, bytes([56]) * array.size)
-    for words, new in _fillings(array):
+    for words, new in _fillings(array) if array.size else ():
         yield "filling", words, Tensor.of(new, tensor.dtype)
 
 
@@ -404,7 +404,7 @@ def _shapes(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         ("has one dimension more at the end", array[..., None]),
         ("is empty", array.reshape(-1)[:0]),
         ("has no rows", array[:0]),
-        ("is one number without dimensions", array.reshape(-1)[:1].reshape(())),
+        ("is one number without dimensions", np.resize(array, 1).reshape(())),
         ("is one number", array.reshape(-1)[:1]),
         ("has one row less", array[:-1]),
         ("has its last row twice", np.concatenate([array, array[-1:]])),

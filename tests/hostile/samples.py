@@ -44,7 +44,7 @@ class Subject:
 
 
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
-    "recommended": ("evergrow", {"shape_directions": 3}),
+    "recommended": ("evergrow", {"shape_directions": 8}),
     "paper": ("scl-mgsm", {"block_size": 3, "n_candidates": 4}),
     "dense": ("scl-mgsm", {"scales": "auto", "solver": "dense"}),
     "recursive": ("scl-mgsm", {"scales": "auto", "solver": "recursive"}),
@@ -71,10 +71,13 @@ NAMES = [
 
 
 def rows() -> dict[str, np.ndarray]:
-    """Return features of a first task of three classes, of a later one of two, and rows to ask about."""
+    """Return features of a first task of three classes, of a later one of two, and rows to ask about.
+
+    One class has rows enough for a shape that counts; the moments of another of few rows are held as a factor.
+    """
     rng = np.random.default_rng(2024)
     centres = rng.normal(size=(5, 8)) * 1.5
-    first, later, query = np.repeat([0, 1, 2], 6), np.repeat([2, 3], 4), np.arange(5)
+    first, later, query = np.repeat([0, 1, 2], [12, 6, 4]), np.repeat([2, 3], 4), np.arange(5)
     found = {name: centres[y] + rng.normal(size=(len(y), 8)) for name, y in (("first", first), ("later", later))}
     found["query"] = centres[query] * np.where(query == 4, 4.0, 1.0)[:, None] + rng.normal(size=(len(query), 8))
     return {**found, "y_first": first, "y_later": later}
@@ -102,7 +105,7 @@ def write_subjects(folder: Path) -> list[Subject]:
 
 def _heads(folder: Path) -> list[Subject]:
     data, made = rows(), []
-    cases = {**HEADS, "names": ("evergrow", {"shape_directions": 3})}
+    cases = {**HEADS, "names": ("evergrow", {"shape_directions": 8})}
     for name, (method, options) in cases.items():
         chosen = {key: value for key, value in {**SMALL, **options}.items() if value is not None}
         maker = CLASSES_OF[method]
@@ -119,7 +122,7 @@ def _learners(folder: Path) -> list[Subject]:
     data = rows()
     first, later = ((data[part], CLASSES[data[f"y_{part}"]]) for part in ("first", "later"))
     small: dict[str, Any] = {"device": "cpu", "cache": False}
-    options = {**SMALL, "shape_directions": 3}
+    options = {**SMALL, "shape_directions": 8}
     width = data["first"].shape[1]
 
     def learner(method: str = "evergrow", **more: Any) -> Learner:

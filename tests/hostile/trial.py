@@ -251,7 +251,7 @@ class Bench:
 
     def _command(self) -> tuple[str, str]:
         """Ask by the command line, which has exit codes and one line for every error of a file."""
-        result = CliRunner().invoke(build_app(), ["inspect", str(self.path), "--json", "--no-numerics"])
+        result = CliRunner().invoke(build_app(), ["inspect", str(self.path), "--json"])
         error = result.exception
         if error is not None and not isinstance(error, SystemExit):
             raise error if short_of_memory(error) else FaultError(f"untyped {type(error).__name__}: {error}"[:300])

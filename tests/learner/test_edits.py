@@ -103,6 +103,36 @@ def test_renamed_classes_are_those_taught_with_the_new_names(options: dict[str, 
     require_same(learner, expected)
 
 
+@pytest.mark.parametrize("options", READOUTS.values(), ids=READOUTS.keys())
+def test_a_head_that_is_still_in_its_file_is_edited_as_one_that_was_read(options: dict[str, Any]) -> None:
+    read = Learner(options=options).fit(birds()).partial_fit(birds(NAMES[1:4], 12, seed=1))
+    stored = Learner.load(read.to_archive(), lazy=True)
+    told = read.info()
+    assert {**stored.info(), "options": told["options"]} == told  # JSON has lists where Python has tuples
+    names = {"crow": "zebra finch", "owl": "barn owl"}
+    for edit, given in (("rename_classes", [names]), ("merge_classes", [["raven", "zebra finch"], "corvid"])):
+        getattr(read, edit)(*given)
+        getattr(stored, edit)(*given)
+        assert stored.classes_.tolist() == read.classes_.tolist()
+        assert stored.n_samples_ == read.n_samples_
+        assert stored.history_[-1].names == read.history_[-1].names
+        require_same(Learner.load(stored.to_archive()).settle(), read.settle())
+    again = Learner.load(stored.to_archive(), lazy=True)
+    more = birds(("jay",), 5, seed=2)
+    require_same(again.partial_fit(more), read.partial_fit(more).settle())  # it is read once it has to learn
+
+
+def test_a_head_that_is_still_in_its_file_refuses_the_same_names() -> None:
+    stored = Learner.load(_fitted(), lazy=True)
+    with refused(stored, LabelError, "got 'crwo'; nearest: 'crow'"):
+        stored.rename_class("crwo", "corvid")
+    with refused(stored, LabelError, "at least two different classes"):
+        stored.merge_classes(["crow"], "corvid")
+    other = Learner(method="anacp", options={"n_units": 20, "samples_per_class": 5}).fit(birds()).to_archive()
+    with pytest.raises(UnsupportedError, match="make several classes one"):
+        Learner.load(other, lazy=True).merge_classes(["crow", "rook"], "x")
+
+
 @pytest.mark.parametrize(
     ("edit", "given", "said"),
     [

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.adapt.tiny import stripes, tiny_vit
+from tests.commands import evergrow
 from tests.learner.toys import Colours, Letters
 
 from evergrow.adapt import FsaConfig
@@ -164,7 +165,7 @@ def test_auto_keeps_what_a_backbone_has_and_never_asks_too_much(data: Any) -> No
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ("riche", "features must be 'auto', 'final', 'rich', 'max' or a list of blocks, got 'riche'"),
+        ("riche", "features must be 'auto', 'fast', 'rich', 'best' or blocks such as 'final,mean@-2', got 'riche'"),
         (["mean@-9"], r"got 'mean@-9': VisionTransformer has -1 \(blocks.1\) to -2 \(blocks.0\)"),
         (["mean@-1"] * 2, "blocks of features must differ"),
     ],
@@ -184,3 +185,23 @@ def test_a_backbone_may_be_named_for_features_of_its_own(data: Any) -> None:
     X = encode(backbone, items, cache=False, join=False).X
     made = Learner(backbone, options=UNITS).fit((X, y))
     assert made.spec_.n_features == 96
+
+
+@pytest.mark.parametrize(("side", "size"), [(40, 224), (300, 256)])
+def test_the_first_images_choose_the_size_which_is_frozen_and_told(
+    side: int, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 256, (side, side + 20, 3), dtype=np.uint8) // (1 + row % 2) for row in range(8)]
+    network = create_backbone("test_resnet", weights="random", device="cpu", img_size=224)
+    learner = Learner(network, options=UNITS, cache=False).fit(images, ["light", "dark"] * 4)
+    assert learner.backbone_().transform.size == (size, size)
+    later = [image[::2, ::2] for image in images]  # later ones change nothing
+    learner.partial_fit(later, ["small light", "small dark"] * 4).save(tmp_path / "m.evg")
+    loaded = Learner.load(tmp_path / "m.evg", backbone=network, cache=False)
+    assert loaded.backbone_().transform.size == (size, size)
+    np.testing.assert_allclose(loaded.predict_proba(images), learner.predict_proba(images), atol=1e-6)
+    told = " ".join(evergrow("inspect", str(tmp_path / "m.evg")).stdout.split())
+    assert f"({size} px, since images have {side} px on their shorter side (median))" in told
+    other = Learner(network, options=UNITS, cache=False).fit([image[:-1] for image in images], ["light", "dark"] * 4)
+    assert learner.merge(other).n_samples_["light"] == 8  # whose images have another median

@@ -19,6 +19,7 @@ from evergrow.core.errors import (
     FewSamplesWarning,
     ImageError,
     InputError,
+    KnownSamplesError,
     LabelError,
     MergeError,
     NotFittedError,
@@ -97,6 +98,15 @@ def test_history_tells_what_happened(fitted: Learner, blobs: Data) -> None:
     assert fitted.n_samples_ == {1: 50, 2: 100}
     assert fitted.head_.class_counts_.tolist() == [50, 100]
     assert set(fitted.predict(blobs[0]).tolist()) == {1, 2}
+
+
+def test_a_batch_is_learned_once_more_only_where_that_is_wanted(fitted: Learner, blobs: Data) -> None:
+    fitted.partial_fit(part(blobs, 3), again=False)
+    for again in (part(blobs, 3), part(blobs, 0, 1, 2)):
+        with refused(fitted, KnownSamplesError, "were learned before and would count twice"):
+            fitted.partial_fit(again, again=False)
+    fitted.unlearn(part(blobs, 3)).partial_fit(part(blobs, 3), again=False)  # what was taken out is new
+    assert fitted.partial_fit(part(blobs, 3)).n_samples_[3] == 100
 
 
 def test_fit_starts_from_scratch_but_numbers_go_on(fitted: Learner, blobs: Data) -> None:

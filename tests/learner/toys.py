@@ -105,7 +105,7 @@ def all_tensors(archive: Archive) -> dict[str, Tensor]:
 
 
 @contextmanager
-def refused(model: Learner | Path, error: Any, said: str = "") -> Iterator[None]:
+def refused(model: Learner | Path, error: Any, said: str | None = None) -> Iterator[None]:
     """What the block does raises an error, and leaves a learner or a file as it was, to the bit."""
     before = model.read_bytes() if isinstance(model, Path) else model.to_archive()
     with pytest.raises(error, match=said):

@@ -63,10 +63,10 @@ class Environment:
         home = {"HOME": str(self.work), "HF_HOME": str(self.work / "hub"), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
         return {**kept, **home, "EVERGROW_CACHE": str(self.work / "cache"), "COLUMNS": "200"}
 
-    def run(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run its ``python`` with these arguments in its working directory."""
         command = [str(self.python), *map(str, arguments)]
-        return subprocess.run(command, cwd=self.work, env=self.variables(), capture_output=True, text=True)
+        return subprocess.run(command, cwd=self.work, env=self.variables(), capture_output=True, text=True, input=stdin)
 
     def evergrow(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         """Run the command ``evergrow`` that the wheel installed."""

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from tests.serve.samples import rows
 
+from evergrow.learner.history import Header
 from evergrow.learner.learner import Learner
-from evergrow.learner.modelfile import Header, commit, history, locked_model, open_model
+from evergrow.learner.modelfile import commit, history, locked_model, open_model
 
 
 def test_a_new_model_answers_from_the_first_class_on(api: Any) -> None:

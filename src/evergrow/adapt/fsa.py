@@ -478,7 +478,7 @@ def adapt(
     # What is trained is the network's own vector, whatever blocks are read of it later.
     head = training_head(config, backbone.with_recipe("final").n_features, len(classes), seed).to(where)
     network = Network(module, head, [tuner])
-    groups = config.train.groups(tuner.parameters(), head.parameters())
+    groups = config.train.groups(tuner, head)
     # The settings of training are compared by the loop itself.
     decisive = {name: value for name, value in config.to_dict().items() if name != "train"}
     log = train(
@@ -487,7 +487,7 @@ def adapt(
         items,
         codes.astype(np.int64),
         config.train,
-        preprocessing=backbone.transform,
+        preprocessing=backbone.own,
         seed=seed,
         purpose=("fsa",),
         checkpoint=checkpoint,

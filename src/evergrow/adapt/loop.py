@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, dropout
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evergrow.adapt.settings import OPTIMIZERS, Precision, TrainConfig
@@ -123,7 +124,7 @@ def train(
     purpose : tuple of str or int
         What is trained, for example ``("ease", task)``: trainings with different purposes share no random number.
     loss : callable, optional
-        From what the model gives and codes (n,) to a scalar; cross-entropy by default.
+        From what the model gives and codes (n,) to a scalar; cross-entropy with the smoothing of ``config`` by default.
     checkpoint : path-like, optional
         File that is written after every epoch. If it is there already, training goes on from it, to the same weights
         as without the interruption; a finished one is taken as it is.
@@ -172,7 +173,8 @@ def train(
     images = TrainingImages(
         items, codes, config, preprocessing=preprocessing, seed=seed, purpose=purpose, device=device
     )
-    run = _Run(model, trained, images, config, loss or cross_entropy)
+    smoothed = partial(cross_entropy, label_smoothing=config.label_smoothing)
+    run = _Run(model, trained, images, config, loss or smoothed)
     if checkpoint is None:
         return run.go(None, {}, progress)
     path = Path(checkpoint)
@@ -392,6 +394,7 @@ class _Run:
         with (
             meter("training", self.config.epochs * steps, enabled=show) as tick,
             _training(self.model),
+            _dropping(self.model, self.config.drop_path),
             torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -448,8 +451,9 @@ class _Run:
                 torch.cuda.manual_seed(seed)
         total, done = torch.zeros((), dtype=torch.float64, device=self.device), epoch * self.images.steps
         note = f"loss {self.progress.losses[-1]:.3f}" if self.progress.losses else ""
+        shares = self.images.shares(epoch)
         for step, (images, codes) in enumerate(self.images.epoch(epoch)):
-            total += self._step(images, codes) * len(codes)
+            total += self._step(images, codes, shares[step]) * len(codes)
             tick(done + step + 1, note)
             if (step + 1) % _CHECK_EVERY == 0 and not bool(torch.isfinite(total)):
                 return None
@@ -458,11 +462,17 @@ class _Run:
             return None
         return float(total) / len(self.images)
 
-    def _step(self, images: Tensor, codes: Tensor) -> Tensor:
-        """Change the parameters by one batch and return its loss, without waiting for it."""
+    def _step(self, images: Tensor, codes: Tensor, share: float) -> Tensor:
+        """Change the parameters by one batch and return its loss, without waiting for it.
+
+        Unless its share is one, every image is mixed with its counterpart from the other end of the batch.
+        """
         half = _DTYPES.get(self.progress.precision)
         with torch.autocast(self.device.type, dtype=half or torch.bfloat16, enabled=half is not None):
-            value = self.loss(self.model(images), codes)
+            given = self.model(images if share == 1 else images.lerp(images.flip(0), 1 - share))
+            value = self.loss(given, codes)
+            if share != 1:
+                value = share * value + (1 - share) * self.loss(given, codes.flip(0))
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(value).backward()  # type: ignore[no-untyped-call]
         self.scaler.step(self.optimizer)
@@ -481,3 +491,33 @@ def _training(model: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+class _DropPath(nn.Module):
+    """Leaves a branch out for some images, and makes up for it in the others."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * dropout(x.new_ones(len(x), *[1] * (x.ndim - 1)), self.rate, self.training)
+
+
+@contextmanager
+def _dropping(model: nn.Module, rate: float) -> Iterator[None]:
+    """Let timm's blocks leave out their branches at random, the last with probability ``rate``, until the end."""
+    places = [
+        (part, name)
+        for part in model.modules()
+        for name in ("drop_path1", "drop_path2")
+        if rate and isinstance(getattr(part, name, None), nn.Module)
+    ]
+    before = [getattr(part, name) for part, name in places]
+    for number, (part, name) in enumerate(places):
+        setattr(part, name, _DropPath(rate * (number // 2) / max(len(places) // 2 - 1, 1)))
+    try:
+        yield
+    finally:
+        for (part, name), kept in zip(places, before):
+            setattr(part, name, kept)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
+from torch import nn
 from typing_extensions import Self
 
 from evergrow.adapt.tuners import TUNERS, adapting_tuners
@@ -23,11 +25,18 @@ from evergrow.core.validation import (
     with_changes,
 )
 
-OPTIMIZERS = {"sgd": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq", "step")}
+_ADAM = ("exp_avg", "exp_avg_sq", "step")
+OPTIMIZERS = {"sgd": ("momentum_buffer",), "adam": _ADAM, "adamw": _ADAM}
 """Every optimizer that a network can be trained with, and the tensors that it remembers of every parameter."""
 
+
+def _cosine(config: TrainConfig, epoch: int) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * epoch / config.epochs))
+
+
 SCHEDULES: dict[str, Callable[[TrainConfig, int], float]] = {
-    "cosine": lambda config, epoch: 0.5 * (1.0 + math.cos(math.pi * epoch / config.epochs)),
+    "cosine": _cosine,
+    "warm-cosine": lambda config, epoch: min((epoch + 1) / max(config.epochs // 20, 1), _cosine(config, epoch)),
     "constant": lambda config, epoch: 1.0,
     "coda-cosine": lambda config, epoch: math.cos(99 * math.pi * epoch / (200 * max(config.epochs - 1, 1))),
     "steps": lambda config, epoch: float(config.gamma ** sum(epoch >= mark for mark in config.milestones)),
@@ -59,10 +68,12 @@ class TrainConfig:
     weight_decay : float
         Of all trained parameters.
     optimizer : str
-        One of :data:`~evergrow.adapt.settings.OPTIMIZERS`: ``"sgd"``, or ``"adam"`` with betas of 0.9 and 0.999.
+        One of :data:`~evergrow.adapt.settings.OPTIMIZERS`: ``"sgd"``, or ``"adam"`` and ``"adamw"`` with betas of 0.9
+        and 0.999.
     schedule : str
         Learning rate of an epoch, one of :data:`~evergrow.adapt.settings.SCHEDULES`: ``"cosine"``, half of one that
-        reaches 0 after the last epoch; ``"constant"``; ``"coda-cosine"``, CODA-Prompt's quarter of a cosine,
+        reaches 0 after the last epoch; ``"warm-cosine"``, the same after a steady rise over the first twentieth of the
+        epochs; ``"constant"``; ``"coda-cosine"``, CODA-Prompt's quarter of a cosine,
         cos(99 pi e / (200 (E - 1))); ``"steps"``, ``gamma`` times smaller at every milestone.
     milestones : tuple of int
         Epochs, from 0, at which ``"steps"`` changes the rate.
@@ -77,6 +88,14 @@ class TrainConfig:
         Share of an image's area that a random crop takes.
     interpolation : {"bilinear", "bicubic", "evaluation"}
         Filter that resizes crops; ``"evaluation"``: the one the backbone is evaluated with.
+    mixup : float
+        Images of a batch are mixed in pairs, by a share from Beta(mixup, mixup); 0 for none.
+    label_smoothing : float
+        Share of the target that all classes get alike, of cross-entropy.
+    drop_path : float
+        Probability that the last block of a transformer is left out for an image; earlier blocks have less.
+    layer_decay : float
+        Factor on the learning rate of each block below the next one; 1 for the same rate everywhere.
     workers : int or "auto"
         Processes that decode files; images in memory need none. Does not change the result.
 
@@ -106,6 +125,10 @@ class TrainConfig:
     augment: bool = True
     crop_scale: tuple[float, float] = (0.05, 1.0)
     interpolation: CropFilter = "bilinear"
+    mixup: float = 0.0
+    label_smoothing: float = 0.0
+    drop_path: float = 0.0
+    layer_decay: float = 1.0
     workers: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
@@ -117,6 +140,10 @@ class TrainConfig:
                 check_number(name, getattr(self, name), low=0, low_open=True)
         check_number("momentum", self.momentum, low=0, high=1, high_open=True)
         check_number("weight_decay", self.weight_decay, low=0)
+        check_number("mixup", self.mixup, low=0)
+        check_number("label_smoothing", self.label_smoothing, low=0, high=1, high_open=True)
+        check_number("drop_path", self.drop_path, low=0, high=1, high_open=True)
+        check_number("layer_decay", self.layer_decay, low=0, high=1, low_open=True)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("precision", self.precision, get_args(TrainPrecision))
@@ -144,22 +171,30 @@ class TrainConfig:
         """Return the factor on all learning rates in an epoch, counted from 0."""
         return SCHEDULES[self.schedule](self, epoch)
 
-    def groups(self, body: Any, head: Any) -> list[dict[str, Any]]:
+    def groups(self, body: nn.Module, head: nn.Module) -> list[dict[str, Any]]:
         """Return parameter groups for :func:`train`: the body at ``lr``, the classifier at ``head_lr``.
 
         Parameters
         ----------
-        body, head : iterable of torch.nn.Parameter
-            What is trained of both.
+        body, head : torch.nn.Module
+            What is trained of both. Blocks of the body go by the number in ``blocks.3.``; what is named before the
+            first of them lies below all, the rest above.
         """
-        rate = self.lr if self.head_lr is None else self.head_lr
-        return [{"params": list(body), "lr": self.lr}, {"params": list(head), "lr": rate}]
+        levels: dict[float, list[nn.Parameter]] = {}
+        for name, parameter in body.named_parameters():
+            block = re.search(r"(?:^|\.)blocks\.(\d+)\.", name)
+            place = float(block[1]) if block else math.inf if max(levels, default=-1.0) >= 0 else -1.0
+            levels.setdefault(place if self.layer_decay < 1 else 0.0, []).append(parameter)
+        rates = [self.lr * self.layer_decay ** (len(levels) - 1 - level) for level in range(len(levels))]
+        groups = [{"params": levels[place], "lr": rate} for place, rate in zip(sorted(levels), rates)]
+        return [*groups, {"params": list(head.parameters()), "lr": self.lr if self.head_lr is None else self.head_lr}]
 
     def make_optimizer(self, groups: list[dict[str, Any]], *, fused: bool) -> torch.optim.Optimizer:
         """Return the optimizer of parameter groups; ``fused`` is whether it takes its steps in one piece on a GPU."""
         common: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused}
-        if self.optimizer == "adam":
-            return torch.optim.Adam(groups, **common)
+        if self.optimizer in ("adam", "adamw"):
+            kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+            return kind(groups, **common)
         return torch.optim.SGD(groups, momentum=self.momentum, **common)
 
     def changed(self, **changes: Any) -> Self:

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from evergrow.adapt.settings import TrainConfig
 from evergrow.core.errors import InputError
-from evergrow.core.seeding import generator
+from evergrow.core.seeding import derive_seed, generator
 from evergrow.data.items import Images, Items
 from evergrow.features.images import decode_image
 from evergrow.features.loader import choose_workers, loaded_batches
@@ -60,7 +60,7 @@ class TrainTransform:
     >>> import numpy as np
     >>> from evergrow.adapt.training_images import TrainTransform
     >>> from evergrow.features import Preprocessing, decode_image
-    >>> from evergrow.core.seeding import generator
+    >>> from evergrow.core.seeding import derive_seed, generator
     >>> augment = TrainTransform(Preprocessing.pilot(64))
     >>> image = decode_image(np.arange(100 * 80 * 3, dtype=np.uint8).reshape(100, 80, 3))
     >>> first, again = (augment(image, generator(0, "crops")) for _ in range(2))
@@ -145,7 +145,7 @@ def draw_crops(
 
     Examples
     --------
-    >>> from evergrow.core.seeding import generator
+    >>> from evergrow.core.seeding import derive_seed, generator
     >>> from evergrow.adapt.training_images import draw_crops
     >>> boxes, flips = draw_crops((0.05, 1.0), 1000, 32, 32, generator(0, "crops"))
     >>> bool((boxes[:, 0] + boxes[:, 2] <= 32).all())
@@ -302,6 +302,14 @@ class TrainingImages:
     def steps(self) -> int:
         """Batches in an epoch."""
         return -(-len(self) // self._config.batch_size)
+
+    def shares(self, number: int) -> list[float]:
+        """Return for every step of an epoch how much of each image stays when pairs are mixed; 1 for all of it."""
+        if not self._config.mixup:
+            return [1.0] * self.steps
+        draws = np.random.default_rng(derive_seed(self.seed, "train", *self.purpose, "mixup", number))
+        shares: list[float] = draws.beta(self._config.mixup, self._config.mixup, self.steps).tolist()
+        return shares
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield images (n, 3, height, width) and codes (n,) on the device, in an order of the epoch's own.

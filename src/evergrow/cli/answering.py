@@ -50,7 +50,7 @@ def answering_command(
         Take back all that was set before.
     """
     if prior is None and not threshold and not reset:
-        now = load_model(model).answering_
+        now = load_model(model, lazy=True).answering_
         return Answer({"model": str(model), "answering": now.to_dict()}, facts([("answers", now.summary())]))
     from evergrow.learner.answers import LEARNED, PRIORS
 

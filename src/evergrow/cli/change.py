@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli import models, options
-from evergrow.cli.console import Answer, listed, plural
+from evergrow.cli.console import Answer, can_ask, listed, plural
 from evergrow.cli.engine import HERE, EngineOptions, source_of
 from evergrow.cli.registry import command
-from evergrow.core.errors import ParameterError
+from evergrow.core.errors import KnownSamplesError, ParameterError
 from evergrow.core.escaping import one_line
 
 if TYPE_CHECKING:
@@ -35,13 +35,15 @@ def update_command(
     settle: options.Settle = False,
     run: options.ImageOptions = options.RUN_IMAGES,
     wait: options.Wait = False,
+    again: bool = False,
     spread: EngineOptions = HERE,
 ) -> Answer:
     """Teach a model more: new classes, more of old ones, or both. No earlier data is needed or touched.
 
     The model then is, to rounding, the one that learning everything at once would have given. The file is replaced in
     one step; what it was before is kept for [bold]rollback[/bold]. With --test, or where test data are remembered and
-    still there, accuracy before and after is printed and kept in the history.
+    still there, accuracy before and after is printed and kept in the history. Data that were learned before are not
+    learned once more unless you say so.
 
     For example:
 
@@ -55,12 +57,17 @@ def update_command(
 
       evergrow update birds.evg s3://bucket/more-birds/ --engine ray
 
-    Exit codes: 0 learned, 1 learned but images were left out (--on-error skip) or the same data were learned before,
-    2 bad input and nothing changed, 3 another process is changing the model, 130 interrupted and nothing changed.
+    Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), or not confirmed, 2 bad input, or the
+    data were learned before, and nothing changed, 3 another process is changing the model, 130 interrupted and nothing
+    changed.
+
+    Parameters
+    ----------
+    again
+        Learn data once more that were learned before: they count twice.
     """
     from evergrow.data.intake import read_labelled
     from evergrow.learner.comparison import measured_change
-    from evergrow.learner.snapshot import learned_data
 
     if spread.engine is not None:
         spread.refuse(test=test)
@@ -77,16 +84,20 @@ def update_command(
     with models.changing_model(model, run, settle=settle, wait=wait) as change:
         learner = change.learner
         samples = read_labelled(data, "train", learner.kind_, reading.options())
-        before = learned_data(learner.history_)
         with measured_change(learner, test, reading.options()) as trial:
-            learner.partial_fit(samples)
-    code, cautions = models.skipped_code(len(samples) - change.record.samples), []
-    if before & set(change.record.data):
-        cautions.append(f"the same data were learned before and now count twice: 'evergrow rollback {model}' undoes it")
+            try:
+                learner.partial_fit(samples, again=again)
+            except KnownSamplesError as error:
+                said = f"These {plural(len(samples), 'sample')} were learned before and would count twice"
+                if not can_ask(run.as_json):
+                    raise KnownSamplesError(f"{said}; --again learns them once more.") from error
+                typer.confirm(f"{said}. Learn them once more?", abort=True)
+                learner.partial_fit(samples)
+    code = models.skipped_code(len(samples) - change.record.samples)
     tested = None if trial.tested is None else trial.tested.to_dict()
     lines = [_learned(change), *models.trial_lines(learner, trial)]
     timed = {"seconds": change.seconds, "settled": change.settled}
-    return change.answer(lines, cautions, code, **timed, test=tested, test_remark=trial.remark)
+    return change.answer(lines, code=code, **timed, test=tested, test_remark=trial.remark)
 
 
 def _learned(change: models.ModelChange) -> str:
@@ -157,7 +168,8 @@ def unlearn_command(
 def rollback_command(model: options.ModelFile, n: Number = 1, wait: options.Wait = False) -> Answer:
     """Undo the last changes: the file is again, byte for byte, what it was before them.
 
-    The last ten states are kept beside the model, in MODEL.history. [bold]redo[/bold] takes it back.
+    The last ten states are kept beside the model, in MODEL.history, within five times its size and 20 MB.
+    [bold]redo[/bold] takes it back.
 
     For example:
 
@@ -202,7 +214,7 @@ def redo_command(model: options.ModelFile, n: Number = 1, wait: options.Wait = F
 
 
 def _restored(model: Path, record: Change) -> Answer:
-    change = models.ModelChange(model, models.load_model(model), restored=record)
+    change = models.ModelChange(model, models.load_model(model, lazy=True), restored=record)
     return change.answer([record.note or "undone"], note=record.note)
 
 
@@ -236,7 +248,7 @@ def rename_command(
     for name in pairs:
         if names[::2].count(name) > 1:
             raise ParameterError(f"{one_line(name)!r} is to be renamed twice; name it once.")
-    with models.changing_model(model, wait=wait) as change:
+    with models.changing_model(model, wait=wait, lazy=True) as change:
         change.learner.rename_classes(pairs)
     renamed = dict(change.record.names)
     said = listed([f"{old} -> {new}" for old, new in renamed.items()])
@@ -269,7 +281,7 @@ def merge_classes_command(
     into : CLASS
         Name of the one that they become; may be one of them.
     """
-    with models.changing_model(model, settle=settle, wait=wait) as change:
+    with models.changing_model(model, settle=settle, wait=wait, lazy=True) as change:
         learner = change.learner
         before = learner.samples_by_name_
         learner.merge_classes(classes, into)

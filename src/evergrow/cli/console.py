@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -221,3 +222,8 @@ def share(value: float | None) -> str:
     ('50.0 %', '-')
     """
     return "-" if value is None or not math.isfinite(value) else percent(value)
+
+
+def can_ask(as_json: bool) -> bool:
+    """Return whether somebody is there to answer a question: a person at a terminal, and no program."""
+    return not as_json and sys.stdin is not None and sys.stdin.isatty()

@@ -38,6 +38,7 @@ def data_command(
     reading: options.Reading = options.AS_FOUND,
     check: bool = False,
     html: Path | None = None,
+    levels: Annotated[bool, typer.Option("--try")] = False,
     backbone: str = "auto",
     device: options.Device = "auto",
 ) -> Answer:
@@ -50,6 +51,8 @@ def data_command(
       evergrow data birds/
 
       evergrow data birds/ --check --html birds.html
+
+      evergrow data birds/ --try
 
     Exit codes: 0 all is as expected, 1 --check found something, 2 it cannot be loaded.
 
@@ -71,8 +74,10 @@ def data_command(
         Look for samples under two labels, in training and test, or misplaced.
     html
         Page of --check with thumbnails, in one file.
+    levels
+        Try the features fast, rich and best on a sample, for at most two minutes.
     backbone
-        Features that --check compares: auto, a name, or none for content alone.
+        Network of --try, and of the features that --check compares: auto, a name, or none for content alone.
     """
     from evergrow.data import inspect_data
 
@@ -83,6 +88,9 @@ def data_command(
     how = reading.options(layout=layout, root=root, seed=seed, allow_empty=allow_empty, test_size=test_size)
     report = inspect_data(source, how)
     lines, values = report_lines(report.to_dict()), report.to_dict()
+    if levels:
+        values["levels"], tried = _tried(source, how, backbone, device)
+        lines += ["", *tried]
     if not check:
         return Answer(values, lines)
     found, samples = _checked(source, how, backbone, device)
@@ -120,6 +128,24 @@ def report_lines(report: dict[str, object]) -> list[str]:
     for label in ("note", "caution"):
         pairs += [(label, text) for text in cast("list[str]", report[f"{label}s"])]
     return facts((label, "" if value is None else str(value)) for label, value in pairs)
+
+
+def _tried(source: str, how: DataOptions, backbone: str, device: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return how the levels of features do on data, as values and as lines for people."""
+    from evergrow.data.intake import read_parts
+    from evergrow.learner.levels import try_levels
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)  # the report says it
+        trials = try_levels(read_parts(source, how).part("train"), backbone, device=device)
+    rows = []
+    for trial in trials:
+        accuracy = f"{100 * trial.accuracy:.1f} % +- {100 * trial.error:.1f}"
+        option = "" if trial.level == "rich" else f" --features {trial.level}"
+        rows.append([trial.level, accuracy, f"{trial.seconds:.3f}", f"evergrow fit {source} -m model.evg{option}"])
+    sample = f"{plural(trials[0].samples, 'sample')} of {plural(trials[0].classes, 'class', 'classes')}"
+    told = f"tried on {sample}, each held out once; standard errors; seconds per sample on this machine"
+    return [trial.to_dict() for trial in trials], [told, *table(["level", "accuracy", "seconds", "to take it"], rows)]
 
 
 def _checked(source: str, how: DataOptions, backbone: str, device: str) -> tuple[DataCheck, tuple[Samples, ...]]:

@@ -154,8 +154,8 @@ def fit_command(
     with _resumable(checkpoint):
         with measured_change(learner, test, reading.options()) as trial:
             learner.fit(samples, checkpoint=checkpoint)
-        commit(model, learner)
-    answer = _answer(model, learner, samples, held, time.perf_counter() - started)
+        dropped = commit(model, learner).dropped
+    answer = _answer(model, learner, samples, held, time.perf_counter() - started, dropped)
     tested = None if trial.tested is None else trial.tested.to_dict()
     lines = [*answer.lines[:-1], *models.trial_lines(learner, trial), answer.lines[-1]]
     return replace(answer, values={**answer.values, "test": tested}, lines=lines)
@@ -177,7 +177,14 @@ def _resumable(checkpoint: Path | None) -> Iterator[None]:
             checkpoint.unlink(missing_ok=True)
 
 
-def _answer(path: Path, learner: Learner, samples: Samples | None, held: Samples | None, seconds: float) -> Answer:
+def _answer(
+    path: Path,
+    learner: Learner,
+    samples: Samples | None,
+    held: Samples | None,
+    seconds: float,
+    dropped: tuple[int, ...] = (),
+) -> Answer:
     change, info = learner.history_[-1], learner.info()
     spec, adapted = info["backbone"] or {}, info["adaptation"]
     tested = None if held is None else learner.evaluate(held)
@@ -194,7 +201,7 @@ def _answer(path: Path, learner: Learner, samples: Samples | None, held: Samples
         lines.append(f"adapted: {models.adapted_note(adapted)}{earlier}")
     if tested is not None:
         lines.append(f"accuracy on {plural(tested.n_known, 'sample')} held out: {percent(tested.accuracy)}")
-    return models.ModelChange(path, learner).answer(
+    return models.ModelChange(path, learner, dropped=dropped).answer(
         lines,
         code=models.skipped_code(0 if samples is None else len(samples) - change.samples),
         seconds=seconds,

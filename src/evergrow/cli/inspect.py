@@ -11,7 +11,7 @@ import typer
 
 from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, listed, percent, plural, share, table
-from evergrow.cli.models import adapted_note, load_model, recipe_note
+from evergrow.cli.models import adapted_note, load_model, recipe_note, revisions_note
 from evergrow.cli.registry import command
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ Revision = Annotated[str, typer.Argument(metavar="MODEL", help="A model file, or
 
 
 @command("inspect", panel="Ask")
-def inspect_command(model: options.ModelFile, numerics: bool = True, full: bool = False) -> Answer:
+def inspect_command(model: options.ModelFile, numerics: bool = False, full: bool = False) -> Answer:
     """Show what a model knows: its classes and counts, layer, backbone, preprocessing and history. Loads no backbone.
 
     For example:
 
       evergrow inspect birds.evg
 
-      evergrow inspect birds.evg --no-numerics --json
+      evergrow inspect birds.evg --numerics --json
 
     Exit codes: 0 shown, 2 no model or a damaged one.
 
@@ -48,7 +48,7 @@ def inspect_command(model: options.ModelFile, numerics: bool = True, full: bool 
 
     # The file's own history, which knows what was rolled back too.
     changes = history(model)
-    learner = load_model(model)
+    learner = load_model(model, lazy=True)
     info = {**learner.info(numerics=numerics), "history": [change.to_dict() for change in changes]}
     answers = "" if learner.answering_ == LIKELIEST else learner.answering_.summary()
     size = model.stat().st_size
@@ -83,11 +83,13 @@ def log_command(
     full
         List all changes.
     """
-    from evergrow.learner.modelfile import history
+    from evergrow.learner.modelfile import dropped_revisions, history, kept_revisions
 
-    changes = history(model)
-    values = {"model": str(model), "history": [change.to_dict() for change in changes]}
-    return Answer(values, _history(changes, None if full else n))
+    changes, dropped = history(model), dropped_revisions(model)
+    told = [change.to_dict() for change in changes]
+    values = {"model": str(model), "history": told, "kept": kept_revisions(model), "dropped": dropped}
+    fell = [f"no longer kept for rollback: {revisions_note(dropped)}"] if dropped else []
+    return Answer(values, [*_history(changes, None if full else n), *fell])
 
 
 def _about(info: dict[str, Any], size: int, answers: str) -> list[tuple[str, str]]:
@@ -204,7 +206,7 @@ def diff_command(
     from evergrow.data.intake import read_labelled
     from evergrow.learner.comparison import compare_learners
 
-    models = _opened(first, run), _opened(second, run)
+    models = _opened(first, run, lazy=data is None), _opened(second, run, lazy=data is None)
     samples = None if data is None else read_labelled(data, "test", models[0].kind_, reading.options())
     found = compare_learners(*models, samples)
     values = {
@@ -218,19 +220,17 @@ def diff_command(
     return Answer(values, _differences((first, second), models, found, None if full else _CLASSES))
 
 
-def _opened(name: str, run: options.ImageOptions) -> Learner:
+def _opened(name: str, run: options.ImageOptions, *, lazy: bool) -> Learner:
     """Return a model, or one of its revisions where the name ends in one; a file of that very name comes first."""
     from evergrow.learner.modelfile import open_revision
 
     matched = re.fullmatch(r"(.+)@(\d{1,9})", name)
     if matched is None or Path(name).exists():
-        return load_model(Path(name), run)
-    return open_revision(matched[1], int(matched[2]), **run.loading())
+        return load_model(Path(name), run, lazy=lazy)
+    return open_revision(matched[1], int(matched[2]), lazy=lazy, **run.loading())
 
 
-def _differences(
-    names: tuple[str, str], models: tuple[Learner, Learner], found: Comparison, most: int | None
-) -> list[str]:
+def _differences(names: tuple[str, str], models: Sequence[Learner], found: Comparison, most: int | None) -> list[str]:
     entries = [
         (
             name,

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from evergrow.learner.snapshot import Change
 
 
-def load_model(path: Path, run: RunOptions = RUN) -> Learner:
-    """Return a model to be asked, not changed."""
+def load_model(path: Path, run: RunOptions = RUN, *, lazy: bool = False) -> Learner:
+    """Return a model to be asked, not changed; a lazy one imports torch only where an answer takes it."""
     from evergrow.learner.modelfile import open_model
 
-    return open_model(path, **run.loading())
+    return open_model(path, lazy=lazy, **run.loading())
 
 
 @dataclass
@@ -45,6 +45,8 @@ class ModelChange:
         How long the change took.
     restored : Change, optional
         The change, where it only brought an earlier state back.
+    dropped : tuple of int
+        Revisions that fell out of the history for it.
     """
 
     path: Path
@@ -53,6 +55,7 @@ class ModelChange:
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     restored: Change | None = None
+    dropped: tuple[int, ...] = ()
 
     @property
     def record(self) -> Change:
@@ -81,9 +84,11 @@ class ModelChange:
             "classes": list(self.record.classes),
             "n_classes": len(learner.classes_),
             "n_samples": sum(learner.n_samples_.values()),
+            "dropped": list(self.dropped),
             **more,
         }
-        lines = [*said, *self.notes, model_line(self.path, learner)]
+        fell = [f"no longer kept for rollback: {revisions_note(self.dropped)}"] if self.dropped else []
+        lines = [*said, *self.notes, *fell, model_line(self.path, learner)]
         done = f"revision {learner.revision_} of {self.path} was written"
         return Answer(values, lines, list(cautions), code, done=done)
 
@@ -102,6 +107,20 @@ class ModelChange:
         self.notes = [note]
 
 
+def revisions_note(numbers: Sequence[int]) -> str:
+    """Return revisions in a few words.
+
+    Examples
+    --------
+    >>> from evergrow.cli.models import revisions_note
+    >>> revisions_note([3]), revisions_note([1, 2, 3]), revisions_note([1, 4])
+    ('revision 3', 'revisions 1 to 3', 'revisions 1, 4')
+    """
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"revisions {numbers[0]} to {numbers[-1]}"
+    return f"revision{'s' * (len(numbers) != 1)} {listed([str(number) for number in numbers])}"
+
+
 def _ridge(learner: Learner) -> float | None:
     """Return the ridge of a solution that is there to be kept; None where there is none."""
     solution = learner.head_.solution()
@@ -110,18 +129,18 @@ def _ridge(learner: Learner) -> float | None:
 
 @contextmanager
 def changing_model(
-    path: Path, run: RunOptions = RUN, *, settle: bool = False, wait: bool = False
+    path: Path, run: RunOptions = RUN, *, settle: bool = False, wait: bool = False, lazy: bool = False
 ) -> Iterator[ModelChange]:
     """Yield a model that nobody else changes meanwhile; it is settled and committed where the block ends well."""
     from evergrow.learner.modelfile import commit, locked_model
 
-    with locked_model(path, wait=wait, **run.loading()) as learner:
+    with locked_model(path, wait=wait, lazy=lazy, **run.loading()) as learner:
         started = time.perf_counter()
         change = ModelChange(path, learner)
         yield change
         if settle:
             change.settle()
-        commit(path, learner)
+        change.dropped = commit(path, learner).dropped
         change.seconds = time.perf_counter() - started
 
 
@@ -166,7 +185,7 @@ def classes_note(classes: tuple[str, ...], what: str) -> str:
 
 
 def recipe_note(spec: dict[str, Any] | None) -> str:
-    """Return the blocks that feature vectors are made of and their widths, on one line; empty for a single one.
+    """Return the blocks that feature vectors are made of, their widths, and why views were chosen, on one line.
 
     Examples
     --------
@@ -177,7 +196,8 @@ def recipe_note(spec: dict[str, Any] | None) -> str:
     recipe = (spec or {}).get("recipe")
     if not recipe:
         return ""
-    return " + ".join(f"{name} {width:,}" for name, width in zip(recipe["blocks"], recipe["widths"], strict=True))
+    blocks = " + ".join(f"{name} {width:,}" for name, width in zip(recipe["blocks"], recipe["widths"], strict=True))
+    return f"{blocks} ({recipe['note']})" if recipe.get("note") else blocks
 
 
 def adapted_note(found: dict[str, Any]) -> str:

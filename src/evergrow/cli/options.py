@@ -45,17 +45,16 @@ Settle = Annotated[bool, typer.Option(help="Solve for the class weights now, so 
 _TESTED = "Labelled data to test with before and after; remembered for later updates."
 TestData = Annotated[str | None, typer.Option(metavar="DATA", help=_TESTED)]
 
-_RECIPES = "What features are made of: final, rich or max (from several depths), or blocks such as final,mean@-2."
+_RECIPES = "What features are made of: fast, rich or best, or a recipe such as rich@224+320:mirror or final,mean@-2."
 Recipe = Annotated[str, typer.Option("--features", help=_RECIPES)]
 
 
-def checked_recipe(text: str) -> str | list[str]:
+def checked_recipe(text: str) -> str:
     """Return the recipe that ``--features`` names; raise :class:`ParameterError` if there is none."""
-    from evergrow.features.recipes import check_recipe, recipe_of_text
+    from evergrow.features.recipes import check_recipe
 
-    recipe = recipe_of_text(text)
-    check_recipe(recipe, "--features")
-    return recipe
+    check_recipe(text, "--features")
+    return text
 
 
 class OptionGroup:

@@ -166,7 +166,8 @@ class LateCommand(TyperCommand):
             if each.name in ("model", "sources") and each.metavar in ("MODEL", "MODEL MODEL..."):
                 given = ctx.params[each.name]
                 for path in given if isinstance(given, (list, tuple)) else [given]:
-                    existing_model(path)
+                    if path is not None:
+                        existing_model(path)
                 if ctx.params.get("data") is not None:
                     check_source(ctx.params["data"])
         return super().invoke(ctx)

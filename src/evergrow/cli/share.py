@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from evergrow.cli import models, options
-from evergrow.cli.console import Answer, plural
+from evergrow.cli.console import Answer, note_line, plural
 from evergrow.cli.exits import flush
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
@@ -82,7 +83,7 @@ def merge_command(
     change = models.ModelChange(output, learner)
     if settle:
         change.settle()
-    commit(output, learner)
+    change.dropped = commit(output, learner).dropped
     added = sum(learner.n_samples_.values()) - samples
     news = tuple(name for name in learner.class_names_.tolist() if name not in known)
     said = f"added {plural(added, 'sample')}{models.classes_note(news, 'new')} to what {sources[0]} knows"
@@ -169,7 +170,7 @@ def serve_command(
     rate: float = 500.0,
     label_studio: str | None = None,
     label_studio_token_file: Path | None = None,
-    log_level: Literal["debug", "info", "warning", "error"] = "info",
+    log_level: Literal["debug", "info", "warning", "error"] = "warning",
     open_page: Annotated[bool, typer.Option("--open")] = False,
     as_json: options.Json = False,
 ) -> Answer:
@@ -211,7 +212,7 @@ def serve_command(
     label_studio_token_file
         File with the token for it.
     log_level
-        Least level of the log.
+        Least level of the log; info logs every request.
     open_page
         Open the page in a browser.
     """
@@ -240,12 +241,27 @@ def serve_command(
 
     def announce(address: str) -> None:
         if not as_json:
-            typer.echo(f"serving {printable(os.fspath(folder))} on {address}")
+            kept = (
+                "nothing can be changed"
+                if read_only
+                else f"what you teach is kept in {printable(str(folder.resolve()))}"
+            )
+            typer.echo(f"serving {printable(os.fspath(folder))} on {address}\n{kept}; Ctrl-C ends it")
             flush()
-        if open_page:
-            import webbrowser
-
-            webbrowser.open(address)
+        if open_page and not _opened(address):
+            note_line(f"no browser can be opened here: go to {address} in one")
 
     run_server(config, announce, log_level=log_level)
     return Answer({"models": os.fspath(folder), "read_only": read_only}, ["ended; all changes are on disk"])
+
+
+def _opened(address: str) -> bool:
+    """Open a page in a browser with a window, and return whether there is one; one of text would take the terminal."""
+    import webbrowser
+
+    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return False
+    try:
+        return webbrowser.open(address)
+    except webbrowser.Error:
+        return False

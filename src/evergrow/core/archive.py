@@ -18,15 +18,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
 
 from evergrow.core.errors import FileFormatError, NewerSchemaError
 from evergrow.core.files import atomic_path
-
-if TYPE_CHECKING:
-    import torch
 
 SCHEMA_VERSION = 3
 """Layout of the file itself. Evergrow 0.1 and 0.2, which were never released, wrote 1 and 2."""
@@ -52,8 +52,8 @@ class Archive:
         Registered name, for example ``"ridge-statistics"``.
     meta : dict
         JSON-serialisable values.
-    tensors : dict of str to torch.Tensor
-        Tensors by name; names have no ``/``.
+    tensors : dict of str to ndarray or torch.Tensor
+        Tensors by name; names have no ``/``. Those of a file are NumPy's: what is read of it may not need torch.
     parts : dict of str to Archive
         What is inside, by name.
     version : int
@@ -72,7 +72,7 @@ class Archive:
 
     kind: str
     meta: dict[str, Any]
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, Archive] = field(default_factory=dict)
     version: int = 1
     digest: str = field(default="", compare=False)
@@ -106,15 +106,13 @@ def write_archive(path: str | os.PathLike[str], archive: Archive, *, like: str |
     OSError
         If it cannot be written, for example because the disk is full; what was there before stays.
     """
-    from safetensors.torch import save_file  # torch is imported here, so that headers can be read without it
-
     text, tensors, digest = _prepared(archive)
     head = {"schema": SCHEMA_VERSION, "needs": _NEEDS, "digest": digest, "archive": text}
     # One key only: safetensors writes several in no fixed order, and the same model must give the same file.
     metadata = {_KEY: json.dumps(head, sort_keys=True)}
     with atomic_path(path, like=like) as temporary:
         try:
-            save_file(tensors, temporary, metadata=metadata)
+            safetensors.numpy.save_file(tensors, temporary, metadata=metadata)
         except safetensors.SafetensorError as error:  # what it makes of a full disk
             raise OSError(f"{path} could not be written: {error}") from error
     return digest
@@ -125,20 +123,29 @@ def archive_digest(archive: Archive) -> str:
     return _prepared(archive)[2]
 
 
-def _prepared(archive: Archive) -> tuple[str, dict[str, torch.Tensor], str]:
+def _prepared(archive: Archive) -> tuple[str, dict[str, NDArray[Any]], str]:
     """Return what is written of an archive: its description, its tensors and the checksum of both."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _flat_tensors(archive)}
+    tensors = {name: as_array(tensor) for name, tensor in _flat_tensors(archive)}
     text = json.dumps(_described(archive), sort_keys=True, allow_nan=False)
     return text, tensors, _digest(_NEEDS + text, tensors)
 
 
-def read_archive(path: str | os.PathLike[str]) -> Archive:
+def as_array(tensor: Any) -> NDArray[Any]:
+    """Return a tensor, of torch or of NumPy, as an array; it shares its memory where that can be."""
+    if not isinstance(tensor, np.ndarray):
+        tensor = tensor.detach().cpu().numpy()
+    return np.asarray(tensor, order="C")  # which keeps the shape of a single number
+
+
+def read_archive(path: str | os.PathLike[str], *, data: bytes | None = None) -> Archive:
     """Read an archive, checking layout and checksum; :func:`~evergrow.core.record.from_archive` checks contents.
 
     Parameters
     ----------
     path : path-like
         The file.
+    data : bytes, optional
+        What the file holds, where that was read already; the path is then for messages.
 
     Raises
     ------
@@ -149,16 +156,14 @@ def read_archive(path: str | os.PathLike[str]) -> Archive:
     NewerSchemaError
         If a newer evergrow wrote it.
     """
-    from safetensors.torch import load
-
-    data = Path(path).read_bytes()
+    data = Path(path).read_bytes() if data is None else data
     head, dtypes = _read_head(path, data)
     _require_schema(path, head)
     strange = sorted(set(dtypes.values()) - _STORED_DTYPES)
     if strange:
         raise FileFormatError(f"{path} must hold tensors of {sorted(_STORED_DTYPES)}, got {strange[:3]}")
     try:
-        tensors = load(data)
+        tensors = safetensors.numpy.load(data)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         raise FileFormatError(f"{path} must be a whole evergrow file, got a damaged one: {error}") from error
     if _digest(head["needs"] + head["archive"], tensors) != head["digest"]:
@@ -189,13 +194,13 @@ def read_header(path: str | os.PathLike[str]) -> Archive:
     return _described_by(path, head, {})
 
 
-def _described_by(path: str | os.PathLike[str], head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Archive:
+def _described_by(path: str | os.PathLike[str], head: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Archive:
     """Return the archive that a header and tensors make up."""
     described = parse_json(head["archive"], f"the description in {os.fspath(path)}")
     return replace(_nested(path, described, tensors, "", 0), digest=head["digest"])
 
 
-def _flat_tensors(archive: Archive, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def _flat_tensors(archive: Archive, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name in (*archive.tensors, *archive.parts):
         if _SEPARATOR in name:
             raise ValueError(f"the name of a tensor or a part must have no {_SEPARATOR!r}, got {name!r}")
@@ -210,19 +215,16 @@ def _described(archive: Archive) -> dict[str, Any]:
     return {"kind": archive.kind, "version": archive.version, "meta": archive.meta, "parts": parts}
 
 
-def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    import torch
-
+def _digest(text: str, tensors: Mapping[str, NDArray[Any]]) -> str:
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
     for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(f"{name}:torch.{tensors[name].dtype}:{tensors[name].shape}".encode())
+        digest.update(tensors[name].data)
     return digest.hexdigest()
 
 
 def _nested(
-    path: str | os.PathLike[str], described: Any, tensors: dict[str, torch.Tensor], prefix: str, depth: int
+    path: str | os.PathLike[str], described: Any, tensors: dict[str, NDArray[Any]], prefix: str, depth: int
 ) -> Archive:
     """Return the archive that a description and the tensors below a prefix make up."""
     if depth > _MAX_DEPTH:

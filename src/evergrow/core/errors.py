@@ -19,6 +19,10 @@ class LabelError(InputError):
     """Labels that do not fit the data or the labels seen so far."""
 
 
+class KnownSamplesError(InputError):
+    """Samples were learned before, and would count twice."""
+
+
 class ParameterError(EvergrowError, ValueError):
     """A setting outside its allowed range, or an unknown name."""
 

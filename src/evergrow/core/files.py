@@ -193,25 +193,6 @@ def remove_leftovers(folder: Path, pattern: str = ".*") -> int:
     return removed
 
 
-def link_or_copy(source: Path, target: Path) -> None:
-    """Put a file in the place of a temporary one: a hard link where there are such, else a copy only its owner reads.
-
-    Parameters
-    ----------
-    source : Path
-        An ordinary file.
-    target : Path
-        A path that :func:`atomic_path` gave.
-    """
-    target.unlink()
-    try:
-        os.link(source, target)
-    except OSError:  # no hard links here
-        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(source, "rb") as original, open(handle, "wb") as copy:
-            shutil.copyfileobj(original, copy, 1 << 20)
-
-
 def restrict(path: Path, mode: int) -> None:
     """Take away from a file, or a folder, what a file of this mode does not allow; its owner keeps the use of it."""
     is_folder = path.is_dir()

@@ -48,8 +48,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 import numpy as np
+from numpy.typing import NDArray
 
-from evergrow.core.archive import Archive, read_archive, write_archive
+from evergrow.core.archive import Archive, as_array, read_archive, write_archive
 from evergrow.core.errors import EvergrowError, FileFormatError, NewerSchemaError
 from evergrow.core.files import atomic_path
 from evergrow.core.registry import load_plugins, nearest
@@ -115,11 +116,28 @@ class Spec:
         Name of its type in torch; None for any.
     largest : float, optional
         The largest size of any number: what overflows later would be no number in an answer.
+    symmetric : bool
+        Whether it is a symmetric matrix, of which a file holds the lower triangle, row by row.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from typing import Annotated
+    >>> import torch
+    >>> from evergrow.core.record import Spec, from_archive, record, to_archive
+    >>> @record("docs/moments")
+    ... @dataclass(frozen=True)
+    ... class Moments:
+    ...     gram: Annotated[torch.Tensor, Spec(("k", "k"), dtype=None, symmetric=True)]
+    >>> archive = to_archive(Moments(torch.tensor([[1, 2], [2, 3]])))
+    >>> archive.tensors["gram"].tolist(), from_archive(Moments, archive).gram.tolist()
+    ([1, 2, 3], [[1, 2], [2, 3]])
     """
 
     shape: tuple[int | str | None, ...] | None = None
     dtype: str | None = "float64"
     largest: float | None = None
+    symmetric: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,7 +145,7 @@ class Extra:
     """What a file holds beyond the fields that this version knows, to be written again."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
-    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Any] = field(default_factory=dict)
     parts: Mapping[str, Archive] = field(default_factory=dict)
 
 
@@ -282,8 +300,24 @@ def written_values(item: Any) -> dict[str, Any]:
         # Other defaults may change from version to version, and old files must keep their meaning.
         if (value is None and default is None) or (_is_empty(value) and _is_empty(default)):
             continue
+        if _is_tensor(value) and _is_symmetric(type(item), entry.name):  # type: ignore[arg-type]
+            value = _lower_triangle(value)
         values[entry.name] = Extra(value) if entry.metadata.get("unknown") else value
     return values
+
+
+@cache
+def _is_symmetric(cls: Any, name: str) -> bool:
+    stored = _stored_apart({entry.name: hint for entry, hint in _plan(cls)}[name])
+    return stored is not None and stored[3].symmetric
+
+
+def _lower_triangle(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the entries of a matrix (k, k) up to its diagonal, row by row, (k (k + 1) / 2,)."""
+    import torch
+
+    rows = [row[: index + 1] for index, row in enumerate(matrix)]
+    return torch.cat(rows) if rows else matrix.flatten()
 
 
 def _is_empty(value: Any) -> bool:
@@ -292,10 +326,6 @@ def _is_empty(value: Any) -> bool:
 
 def _put(archive: Archive, name: str, value: Any) -> bool:
     """Put a tensor, a record or several of them where they belong; return False for anything else."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-        import torch
-
-        value = torch.from_numpy(np.ascontiguousarray(value))
     if _is_tensor(value):
         archive.tensors[name] = value
     elif _is_part(value):
@@ -303,7 +333,7 @@ def _put(archive: Archive, name: str, value: Any) -> bool:
     elif isinstance(value, (tuple, list, Mapping)) and value:
         entries = value if isinstance(value, Mapping) else dict(enumerate(value))
         first = next(iter(entries.values()))
-        if not (_is_tensor(first) or _is_part(first) or isinstance(first, np.ndarray)):
+        if not (_is_tensor(first) or _is_part(first)):
             return False
         for key, entry in entries.items():
             _put(archive, f"{name}.{key}", entry)
@@ -317,6 +347,8 @@ def _is_part(value: Any) -> bool:
 
 
 def _is_tensor(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "fiub"
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "nbytes")
 
 
@@ -448,23 +480,27 @@ class _Reader:
         if _is_array(hint):
             if key not in self.archive.tensors:
                 return MISSING
-            tensor = self.tensor(key, spec)
-            return tensor.numpy() if _is_numpy(hint) else tensor if self.device is None else tensor.to(self.device)
+            found = self.array(key, spec)
+            if _is_numpy(hint):
+                return found
+            import torch
+
+            return torch.from_numpy(found).to(self.device)
         if key not in self.archive.parts:
             return MISSING
         part = self.archive.parts[key]
         return part if hint is Archive else from_archive(hint, part, device=self.device, name=f"{self.name}: {key}")
 
-    def tensor(self, key: str, spec: Spec) -> torch.Tensor:
+    def array(self, key: str, spec: Spec) -> NDArray[Any]:
         """Return a tensor after comparing it with what is known of it."""
-        import torch
-
-        tensor, name = self.archive.tensors[key], f"{self.name}: {key!r}"
-        if spec.dtype is not None and tensor.dtype != getattr(torch, spec.dtype):
+        tensor, name = as_array(self.archive.tensors[key]), f"{self.name}: {key!r}"
+        if spec.dtype is not None and tensor.dtype != spec.dtype:
             _refuse(name, f"a tensor of {spec.dtype}", str(tensor.dtype))
+        if spec.symmetric:
+            tensor = _symmetric(tensor, name)
         if spec.shape is not None:
             wanted = tuple(self.lengths.get(n) if isinstance(n, str) else n for n in spec.shape)
-            shape = tuple(tensor.shape)
+            shape = tensor.shape
             if len(shape) != len(wanted) or any(n is not None and n != m for n, m in zip(wanted, shape, strict=True)):
                 known = tuple("any" if n is None else n for n in wanted)
                 _refuse(name, f"a tensor of shape {known}", f"one of {shape}")
@@ -472,12 +508,25 @@ class _Reader:
                 # Twice the same name within one shape: the second must agree with the first.
                 if isinstance(symbol, str) and self.lengths.setdefault(symbol, length) != length:
                     _refuse(name, f"a tensor of shape {spec.shape}", f"one of {shape}")
-        if tensor.is_floating_point() and tensor.numel():
-            if not bool(torch.isfinite(tensor).all()):
+        if tensor.dtype.kind == "f" and tensor.size:
+            smallest, largest = float(tensor.min()), float(tensor.max())  # one of them is NaN where there is one
+            if not math.isfinite(smallest) or not math.isfinite(largest):
                 raise FileFormatError(f"{name} should have finite numbers only")
-            if spec.largest is not None and float(tensor.abs().amax()) > spec.largest:
+            if spec.largest is not None and max(-smallest, largest) > spec.largest:
                 raise FileFormatError(f"{name} should have numbers of at most {spec.largest:g}, but has larger ones")
         return tensor
+
+
+def _symmetric(triangle: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return the matrix of a lower triangle: twice the size of what a file holds."""
+    order = (math.isqrt(8 * triangle.size + 1) - 1) // 2
+    if triangle.ndim != 1 or order * (order + 1) // 2 != triangle.size:
+        _refuse(name, "the lower triangle of a matrix, row by row", f"a tensor of shape {triangle.shape}")
+    matrix = np.empty((order, order), dtype=triangle.dtype)
+    for index in range(order):
+        start = index * (index + 1) // 2
+        matrix[index, : index + 1] = matrix[: index + 1, index] = triangle[start : start + index + 1]
+    return matrix
 
 
 Loader = Callable[[Any, str], Any]

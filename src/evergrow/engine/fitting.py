@@ -19,6 +19,7 @@ from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import EngineError, InputError
 from evergrow.core.files import locked
 from evergrow.core.progress import meter
+from evergrow.data import source_from
 from evergrow.engine.job import Job, Manifest, begin_job, digest_of, extraction_settings
 from evergrow.engine.job_steps import (
     JobReport,
@@ -73,7 +74,9 @@ def fit(learner: Learner, manifest: Manifest, folder: Path, options: RunOptions)
         What was learned.
     """
     check_mergeable(learner, fresh=True)
-    encoder = encoder_for(learner, manifest.kind, manifest.widths)
+    encoder = encoder_for(
+        learner, manifest.kind, manifest.widths, lambda: source_from(manifest.source).read(manifest.shards[0])
+    )
     decisive = None if encoder.spec is None else encoder.spec.decisive()
     settings = {**deciding_settings(learner), **extraction_settings(learner), "backbone": decisive, "fan_in": FAN_IN}
     backbone = None if encoder.spec is None else portable(encoder.spec)
@@ -95,7 +98,7 @@ def update(learner: Learner, manifest: Manifest, folder: Path, options: RunOptio
 
 
 def _is_done(job: Job) -> bool:
-    return job.finished() is not None and job.model.is_file()
+    return job.finished() is not None and if_whole(read_archive, job.model) is not None
 
 
 def _learned(learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None) -> JobReport:
@@ -112,7 +115,10 @@ def _learned(learner: Learner, job: Job, options: RunOptions, encoder: Encoder |
             total = _loaded(path, options)
             _check_counted(job, total, report)
             complete = complete_fit if job.work == "fit" else complete_update
-            complete(learner, total, _sample(job, skipped=report.failed))
+            sample = _sample(job, skipped=report.failed)
+            if strange := sorted({*sample.labels} - {*total.samples_by_name_}):
+                raise EngineError(f"{job.folder / 'first'} was changed: no shard has its class {strange[0]!r:.60}")
+            complete(learner, total, sample)
             learner.save(job.model)
             finish(job, report, ("first", "statistics", "merged"))
             return report
@@ -301,11 +307,9 @@ class ShardMerge:
 
     def _recovered(self, node: Node) -> bool:
         """Return whether an earlier run left the file of a node, and count its shards."""
-        path = node.file(self._job)
-        archive = if_whole(read_archive, path)
-        reports = {} if archive is None else reports_by_shard(archive, path)
-        found = {int(number): report.get("shard") for number, report in reports.items()}
-        if found != {leaf: self._job.fingerprint(leaf) for leaf in node.leaves}:  # also where there is no file
+        reports = if_whole(lambda path: reports_by_shard(read_archive(path), path), node.file(self._job)) or {}
+        found = {number: report["shard"] for number, report in reports.items()}
+        if found != {f"{leaf:06d}": self._job.fingerprint(leaf) for leaf in node.leaves}:  # also where there is no file
             return False
         for number, report in reports.items():
             self._report.add(int(number), report)

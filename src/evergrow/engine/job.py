@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import EngineError, FileFormatError, InputError
 from evergrow.core.files import atomic_path
-from evergrow.core.record import Between, from_document, record, require, to_values, write_document
+from evergrow.core.record import Between, from_document, from_values, record, require, to_values, write_document
 from evergrow.core.seeding import derive_seed
 from evergrow.core.version import __version__
 from evergrow.data import Shard, Source
@@ -189,6 +189,9 @@ def write_json(path: str | os.PathLike[str], values: dict[str, Any]) -> None:
 Work = Literal["fit", "update", "features", "predict", "evaluate"]
 """What a job can do."""
 
+STAGES = ("first", "statistics", "merged", "features", "predict", "evaluate")
+"""Folders of results."""
+
 
 @record("engine-job")
 @dataclass(frozen=True)
@@ -200,6 +203,20 @@ class _JobFile:
     settings: dict[str, Any]
     key: str
     backbone: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What ``finished.json`` holds: the key of the job and what it did, shards by their numbers."""
+
+    key: str
+    shard_rows: dict[str, int]
+    failed: dict[str, str]
+    left_out: tuple[tuple[str, str], ...]
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where a shard has no number."""
+        require(all(map(str.isdecimal, (*self.shard_rows, *self.failed))), "a shard has no number")
 
 
 _SUFFIXES = {"features": ".parquet", "predict": ".parquet"}
@@ -268,12 +285,13 @@ class Job:
         """What is written last."""
         return self.folder / "finished.json"
 
-    def finished(self) -> dict[str, Any] | None:
-        """Return what was written when everything was done; None before."""
-        if not self.finish.is_file():
+    def finished(self) -> Finished | None:
+        """Return what was written when everything was done; None before, and where that is damaged."""
+        try:
+            found = from_values(Finished, parse_json(self.finish.read_bytes(), str(self.finish)), str(self.finish))
+        except (FileNotFoundError, FileFormatError):
             return None
-        values = parse_json(self.finish.read_bytes(), os.fspath(self.finish))
-        return values if isinstance(values, dict) and values.get("key") == self.key else None
+        return found if found.key == self.key else None
 
 
 EXTRACTION = ("on_error", "batch_size", "precision", "decode")
@@ -295,13 +313,31 @@ def begin_job(job: Job) -> Job:
     EngineError
         If the folder is of other data or another job.
     """
-    job.folder.mkdir(parents=True, exist_ok=True)
+    _check_folder(job)
     path = job.folder / "job.json"
     if path.exists():
         _check_same(read_job(job.folder), job)
     # Also where it is there: data may have moved.
     write_document(path, _JobFile(job.manifest, job.work, job.settings, job.key, job.backbone))
     return job
+
+
+def _check_folder(job: Job) -> None:
+    """Make the folder of a job, or raise :class:`EngineError` where something in it would lead or write elsewhere."""
+    folder = job.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = [folder / ".lock", folder / "job.json", job.template, job.start, job.model, job.finish]
+        stages = [folder / stage for stage in STAGES]
+        for stage in stages:
+            if stage.is_dir() and not stage.is_symlink():
+                files += stage.glob(f"{job.key}-*")
+        for path in (*files, *stages):
+            is_right = path.is_dir() if path in stages else path.is_file()
+            if path.is_symlink() or (path.exists() and not is_right):
+                raise EngineError(f"{path} is nothing that a job writes: remove it, or choose another folder.")
+    except OSError as error:
+        raise EngineError(f"{folder} cannot be the folder of a job: {error.strerror or error}") from error
 
 
 def read_job(folder: str | os.PathLike[str]) -> Job:

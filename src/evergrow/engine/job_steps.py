@@ -16,7 +16,8 @@ from evergrow.core.archive import archive_digest, read_archive, write_archive
 from evergrow.core.errors import EngineError, ParameterError
 from evergrow.core.files import locked, remove_leftovers
 from evergrow.core.progress import meter
-from evergrow.engine.job import Job, Manifest, Work, begin_job, extraction_settings, write_json
+from evergrow.core.record import to_values
+from evergrow.engine.job import Finished, Job, Manifest, Work, begin_job, extraction_settings, write_json
 from evergrow.engine.runners import Runner, Task, TaskResult
 from evergrow.engine.worker_tasks import forget_opened, if_whole, versions
 from evergrow.features.base import BackboneSpec
@@ -103,12 +104,12 @@ class JobReport:
 
 def finished_report(job: Job) -> JobReport:
     """Return what a finished job has done, out of its folder."""
-    values = job.finished() or {}
-    pairs = [[str(name), str(why)] for name, why in values.get("left_out", [])]
+    found = job.finished()
+    assert found is not None
     return JobReport(
-        rows={int(shard): int(rows) for shard, rows in dict(values.get("shard_rows", {})).items()},
-        left_out={0: pairs} if pairs else {},
-        failed={int(shard): str(why) for shard, why in dict(values.get("failed", {})).items()},
+        rows={int(shard): rows for shard, rows in found.shard_rows.items()},
+        left_out={0: [list(pair) for pair in found.left_out]} if found.left_out else {},
+        failed={int(shard): why for shard, why in found.failed.items()},
         unreadable=dict(job.manifest.unreadable),
     )
 
@@ -193,7 +194,9 @@ def run_shards(job: Job, work: str, shards: Iterable[int], options: RunOptions, 
 def finish(job: Job, report: JobReport, folders: Iterable[str] = ()) -> None:
     """Write that a job is done; remove folders that only led there, and what killed workers left half-written."""
     rows = {str(shard): rows for shard, rows in sorted(report.rows.items())}
-    write_json(job.finish, {"key": job.key, **report.to_values(), "shard_rows": rows})
+    failed = {str(shard): why for shard, why in sorted(report.failed.items())}
+    left_out = tuple((name, why) for name, why in report.samples_left_out())
+    write_json(job.finish, to_values(Finished(job.key, rows, failed, left_out)))
     for folder in folders:
         shutil.rmtree(job.folder / folder, ignore_errors=True)
     job.template.unlink(missing_ok=True)

@@ -172,8 +172,8 @@ def _write(
     write_file(folder, file, stream.getvalue().to_pybytes())
 
 
-def read_report(path: Path) -> dict[str, Any]:
-    """Return what was reported of a file when it was written.
+def read_report(path: Path) -> Any:
+    """Return what was reported of a file when it was written, as JSON has it.
 
     Raises
     ------
@@ -191,4 +191,4 @@ def read_report(path: Path) -> dict[str, Any]:
     report = (table.schema.metadata or {}).get(_REPORT)
     if report is None:
         raise FileFormatError(f"{path} has no report of what was left out")
-    return dict(parse_json(report, str(path)))
+    return parse_json(report, str(path))

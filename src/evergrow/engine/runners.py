@@ -372,22 +372,33 @@ def _joined(ray: Any, settings: dict[str, Any]) -> bool:
     return True
 
 
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""How a gRPC client begins: the preface of HTTP/2 and an empty frame of settings, type 4; a server sends one too."""
+
+
 def _knock(address: str) -> None:
-    """Raise unless a port is open at an address: Ray itself would try for minutes."""
+    """Raise unless a gRPC server, as Ray's are, answers at an address: Ray itself would try for many minutes."""
     host, _, port = address.removeprefix("ray://").rstrip("/").rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ParameterError(f"address must be HOST:PORT, ray://HOST:PORT, 'auto' or 'local', got {address!r}")
+    plain = os.environ.get("RAY_USE_TLS", "0") in ("0", "")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER).close()
+        with socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_ANSWER) as line:
+            line.sendall(_HELLO)
+            frame = line.makefile("rb").read(9) if plain else b""
     except OSError as error:
         raise EngineError(
             f"Nobody answers at {address}: {error.strerror or error}. Start a head there with 'ray start --head'."
         ) from error
+    if plain and frame[3:4] != b"\x04":
+        raise EngineError(f"What answers at {address} is no Ray: look for another program on that port.")
 
 
 def _telling_line(error: BaseException) -> str:
     """Return the line of Ray's many that says most."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if lines and lines[0].startswith("Version mismatch"):  # the versions stand on lines of their own
+        return f"{' '.join(lines)}. Install the same Ray and the same Python here and there"[:400]
     telling = [line for line in lines if "Error" in line.partition(":")[0] and " " not in line.partition(":")[0]]
     return (telling[-1] if telling else lines[0] if lines else type(error).__name__)[:300]
 

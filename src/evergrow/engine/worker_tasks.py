@@ -29,7 +29,7 @@ from evergrow.core.errors import (
     ImageError,
     InputError,
 )
-from evergrow.core.record import Spec, read_record, record, require, write_record
+from evergrow.core.record import Between, Spec, from_values, read_record, record, require, to_values, write_record
 from evergrow.core.version import __version__
 from evergrow.data import Samples, Source
 from evergrow.engine.job import EXTRACTION, Job, read_job
@@ -78,8 +78,8 @@ def finished(job: Job, stage: str, shard: int) -> dict[str, Any] | None:
         found = first_features(job, shard)
         return None if found is None else found.report()
     path = job.result(stage, shard)
-    report = if_whole(read_report if path.suffix == ".parquet" else _archived_report, path)
-    return None if report is None or report.get("shard") != job.fingerprint(shard) else report
+    report = if_whole(_written_report, path)
+    return None if report is None or report["shard"] != job.fingerprint(shard) else report
 
 
 def first_features(job: Job, shard: int) -> ShardFeatures | None:
@@ -96,8 +96,37 @@ def if_whole(read: Callable[[Path], Kept], path: Path) -> Kept | None:
         return None
 
 
-def _archived_report(path: Path) -> dict[str, Any]:
-    return dict(read_archive(path).meta.get("engine", {}))
+@dataclass(frozen=True)
+class ShardReport:
+    """What the result of a shard says of itself.
+
+    Parameters
+    ----------
+    rows : int
+        Samples in it.
+    shard : str
+        The shard, as :meth:`Job.fingerprint` names it.
+    left_out : tuple of (str, str)
+        Name of every sample that could not be read, and why.
+    lost : tuple of str
+        Classes all of whose samples in the shard could not be read.
+    """
+
+    rows: Annotated[int, Between(0, 2**53)]
+    shard: str
+    left_out: tuple[tuple[str, str], ...] = ()
+    lost: tuple[str, ...] = ()
+
+
+def _checked_report(values: Any, path: Path) -> dict[str, Any]:
+    """Return a report as plain values, or raise :class:`FileFormatError` where a file holds no such."""
+    return dict(to_values(from_values(ShardReport, values, f"the report in {path}")))
+
+
+def _written_report(path: Path) -> dict[str, Any]:
+    if path.suffix == ".parquet":
+        return _checked_report(read_report(path), path)
+    return _checked_report(read_archive(path).meta.get("engine"), path)
 
 
 def versions() -> dict[str, str]:
@@ -171,8 +200,11 @@ def merge(job: Job, task: Task) -> dict[str, Any]:
 
 def reports_by_shard(archive: Archive, path: Path) -> dict[str, dict[str, Any]]:
     """Return what the file of a part or a sum reports of each shard in it, by number."""
-    report = dict(archive.meta.get("engine", {}))
-    return dict(report["shards"]) if "shards" in report else {path.stem.rpartition("-")[2]: report}
+    report = archive.meta.get("engine")
+    found = report.get("shards") if isinstance(report, dict) else None
+    if not isinstance(found, dict):
+        found = {path.stem.rpartition("-")[2]: report}
+    return {number: _checked_report(values, path) for number, values in found.items()}
 
 
 def part_of(archive: Archive, path: Path) -> Learner:

@@ -27,7 +27,7 @@ from evergrow.export.onnx_graph import ExportError
 from evergrow.features import encode_batch
 from evergrow.features.backbones import ImageBackbone
 from evergrow.features.base import Backbone
-from evergrow.features.depths import read_depths
+from evergrow.features.depths import read_views
 from evergrow.features.preprocess import Preprocessing
 from evergrow.features.recipes import Block, parse_blocks
 from evergrow.features.text import TextBackbone, default_prompt, read_hidden_states, tokens_of
@@ -74,7 +74,7 @@ class PixelModule(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return float32 features (n, d) of uint8 images (n, 3, height, width)."""
-        return join_equally(read_depths(self.module, self._blocks, self._transform.normalised(pixels)))
+        return join_equally(read_views(self.module, self._blocks, self._transform, self._transform.normalised(pixels)))
 
 
 def join_equally(blocks: Sequence[Tensor]) -> Tensor:
@@ -186,6 +186,8 @@ class GraphInput:
 def _pixel_input(backbone: ImageBackbone) -> GraphInput:
     """Return the input of images as bytes, resized and cropped, that go through a backbone."""
     transform, (height, width) = backbone.transform, backbone.transform.size
+    cuts = transform.cuts()
+    views = [{"left": columns.start, **part.to_dict()} for part, columns in cuts]
     # Noise of every scale: fine grain, and patches of colour.
     stream = generator(0, "export", "images")
     coarse = torch.rand(_ROWS, 3, 6, 6, generator=stream)
@@ -200,11 +202,13 @@ def _pixel_input(backbone: ImageBackbone) -> GraphInput:
 
     return GraphInput(
         [{"name": PIXELS, "type": "uint8", "shape": ["n", 3, height, width]}],
-        "RGB images, 0 to 255, resized and cropped; normalisation with mean and std is part of the graph",
+        "RGB images, 0 to 255, resized and cropped, several views side by side; normalisation with mean and std, and "
+        "mirror images, are part of the graph",
         lambda: encode_batch(backbone, list(transform.normalised(noise))),
         lambda part: {PIXELS: np.asarray(noise[part].numpy())},
         network=network,
         nbytes=_weight_bytes(backbone.module),
+        metadata={"evergrow.preprocessing": cuts[0][0].to_dict()} if len(cuts) == 1 else {"evergrow.views": views},
     )
 
 

@@ -320,7 +320,7 @@ def _describe(
         entries["evergrow.input"] = inputs[0]
     if spec is not None:
         entries["evergrow.backbone"] = _public(spec)
-        if spec.preprocessing:
+        if spec.preprocessing and not source.metadata:  # of a head alone
             entries["evergrow.preprocessing"] = spec.preprocessing
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in entries.items()}
     onnx.helper.set_model_props(model, texts)

@@ -17,7 +17,9 @@ from torch import Tensor
 from evergrow.core.errors import EvergrowError, UnsupportedError
 from evergrow.core.optional import require
 from evergrow.head.base import IncrementalClassifier
-from evergrow.head.layers import ACTIVATIONS
+from evergrow.head.layers import ACTIVATIONS, FeatureMap
+from evergrow.head.layers.feature_map import DenseMap
+from evergrow.head.layers.fourier import FourierMap
 from evergrow.head.maps import LayerMap, ShapeMap
 
 PURPOSE = "writing ONNX files"
@@ -150,20 +152,46 @@ def add_scores(graph: GraphBuilder, found: LayerMap, features: str) -> str:
         features = graph.node("Div", features, graph.node("Max", graph.node("Sqrt", total), graph.number(1e-12)))
     elif found.normalization != "none":
         raise ExportError(f"normalisation must be 'none', 'l2' or 'sqrt-l2', got {found.normalization!r}")
+    if found.blocks is not None:
+        features = graph.node("Mul", features, graph.constant(found.blocks.column_weights()))
     parts = [graph.constant(found.constant)] if bool(found.constant.any()) else []
     if found.units is not None and found.readout is not None:
         # The gain goes into the class weights, which spares the graph a pass over all activations.
         weights = graph.constant(found.readout * found.units.gain)
-        units = graph.node("MatMul", features, graph.constant(found.units.weights))
-        if bool(found.units.bias.any()):
-            units = graph.node("Add", units, graph.constant(found.units.bias))
-        parts.append(graph.node("MatMul", _add_activation(graph, found.units.activation, units), weights))
+        parts.append(graph.node("MatMul", _add_units(graph, found.units, features), weights))
     if found.linear is not None:
         parts.append(graph.node("MatMul", features, graph.constant(found.linear)))
     scores = parts.pop()
     while parts:
         scores = graph.node("Add", scores, parts.pop())
     return scores if found.shape is None else _add_shape(graph, found.shape, features, scores)
+
+
+def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
+    """Add the activations of random units without their gain: those of drawn signs as small products."""
+    if isinstance(units, DenseMap):
+        pre = graph.node("MatMul", features, graph.constant(units.weights))
+        if bool(units.bias.any()):
+            pre = graph.node("Add", pre, graph.constant(units.bias))
+        return _add_activation(graph, units.activation, pre)
+    if not isinstance(units, FourierMap):
+        raise ExportError(f"units must be of a layer that ONNX can compute, got {type(units).__name__}")
+    (signs, phases), (first, second) = units.drawn(), units.factors()
+    blocks, order = signs.shape[1:]
+
+    def shaped(name: str, *shape: int) -> str:
+        return graph.node("Reshape", name, graph.array(np.asarray(shape, dtype=np.int64)))
+
+    missing = np.asarray([0, 0, 0, order - units.features], dtype=np.int64)
+    turned = shaped(graph.node("Pad", features, graph.array(missing), graph.number(0.0)), -1, 1, order)
+    for turn in signs:
+        turned = shaped(graph.node("Mul", turned, graph.constant(turn)), -1, len(second), len(first))
+        turned = graph.node("Transpose", graph.node("MatMul", turned, graph.constant(first)), perm=[0, 2, 1])
+        turned = shaped(graph.node("MatMul", turned, graph.constant(second)), -1, blocks, order)
+    turned = shaped(turned, -1, blocks * order)
+    ends = (graph.array(np.asarray([end], dtype=np.int64)) for end in (0, units.width, 1))
+    pre = graph.node("Mul", graph.node("Slice", turned, *ends), graph.number(units.bandwidth / order))
+    return _add_activation(graph, "cos", graph.node("Add", pre, graph.constant(phases)))
 
 
 def _add_shape(graph: GraphBuilder, shape: ShapeMap, features: str, scores: str) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,18 @@ from evergrow.core.registry import nearest
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number, resolve_device
 from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.depths import depth_names, has_class_token, read_depths
-from evergrow.features.preprocess import PRESETS, Preprocessing
-from evergrow.features.recipes import FINAL, Block, FeatureRecipe, check_recipe, parse_blocks, resolve_recipe
+from evergrow.features.depths import depth_names, has_class_token, read_views
+from evergrow.features.preprocess import PRESETS, Preprocessing, Sheet
+from evergrow.features.recipes import (
+    FINAL,
+    Block,
+    FeatureRecipe,
+    View,
+    Views,
+    check_recipe,
+    parse_blocks,
+    resolve_recipe,
+)
 from evergrow.features.sources import FILE_NAMES, PREFIX, SHORT_NAMES, WantedWeights, locate
 from evergrow.features.text import text_backbone
 from evergrow.features.weights import hash_weights, load_weights, read_weights, seeded_init
@@ -34,6 +44,16 @@ LARGEST_OPTION = 4096
 
 MOST_BLOCKS = 256
 """Largest number of blocks, four times what any architecture has."""
+
+RICH_COST, BEST_COST = 1.35, 2.05
+"""Cost of a pass at a larger size, in passes at the network's own, that ``rich`` takes where images have the pixels and
+that the larger size of ``best`` takes."""
+
+ZOOM = 1.125
+"""How much larger images are made for the zoom of ``best``, where a network takes one size."""
+
+STRIDE = 32
+"""What sizes are multiples of."""
 
 _FREE_PARAMETERS = 2**26
 """Parameters beyond twice the architecture's own that options may add: 256 MB, for embeddings of more positions."""
@@ -69,9 +89,9 @@ def create_backbone(
         Where it computes; ``"auto"`` takes a GPU where there is one.
     seed : int
         For random weights.
-    recipe : {"final", "auto", "rich", "max"} or sequence of str
-        What its feature vectors are made of: the network's own vector, or blocks from several depths of the same pass;
-        see :meth:`Backbone.with_recipe`.
+    recipe : {"auto", "fast", "rich", "best"}, str or sequence of str
+        What its feature vectors are made of: the network's own vector, or blocks from several depths and views; see
+        :meth:`Backbone.with_recipe`.
     **model_options
         Arguments of the architecture, for example ``img_size=224`` for DINOv2; ``max_seq_length`` for texts.
 
@@ -116,7 +136,7 @@ def create_backbone(
     parameter = next(module.parameters(), None)
     blank = torch.zeros(1, 3, *preprocessing.size, device=parameter.device if parameter is not None else "cpu")
     try:
-        (features,) = _read(module, [Block(FINAL, FINAL)], blank)
+        (features,) = _read(module, [Block(FINAL, FINAL)], preprocessing, blank)
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         if isinstance(error, InputError):
             raise
@@ -166,7 +186,7 @@ def backbone_from_spec(
     """
     preset = Preprocessing.from_dict(spec.preprocessing) if spec.kind == "image" else "timm"
     if isinstance(weights, nn.Module):
-        backbone = create_backbone(weights, preset=preset, device=device)
+        backbone: Backbone = create_backbone(weights, preset=preset, device=device)
     elif spec.weights == "module":
         raise WeightsError(f"weights must be the module that the backbone {spec.name} was made from, got {weights!r}")
     else:
@@ -180,19 +200,29 @@ def backbone_from_spec(
         if spec.kind == "image":
             options = {key: value for key, value in spec.options.items() if key != "seed"}
             check_buildable(timm_entry(spec.name)[0], options)
-        backbone = create_backbone(spec.name, weights, preset, device=device, **spec.options)
+            module, origin, _ = _load_timm(spec.name, weights, spec.options.get("seed", 0), options)
+            # The same network gives vectors of the same width: no pass is needed to see it.
+            found = replace(spec, weights=origin, weights_hash=hash_weights(module))
+            backbone = ImageBackbone(module, found, resolve_device(device))
+        else:
+            backbone = create_backbone(spec.name, weights, preset, device=device, **spec.options)
     if backbone.spec.weights_hash != spec.weights_hash:
         raise WeightsError(
             f"weights of {spec.name} must be those that the model was made with (hash {spec.weights_hash}, from "
             f"{spec.weights}), got others (hash {backbone.spec.weights_hash}, from {backbone.spec.weights})"
         )
-    if spec.recipe is not None:
-        backbone = backbone.with_recipe(spec.recipe)
-    wide, told = (" + ".join(map(str, one.blocks.widths)) for one in (backbone.spec, spec))
-    if wide != told:
-        raise WeightsError(f"features of {spec.name} must be {wide} wide, got {told}")
+    if backbone.spec.blocks != spec.blocks:
+        backbone = backbone.with_recipe(spec.blocks)
+    _check_widths(spec.name, backbone.spec.blocks.widths, spec.blocks.widths)
     backbone.spec = spec
     return backbone
+
+
+def _check_widths(name: str, found: Sequence[int], told: Sequence[int]) -> None:
+    """Raise :class:`WeightsError` unless the blocks of features are as wide as a description says."""
+    if tuple(found) != tuple(told):
+        wide, said = (" + ".join(map(str, widths)) for widths in (found, told))
+        raise WeightsError(f"features of {name} must be {wide} wide, got {said}")
 
 
 # -- images ---------------------------------------------------------------------------------------------------
@@ -214,16 +244,12 @@ class ImageBackbone(Backbone):
     ----------
     module : torch.nn.Module
         The network, for those who tune it; :meth:`encode` runs it in evaluation mode and leaves its mode as it was.
-    transform : Preprocessing
-        What it wants to be done to an image.
     """
-
-    transform: Preprocessing
 
     def __init__(self, module: nn.Module, spec: BackboneSpec, device: torch.device) -> None:
         self.module = module
         self.spec = spec
-        self.transform = Preprocessing.from_dict(spec.preprocessing)
+        self._prepared: tuple[BackboneSpec | None, Preprocessing] = (None, Preprocessing())
         # Convolutional networks run faster with channels last; one convolution is only a transformer's way in.
         convolutions = sum(isinstance(part, nn.Conv2d) for part in module.modules())
         self._layout = torch.channels_last if convolutions > 1 else torch.preserve_format
@@ -236,6 +262,22 @@ class ImageBackbone(Backbone):
         if self._layout is not torch.preserve_format:
             self.module.to(memory_format=self._layout)
         return self
+
+    @property
+    def own(self) -> Preprocessing:
+        """What the network wants to be done to an image, whatever views a recipe takes."""
+        return Preprocessing.from_dict(self.spec.preprocessing)
+
+    @property
+    def transform(self) -> Preprocessing:  # type: ignore[override]
+        """What is done to an image: one view, or a sheet of several."""
+        if self._prepared[0] is not self.spec:
+            self._prepared = self.spec, self._sheet(parse_blocks(self.spec.blocks.blocks))
+        return self._prepared[1]
+
+    def _sheet(self, blocks: Sequence[Block]) -> Preprocessing:
+        own, views = self.own, dict.fromkeys(block.view for block in blocks)
+        return Sheet.of([own if view is None else own.for_view(*view) for view in views])
 
     def encode(self, batch: Tensor | list[str]) -> Tensor:
         """Return float32 features (n, d) of a batch of transformed images.
@@ -251,16 +293,46 @@ class ImageBackbone(Backbone):
         if len(batch) == 0:
             return torch.zeros(0, self.spec.n_features, device=self.device)
         images = batch.to(self.device, torch.float32, memory_format=self._layout)
+        read = _read(self.module, parse_blocks(self.spec.blocks.blocks), self.transform, images)
+        _check_widths(self.spec.name, [block.shape[1] for block in read], self.spec.blocks.widths)
         # Joined out here they are an ordinary tensor, which a probe can later be trained on.
-        return torch.cat(_read(self.module, parse_blocks(self.spec.blocks.blocks), images), dim=1)
+        return torch.cat(read, dim=1)
 
-    def _resolved(self, recipe: Any) -> FeatureRecipe:
-        noise = torch.rand(2, 3, *self.transform.size, generator=generator(0, "recipe"))
-        images = noise.to(self.device, memory_format=self._layout)
+    def _resolved(self, recipe: Any, side: int | None) -> FeatureRecipe:
+        own = self.own.size
 
         def read(blocks: Sequence[Block]) -> list[Tensor]:
-            with torch.autocast(self.device.type, enabled=False):
-                return _read(self.module, blocks, images)
+            transform = self._sheet(blocks)
+            noise = torch.rand(2, 3, *transform.size, generator=generator(0, "recipe"))
+            images = noise.to(self.device, memory_format=self._layout)
+            try:
+                with torch.autocast(self.device.type, enabled=False):
+                    return _read(self.module, blocks, transform, images)
+            except (RuntimeError, AssertionError, ValueError) as error:
+                other = next((block.view for block in blocks if block.view and block.view.size != own[0]), None)
+                if other is None or isinstance(error, InputError):
+                    raise
+                raise ParameterError(
+                    f"view must be of {own[0]} pixels for {self.spec.name}, which takes no other size, got {other}: "
+                    f"take a zoom such as {own[0]}of{int(ZOOM * own[0])}"
+                ) from error
+
+        def views(name: str) -> Views:
+            small, large = (View(size, size) for size in (_larger(own[0], RICH_COST), _larger(own[0], BEST_COST)))
+            if own[0] != own[1]:  # sizes are those of squares
+                return Views(side="mirror")
+            wide = side is not None and side >= small.size
+            note = f"{small.size if wide else own[0]} px, since images have {side} px on their shorter side (median)"
+            chosen = Views(small if wide else None, note=note if side is not None and small.size > own[0] else "")
+            if name == "rich" and not wide:
+                return chosen
+            try:
+                if large.size > own[0]:
+                    read([Block(FINAL, FINAL, large if name == "best" else small)])
+                    return chosen._replace(best=(chosen.rich, large), side="mirror")
+            except ParameterError:  # a network of one size takes zooms
+                pass
+            return Views(None, (None, View(own[0], int(ZOOM * own[0]))), "mirror")
 
         depths, kind = len(depth_names(self.module)), "maps"
         if depths and isinstance(getattr(self.module, "num_prefix_tokens", None), int):
@@ -268,18 +340,31 @@ class ImageBackbone(Backbone):
             with contextlib.suppress(InputError, ParameterError):  # said by name where a recipe asks for it
                 last, earlier = read([Block("mean", -1), Block("mean", -min(3, depths))])
                 kind = "tokens" if last.shape[1] == earlier.shape[1] else "maps"
-        class_token = has_class_token(self.module)
-        return resolve_recipe(recipe, read, name=self.spec.name, kind=kind, depths=depths, class_token=class_token)
+        return resolve_recipe(
+            recipe,
+            read,
+            name=self.spec.name,
+            kind=kind,
+            depths=depths,
+            class_token=has_class_token(self.module),
+            views=views,
+            own=View(own[0], own[0]) if own[0] == own[1] else None,
+        )
 
 
-def _read(module: nn.Module, blocks: Sequence[Block], images: Tensor) -> list[Tensor]:
+def _larger(size: int, cost: float) -> int:
+    """Return the largest size that costs so much more than the network's own, a multiple of what networks halve."""
+    return max(size, int(size * cost**0.5) // STRIDE * STRIDE)
+
+
+def _read(module: nn.Module, blocks: Sequence[Block], transform: Preprocessing, images: Tensor) -> list[Tensor]:
     """Return blocks of images without gradients, in evaluation mode; the module's mode is left as it was."""
     training = [part for part in module.modules() if part.training]
     if training:
         module.eval()
     try:
         with torch.inference_mode():
-            return read_depths(module, blocks, images)
+            return read_views(module, blocks, transform, images)
     finally:
         for part in training:
             part.training = True

@@ -6,10 +6,8 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
-from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.core.errors import ParameterError
@@ -17,6 +15,14 @@ from evergrow.core.record import NOTHING, Between, Extra, from_values, require, 
 from evergrow.core.validation import resolve_device
 from evergrow.data.items import Kind
 from evergrow.features.recipes import FINAL, FeatureRecipe
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+"""Endings of files of weights that can be read."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,8 @@ class BackboneSpec:
 
     def decisive(self) -> dict[str, Any]:
         """Return what decides the features, as plain values: all but where the weights came from."""
-        return {name: value for name, value in self.to_dict().items() if name not in ("weights", *self.extra.values)}
+        plain = self if self.recipe is None else replace(self, recipe=replace(self.recipe, note=""))
+        return {name: value for name, value in plain.to_dict().items() if name not in ("weights", *self.extra.values)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the description as plain values."""
@@ -117,33 +124,40 @@ class Backbone(ABC):
     def to(self, device: str | torch.device) -> Self:
         """Move to another device and return self."""
 
-    def with_recipe(self, recipe: Any) -> Self:
+    def with_recipe(self, recipe: Any, side: int | None = None) -> Self:
         """Return this backbone with feature vectors of another recipe; the network is shared.
 
         Parameters
         ----------
-        recipe : {"auto", "final", "rich", "max"}, sequence of str or FeatureRecipe
-            A name, or blocks such as ``["final", "mean@-2", "cls@-2"]``; see :mod:`evergrow.features.recipes`.
+        recipe : {"auto", "fast", "rich", "best"}, str, sequence of str or FeatureRecipe
+            A name, ``"rich@224+320:mirror"``, or blocks such as ``["final", "mean@-2"]``; see
+            :mod:`evergrow.features.recipes`.
+        side : int, optional
+            Pixels that the shorter side of the images has, by which ``rich`` and ``best`` choose their sizes.
 
         Raises
         ------
         ParameterError
             If the network lacks what is asked for; the message says what there is.
         """
-        if recipe == FINAL and self.spec.recipe is None:
+        if recipe in (FINAL, "fast") and self.spec.recipe is None:
             return self
-        found = self._resolved(recipe)
-        if found == self.spec.blocks:
+        return self.reading(self._resolved(recipe, side))
+
+    def reading(self, recipe: FeatureRecipe) -> Self:
+        """Return this backbone with feature vectors of blocks that it is known to have; the network is shared."""
+        if recipe == self.spec.blocks and recipe.note in ("", self.spec.blocks.note):
             return self
         twin = copy.copy(self)
-        twin.spec = replace(self.spec, recipe=None if found.is_final else found, n_features=found.n_features)
+        own = recipe.blocks == (FINAL,) and not recipe.note
+        twin.spec = replace(self.spec, recipe=None if own else recipe, n_features=recipe.n_features)
         return twin
 
-    def _resolved(self, recipe: Any) -> FeatureRecipe:
+    def _resolved(self, recipe: Any, side: int | None) -> FeatureRecipe:
         """Return the blocks that a recipe stands for, here where the network's own vector is all there is."""
         if recipe != "auto" and recipe != self.spec.recipe:
             raise ParameterError(
-                f"recipe must be 'final' for {type(self).__name__}, which has no depths, got {recipe!r}"
+                f"recipe must be 'fast' for {type(self).__name__}, which has no depths, got {recipe!r}"
             )
         return self.spec.blocks
 
@@ -200,6 +214,10 @@ class LazyBackbone(Backbone):
     def encode(self, batch: Tensor | list[str]) -> Tensor:
         """Return the features of a batch."""
         return self.loaded().encode(batch)
+
+    def reading(self, recipe: FeatureRecipe) -> Any:
+        """Return the loaded backbone with feature vectors of other blocks."""
+        return self if recipe == self.spec.blocks else self.loaded().reading(recipe)
 
     def to(self, device: str | torch.device) -> Self:
         """Move to another device and return self."""

@@ -3,8 +3,8 @@
 An entry is a folder, named by a hash of what decides the features: the items (by name, size and time of change), the
 backbone with its weights and preprocessing, and the precision asked for. It can therefore never be out of date, only
 unused. Every :data:`CHUNK` items are one file, written beside its place and renamed into it, with one tensor for each
-block of the recipe; ``meta.json`` tells people what the entry is. A chunk that is damaged, or lacks a block, is simply
-computed again.
+block of each view, mirror images apart, so that recipes use what others left; ``meta.json`` tells people what the entry
+is. Of a chunk that lacks blocks only those are computed, and one that is damaged is computed again.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class _Head:
-    """What a file says of its chunk besides the features."""
+class ChunkHead:
+    """What a file says of its chunk besides the features: names of blocks, precision and failures."""
 
     names: tuple[str, ...]
     precision: Precision
@@ -135,7 +135,7 @@ class _Head:
 
 @record("feature-chunk")
 @dataclass(frozen=True, eq=False)
-class _StoredChunk(_Head):
+class _StoredChunk(ChunkHead):
     """What a file holds: a tensor for every block."""
 
     blocks: dict[str, Annotated[torch.Tensor, Spec(("n", None), dtype="float32")]] = field(default_factory=dict)
@@ -237,21 +237,19 @@ class CacheEntry:
         """Return the files of chunks, in the order of their rows."""
         return sorted(self.folder.glob("[0-9]*.safetensors"))
 
-    def stored(self, chunks: Sequence[range], recipe: FeatureRecipe) -> dict[range, Precision]:
-        """Return the chunks that have all blocks of a recipe, with their precision; no features are read.
+    def stored(self, chunks: Sequence[range]) -> dict[range, ChunkHead]:
+        """Return what is there of chunks; no features are read.
 
         Raises
         ------
         NewerSchemaError
             If a newer evergrow wrote one. A damaged one is left out, with a warning.
         """
-        found: dict[range, Precision] = {}
+        found: dict[range, ChunkHead] = {}
         for rows in chunks:
             if os.path.lexists(self._path(rows)):
                 with self._damage_is_warned_of():
-                    head = _head(self._path(rows))
-                    if set(recipe.blocks) <= set(head.names):
-                        found[rows] = head.precision
+                    found[rows] = _head(self._path(rows))
         return found
 
     def load(self, rows: range, recipe: FeatureRecipe) -> Chunk | None:
@@ -321,7 +319,7 @@ def _check_file(path: Path) -> None:
         raise FileFormatError(f"{path.name} of a cache entry must be a file of at most {_LARGEST:,} bytes")
 
 
-def _head(path: Path) -> _Head:
+def _head(path: Path) -> ChunkHead:
     """Return what a file says of its chunk, without reading the features."""
     _check_file(path)
     header = read_header(path)
@@ -329,7 +327,7 @@ def _head(path: Path) -> _Head:
         raise FileFormatError(f"{path.name} holds {header.kind!r}, not features")
     if header.version > 1:
         raise NewerSchemaError(f"{path.name} was written by a newer evergrow; upgrade with 'pip install -U evergrow'")
-    return from_values(_Head, header.meta, path.name)
+    return from_values(ChunkHead, header.meta, path.name)
 
 
 @dataclass(frozen=True)

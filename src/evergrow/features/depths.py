@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.registry import nearest
+from evergrow.features.preprocess import Preprocessing
 from evergrow.features.recipes import FINAL, Block
 
 _CONTAINERS = ("blocks", "stages", "layers")
@@ -66,6 +68,38 @@ def has_class_token(module: nn.Module) -> bool:
     """Return whether the first token of a plain transformer is a class token."""
     # Where the token lies among the embeddings, a flag tells.
     return getattr(module, "cls_token", None) is not None or bool(getattr(module, "has_class_token", False))
+
+
+def read_views(module: nn.Module, blocks: Sequence[Block], transform: Preprocessing, images: Tensor) -> list[Tensor]:
+    """Return blocks (n, width) of a batch, in float32, from one pass of the network for each view.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        From images to vectors (n, d).
+    blocks : sequence of Block
+        What to read. An image and its mirror image, where both are needed, go through the network in one batch.
+    transform : Preprocessing
+        What prepared the images; it says where the views lie, in the order in which blocks first name them.
+    images : Tensor of shape (n, 3, height, width)
+        Prepared images.
+    """
+    read: dict[Block, Tensor] = {}
+    views = list(dict.fromkeys(block.view for block in blocks))
+    for view, (part, columns) in zip(views, transform.cuts(), strict=True):
+        mine = [half for block in blocks if block.view == view for half in block.read_as]
+        seen = images if len(views) == 1 else images[:, :, : part.size[0], columns]
+        sides = [side for side in ("", "flipped") if any(half.side == side for half in mine)]
+        turned = [seen.flip(-1) if side else seen for side in sides]
+        batch = turned[0] if len(turned) == 1 else torch.cat(turned)
+        depths = list(dict.fromkeys(replace(half, view=None, side="") for half in mine))
+        for depth, values in zip(depths, read_depths(module, depths, batch), strict=True):
+            for place, side in enumerate(sides):
+                rows = slice(place * seen.shape[0], (place + 1) * seen.shape[0])  # not len(): exporters keep it open
+                half = values if len(sides) == 1 else values[rows]
+                read[replace(depth, view=view, side=side)] = half  # type: ignore[arg-type]
+    halves = [[read[half] for half in block.read_as] for block in blocks]
+    return [parts[0] if len(parts) == 1 else (parts[0] + parts[1]) / 2 for parts in halves]
 
 
 def read_depths(module: nn.Module, blocks: Sequence[Block], images: Tensor) -> list[Tensor]:

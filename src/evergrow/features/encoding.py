@@ -7,6 +7,7 @@ one pass of the network for all of them. What is done to an image before the net
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import time
@@ -14,7 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -38,7 +39,7 @@ from evergrow.core.validation import check_choice, check_number, with_changes
 from evergrow.data.items import Items, block_slices, join_blocks
 from evergrow.features import cache
 from evergrow.features.base import Backbone
-from evergrow.features.cache import CacheEntry, Chunk, FeatureCache, describe, feature_key
+from evergrow.features.cache import CacheEntry, Chunk, ChunkHead, FeatureCache, describe, feature_key
 from evergrow.features.loader import (
     Failure,
     ImageReader,
@@ -50,6 +51,7 @@ from evergrow.features.loader import (
     text_batches,
 )
 from evergrow.features.preprocess import Preprocessing
+from evergrow.features.recipes import FeatureRecipe
 
 OnError = Literal["raise", "skip"]
 Decode = Literal["cpu", "gpu"]
@@ -268,6 +270,7 @@ class _Encoding:
 
     def __init__(self, backbone: Backbone, items: Items, config: EncodeConfig) -> None:
         self.backbone, self.items, self.config, self.recipe = backbone, items, config, backbone.spec.blocks
+        self.passes = self.recipe.passes
         self.batch_size = config.batch_size or (32 if backbone.device.type == "cpu" else 128)
         self.tick: Callable[[int], None] = lambda more: None
         self.n_items = len(items)
@@ -296,20 +299,41 @@ class _Encoding:
             except (OSError, NewerSchemaError) as error:  # what a newer evergrow wrote is left to it
                 _warn_unused(error)
                 entry, stored = None, {}
-            computed = self._computed([rows for rows in chunks if rows not in stored])
+            names = {rows: set(head.names) & set(self.passes.blocks) for rows, head in stored.items()}
+            complete = {rows for rows, found in names.items() if len(found) == len(self.passes.blocks)}
+            missing = [rows for rows in chunks if rows not in complete]
+            # What all of them have is not computed again.
+            there = set.intersection(*(names.get(rows, set()) for rows in missing)) if missing else set()
+            rest = self.passes.without([name for name in self.passes.blocks if name not in there])
+            computed = self._computed(missing, self.passes.without(tuple(there)) or self.passes)
             for rows in chunks:
-                chunk = entry.load(rows, self.recipe) if entry is not None and rows in stored else None
+                chunk = entry.load(rows, self.passes) if entry is not None and rows in complete else None
                 if chunk is not None:
                     self._done(len(rows), chunk.failures)
                 else:
-                    chunk = next(self._computed([rows]) if rows in stored else computed)
+                    chunk = None if rows in complete else next(computed)
+                    if chunk is not None and rest is not None:
+                        kept = entry.load(rows, rest) if entry is not None else None
+                        chunk = None if kept is None else self._merged(chunk, kept, rest)
+                    chunk = chunk or next(self._computed([rows], self.passes))
                     if entry is not None and not any(failure.passing for failure in chunk.failures):
                         try:
-                            entry.store(chunk, self.recipe)
+                            entry.store(chunk, self.passes)
                         except OSError as error:
                             _warn_unused(error)
                             entry = None
-                yield chunk
+                yield replace(chunk, features=self.recipe.averaged(chunk.features))
+
+    def _merged(self, computed: Chunk, kept: Chunk, rest: FeatureRecipe) -> Chunk | None:
+        """Return a chunk with the blocks that were computed and those that were there; None if they do not belong."""
+        if (computed.precision, computed.failures) != (kept.precision, kept.failures):
+            return None
+        columns: dict[str, NDArray[np.float32]] = {}
+        for chunk, recipe in ((computed, self.passes.without(rest.blocks)), (kept, rest)):
+            assert recipe is not None
+            blocks = zip(recipe.blocks, block_slices(recipe.widths), strict=True)
+            columns |= {name: chunk.features[:, part] for name, part in blocks}
+        return replace(computed, features=np.concatenate([columns[name] for name in self.passes.blocks], axis=1))
 
     def _find_entry(self) -> CacheEntry | None:
         """Return the entry of these features, whether or not it exists; None where nothing is to be stored."""
@@ -325,14 +349,14 @@ class _Encoding:
             return None
         return FeatureCache(config.cache).entry(feature_key(stamp, self.backbone.spec, config.policy))
 
-    def _open(self, entry: CacheEntry, chunks: list[range], stack: ExitStack) -> dict[range, Precision]:
-        """Return the chunks that an entry holds; where some are missing, it is locked and made ready for them."""
-        stored = entry.stored(chunks, self.recipe)
-        if len(stored) == len(chunks):
+    def _open(self, entry: CacheEntry, chunks: list[range], stack: ExitStack) -> dict[range, ChunkHead]:
+        """Return the chunks that an entry holds; where blocks are missing, it is locked and made ready for them."""
+        stored, wanted = entry.stored(chunks), set(self.passes.blocks)
+        if len(stored) == len(chunks) and all(wanted <= set(head.names) for head in stored.values()):
             return stored
         stack.enter_context(entry.writing())
-        stored = entry.stored(chunks, self.recipe)  # another process may have computed them meanwhile
-        self.runner.precision = next(iter(stored.values()), self.runner.precision)
+        stored = entry.stored(chunks)  # another process may have computed them meanwhile
+        self.runner.precision = next((head.precision for head in stored.values()), self.runner.precision)
         if self.runner.precision == "float16" and self.backbone.device.type != "cuda":
             entry.clear()  # this device cannot go on at that precision
             stored, self.runner.precision = {}, "float32"
@@ -345,27 +369,30 @@ class _Encoding:
             raise ImageError(f"{failures[0].reason}; on_error='skip' leaves such images out")
         self.tick(n_items)
 
-    def _computed(self, chunks: list[range]) -> Iterator[Chunk]:
-        """Yield chunks that went through the backbone."""
-        with self._batches(chunks) as batches:
-            encoded = self._encoded(batches)
+    def _computed(self, chunks: list[range], recipe: FeatureRecipe) -> Iterator[Chunk]:
+        """Yield chunks of some blocks that went through the backbone."""
+        runner = copy.copy(self.runner)
+        runner.backbone = self.backbone.reading(recipe)
+        with self._batches(chunks, runner.backbone) as batches:
+            encoded = _encoded(batches, runner)
             for rows in chunks:
                 found: list[tuple[LoadedBatch, NDArray[np.float32]]] = []
                 for loaded, features in islice(encoded, -(-len(rows) // self.batch_size)):
                     self._done(len(loaded.rows) + len(loaded.failures), loaded.failures)
                     found.append((loaded, features))
                 order = np.argsort(np.concatenate([loaded.rows for loaded, _ in found]))
+                self.runner.precision = runner.precision
                 yield Chunk(
                     rows,
                     np.concatenate([features for _, features in found])[order],
                     tuple(failure for loaded, _ in found for failure in loaded.failures),
-                    self.runner.precision or "float32",
+                    runner.precision or "float32",
                     computed=True,
                 )
 
     @contextmanager
-    def _batches(self, chunks: list[range]) -> Iterator[Iterator[LoadedBatch]]:
-        items, transform, device = self.items, self.backbone.transform, self.backbone.device
+    def _batches(self, chunks: list[range], backbone: Backbone) -> Iterator[Iterator[LoadedBatch]]:
+        items, transform, device = self.items, backbone.transform, backbone.device
         if items.kind == "text":
             yield text_batches(items, chunks, self.batch_size)
             return
@@ -384,16 +411,17 @@ class _Encoding:
         with loaded_batches(reader, rows, workers=workers, device=device) as batches:
             yield decode(batches)
 
-    def _encoded(self, batches: Iterator[LoadedBatch]) -> Iterator[tuple[LoadedBatch, NDArray[np.float32]]]:
-        """Yield every batch with its features; a GPU always has the next batch before the last one is fetched."""
-        waiting: deque[tuple[LoadedBatch, Callable[[], NDArray[np.float32]]]] = deque()
-        ahead = _AHEAD if self.backbone.device.type == "cuda" else 0
-        for batch in batches:
-            waiting.append((batch, self.runner.start(batch.batch)))
-            if len(waiting) > ahead:
-                loaded, fetch = waiting.popleft()
-                yield loaded, fetch()
-        yield from ((loaded, fetch()) for loaded, fetch in waiting)
+
+def _encoded(batches: Iterator[LoadedBatch], runner: _Runner) -> Iterator[tuple[LoadedBatch, NDArray[np.float32]]]:
+    """Yield every batch with its features; a GPU always has the next batch before the last one is fetched."""
+    waiting: deque[tuple[LoadedBatch, Callable[[], NDArray[np.float32]]]] = deque()
+    ahead = _AHEAD if runner.backbone.device.type == "cuda" else 0
+    for batch in batches:
+        waiting.append((batch, runner.start(batch.batch)))
+        if len(waiting) > ahead:
+            loaded, fetch = waiting.popleft()
+            yield loaded, fetch()
+    yield from ((loaded, fetch()) for loaded, fetch in waiting)
 
 
 class _Runner:
@@ -401,6 +429,8 @@ class _Runner:
 
     Attributes
     ----------
+    backbone : Backbone
+        What is run.
     precision : {"float32", "float16"} or None
         What is used; None before the first batch where that decides.
     """
@@ -412,7 +442,7 @@ class _Runner:
                 f"precision must be 'auto' or 'float32' where the backbone runs on {device}, got 'float16'; "
                 "only CUDA devices run it"
             )
-        self._backbone = backbone
+        self.backbone = backbone
         self.precision: Precision | None = policy if policy != "auto" else (None if device == "cuda" else "float32")
 
     def start(self, batch: Tensor | list[str] | None) -> Callable[[], NDArray[np.float32]]:
@@ -421,7 +451,7 @@ class _Runner:
         Images come as the backbone's transform gives them or, where it is a :class:`Preprocessing`, as bytes.
         """
         if batch is None:
-            return lambda: np.empty((0, self._backbone.spec.n_features), dtype=np.float32)
+            return lambda: np.empty((0, self.backbone.spec.n_features), dtype=np.float32)
         with torch.inference_mode():
             features = self._run(batch)
             if features.device.type != "cuda":
@@ -450,7 +480,7 @@ class _Runner:
         if self.precision == "float16" and not np.isfinite(array).all():
             with torch.inference_mode():
                 array = self._encode(batch, "float32").cpu().numpy()
-        spec, expected = self._backbone.spec, (len(batch), self._backbone.spec.n_features)
+        spec, expected = self.backbone.spec, (len(batch), self.backbone.spec.n_features)
         if array.shape != expected:
             raise InputError(f"backbone must return features of shape {expected}, got {array.shape} from {spec.name}")
         finite = np.isfinite(array).all(axis=1)
@@ -467,13 +497,13 @@ class _Runner:
             return self._encode(batch, self.precision)
         exact, half = self._encode(batch, "float32"), self._encode(batch, "float16")
         # Block by block: one of small numbers must agree as well as the others.
-        blocks = block_slices(self._backbone.spec.blocks.widths)
+        blocks = block_slices(self.backbone.spec.blocks.widths)
         gap = max(distance(half[:, columns], exact[:, columns]) for columns in blocks)
         self.precision = "float16" if gap <= AGREEMENT else "float32"
         return half if self.precision == "float16" else exact
 
     def _encode(self, batch: Any, precision: Precision) -> Tensor:
-        device, transform = self._backbone.device, self._backbone.transform
+        device, transform = self.backbone.device, self.backbone.transform
         if isinstance(batch, Tensor):
             batch = batch.to(device, non_blocking=True)
             if batch.dtype == torch.uint8 and isinstance(transform, Preprocessing):
@@ -481,7 +511,7 @@ class _Runner:
         # On a CPU an outer autocast of the caller is turned off: the precision is part of the result.
         kind = torch.float16 if device.type == "cuda" else None
         with torch.autocast(device.type, dtype=kind, enabled=precision == "float16"):
-            return self._backbone.encode(batch).float()
+            return self.backbone.encode(batch).float()
 
 
 def distance(half: Tensor, exact: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from evergrow.core.errors import InputError
@@ -69,4 +70,4 @@ def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
     """Return the description of a backbone for records and feature files; never a path."""
     names = ("name", "weights", "weights_hash", "preset", "preprocessing", "options", "n_features")
     entry = {name: getattr(spec, name) for name in names} | {"weights": spec.weights.partition(":")[0]}
-    return entry if spec.recipe is None else {**entry, "recipe": to_values(spec.recipe)}
+    return entry if spec.recipe is None else {**entry, "recipe": to_values(replace(spec.recipe, note=""))}

@@ -215,7 +215,7 @@ class GpuDecoder:
     def _decoded(self, batch: FileBatch) -> LoadedBatch:
         n, failures = len(batch.rows), list(batch.failures)
         shape = (n, 3, *self._own.size)
-        pixels = torch.empty(shape, dtype=torch.uint8, device=self._device, memory_format=torch.channels_last)
+        pixels = torch.empty(shape, dtype=torch.uint8, device=self._device, memory_format=torch.channels_last).zero_()
         if batch.others is not None:
             rest = np.setdiff1d(np.arange(n), batch.places)
             pixels[torch.from_numpy(rest).to(self._device)] = batch.others.to(self._device, non_blocking=True)
@@ -234,7 +234,9 @@ class GpuDecoder:
                     pixels[place] = read[0].to(self._device)
             for found in alike.values():
                 places = torch.tensor([place for place, _ in found], device=self._device)
-                pixels[places] = self._cropped(torch.stack([image for _, image in found]))
+                images = torch.stack([image for _, image in found])
+                for part, columns in self._own.cuts():
+                    pixels[places, :, : part.size[0], columns] = self._cropped(part, images)
         rows = np.array(batch.rows, dtype=np.int64)[kept]
         if not kept.all():
             pixels = pixels[torch.from_numpy(kept).to(self._device)]
@@ -268,10 +270,12 @@ class GpuDecoder:
             decoded: list[Tensor] = decode_jpeg(files, mode=ImageReadMode.RGB, device=self._device)
         return decoded
 
-    def _cropped(self, images: Tensor) -> Tensor:
+    def _cropped(self, own: Preprocessing, images: Tensor) -> Tensor:
         """Return images (n, 3, height, width) resized and cropped, as bytes."""
-        (height, width), top, left = self._own.window(images.shape[2], images.shape[3])
+        window = own.window(images.shape[2], images.shape[3])
+        assert window is not None  # images that need a border were not sent
+        (height, width), top, left = window
         if (height, width) != images.shape[2:]:
-            resized = interpolate(images.float(), (height, width), mode=self._own.interpolation, antialias=True)
+            resized = interpolate(images.float(), (height, width), mode=own.interpolation, antialias=True)
             images = resized.round_().clamp_(0, 255).to(torch.uint8)
-        return images[:, :, top : top + self._own.size[0], left : left + self._own.size[1]]
+        return images[:, :, top : top + own.size[0], left : left + own.size[1]]

@@ -7,7 +7,7 @@ import io
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import ImageError
-from evergrow.data.items import HEIC, RAW, plugin_format
+from evergrow.data.items import HEIC, RAW, Items, plugin_format
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,6 +27,7 @@ MAX_PIXELS = 178_956_970
 ImageSource = str | os.PathLike[str] | bytes | NDArray[Any] | Any
 """What :func:`decode_image` takes: a path, the bytes of a file, a PIL image or a uint8 array."""
 
+_LOOKED_AT = 64  # images whose sizes decide which view is taken
 _PIL_LIMIT = threading.Lock()
 
 
@@ -108,6 +109,29 @@ def decode_image(
             image.draft(None, (least[1], least[0]))  # what is no JPEG takes no notice
         image.load()
         return _to_rgb(image)
+
+
+def median_side(items: Items) -> int | None:
+    """Return the median length of the shorter side of the first images, from their headers; None if none can be read.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.data.items import Images
+    >>> from evergrow.features.images import median_side
+    >>> median_side(Images(np.zeros((3, 40, 60, 3), dtype=np.uint8)))
+    40
+    """
+    sides = []
+    for _, source in items.batch(range(min(_LOOKED_AT, len(items)))):
+        if isinstance(source, np.ndarray):
+            sides.append(min(source.shape[:2]))
+        elif not isinstance(source, Exception):
+            with suppress(Exception):  # decoding will say what is wrong with it
+                opened = io.BytesIO(source) if isinstance(source, (bytes, bytearray, memoryview)) else source
+                with nullcontext(opened) if hasattr(opened, "size") else opened_image(opened) as image:
+                    sides.append(min(image.size))
+    return int(np.median(sides)) if sides else None
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -149,6 +149,29 @@ class Preprocessing:
             del values["quick"]
         return values
 
+    def for_view(self, size: int, whole: int) -> Self:
+        """Return the same for another size of images, or for the middle of larger ones.
+
+        Parameters
+        ----------
+        size : int
+            Height and width of the result.
+        whole : int
+            The size that images are resized for; the middle of that is seen.
+
+        Examples
+        --------
+        >>> from evergrow.features import Preprocessing
+        >>> Preprocessing().for_view(320, 320).resize, Preprocessing().for_view(224, 252).resize
+        ((365, 365), (288, 288))
+        """
+        height, width = (int(part * whole / self.size[0]) for part in self.resize)
+        return replace(self, size=(size, size), resize=(height, width))
+
+    def cuts(self) -> list[tuple[Preprocessing, slice]]:
+        """Return the views that the result holds side by side: how each is made, and its columns."""
+        return [(self, slice(0, self.size[1]))]
+
     def __call__(self, image: Image) -> Tensor:
         """Return a float32 tensor (3, height, width) of an image in RGB.
 
@@ -248,6 +271,57 @@ class Preprocessing:
         ratios = (height / self.resize[0], width / self.resize[1])
         ratio = max(ratios) if self.crop_mode == "border" else min(ratios)
         return max(round(height / ratio), 1), max(round(width / ratio), 1)
+
+
+@dataclass(frozen=True)
+class Sheet(Preprocessing):
+    """Several views of an image side by side: it is decoded once, and travels as one tensor.
+
+    Parameters
+    ----------
+    parts : tuple of Preprocessing
+        What is done for each view. Below the smaller ones the sheet is black.
+
+    Examples
+    --------
+    >>> from evergrow.features.preprocess import Preprocessing, Sheet
+    >>> own = Preprocessing()
+    >>> sheet = Sheet.of([own, own.for_view(320, 320)])
+    >>> sheet.size, [columns for _, columns in sheet.cuts()]
+    ((320, 544), [slice(0, 224, None), slice(224, 544, None)])
+    """
+
+    parts: tuple[Preprocessing, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence[Preprocessing]) -> Preprocessing:
+        """Return one for several views; a single view needs no sheet."""
+        if len(parts) == 1:
+            return parts[0]
+        size = (max(part.size[0] for part in parts), sum(part.size[1] for part in parts))
+        values = {name: getattr(parts[0], name) for name in ("resize", "crop_mode", "interpolation", "mean", "std")}
+        return cls(size, **values, quick=parts[0].quick, parts=tuple(parts))
+
+    def cuts(self) -> list[tuple[Preprocessing, slice]]:
+        """Return the views, each with its columns of the sheet."""
+        ends = np.cumsum([part.size[1] for part in self.parts]).tolist()
+        return [(part, slice(end - part.size[1], end)) for part, end in zip(self.parts, ends, strict=True)]
+
+    def pixels(self, image: Image) -> Tensor:
+        """Return the bytes (3, height, width) of the sheet of an image."""
+        sheet = torch.zeros(3, *self.size, dtype=torch.uint8)
+        for part, columns in self.cuts():
+            sheet[:, : part.size[0], columns] = part.pixels(image)
+        return sheet
+
+    def draft_size(self, height: int, width: int) -> tuple[int, int] | None:
+        """Return the height and width that a decoder must not go below, as the largest view needs them."""
+        return max((part.draft_size(height, width) for part in self.parts), key=lambda least: least or (0, 0))
+
+    def window(self, height: int, width: int) -> tuple[tuple[int, int], int, int] | None:
+        """Return that of the first view, or None where one of them has none."""
+        found = [part.window(height, width) for part in self.parts]
+        return None if None in found else found[0]
 
 
 def to_bytes(image: Image) -> Tensor:

@@ -22,8 +22,7 @@ from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.core.registry import Registry, nearest
 from evergrow.core.validation import check_choice
 from evergrow.data.items import Kind
-from evergrow.features.base import BackboneSpec
-from evergrow.features.weights import SUFFIXES
+from evergrow.features.base import WEIGHT_SUFFIXES, BackboneSpec
 
 PREFIX = "sentence:"
 SHORT_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
@@ -313,7 +312,8 @@ def locate(wanted: WantedWeights, weights: str | os.PathLike[str] | None) -> tup
     known = WEIGHT_SOURCES.names()
     if weights is not None and weights not in known:
         looks_like_path = isinstance(weights, os.PathLike) or (
-            isinstance(weights, str) and (os.sep in weights or weights.endswith(SUFFIXES) or Path(weights).exists())
+            isinstance(weights, str)
+            and (os.sep in weights or weights.endswith(WEIGHT_SUFFIXES) or Path(weights).exists())
         )
         if not looks_like_path:
             raise ParameterError(

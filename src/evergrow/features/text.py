@@ -64,7 +64,7 @@ class TextBackbone(Backbone):
             return torch.zeros(0, self.n_features, device=self.device)
         return torch.cat(self._read(parse_blocks(self.spec.blocks.blocks), list(batch)), dim=1)
 
-    def _resolved(self, recipe: Any) -> FeatureRecipe:
+    def _resolved(self, recipe: Any, side: int | None) -> FeatureRecipe:
         def read(blocks: Sequence[Block]) -> list[Tensor]:
             with torch.autocast(self.device.type, enabled=False):
                 return self._read(blocks, list(_PROBE))
@@ -137,6 +137,8 @@ def read_hidden_states(encoder: Any, blocks: Sequence[Block], tokens: dict[str, 
     depths, mask = hidden_depths(encoder), tokens.get("attention_mask")  # embeddings without a transformer have none
     places = [-1 if block.place == FINAL else block.place for block in blocks]
     for block, place in zip(blocks, places, strict=True):
+        if block.view is not None or block.side:
+            raise ParameterError(f"views and mirror images are for images, got {str(block)!r} for texts")
         if block.pooling != FINAL and (not isinstance(place, int) or -place > depths):
             raise ParameterError(
                 f"block of a sentence encoder must be cls, mean, max or spread at a hidden state, which here are "

@@ -19,11 +19,9 @@ from torch import Tensor, nn
 
 from evergrow.core.errors import WeightsError
 from evergrow.core.seeding import derive_seed
+from evergrow.features.base import WEIGHT_SUFFIXES
 
 Tensors = dict[str, Tensor]
-
-SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
-"""Endings of files that can be read."""
 
 _CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
@@ -60,8 +58,8 @@ def read_weights(path: str | os.PathLike[str]) -> Tensors:
     ['fc.bias']
     """
     path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise WeightsError(f"weights file must end in {', '.join(SUFFIXES)}, got {path}")
+    if path.suffix not in WEIGHT_SUFFIXES:
+        raise WeightsError(f"weights file must end in {', '.join(WEIGHT_SUFFIXES)}, got {path}")
     if not path.is_file():
         raise WeightsError(f"weights file must exist, got {path}")
     try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -39,8 +40,9 @@ from evergrow.core.record import (
 from evergrow.core.registry import Registry
 from evergrow.core.validation import as_weights, check_keys, check_matrix, resolve_device
 from evergrow.head.estimator import Estimator, not_fitted, plain_value
-from evergrow.head.labels import ClassChange, LabelUpdate, StoredLabels, as_labels, update_labels
+from evergrow.head.labels import ClassChange, LabelUpdate, NamedClasses, StoredLabels, as_labels, update_labels
 from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.stored import BUILT_IN, SavedHead
 
 Seed = Annotated[int, Between(-(2**63), 2**64)]
 """A seed in a file."""
@@ -56,6 +58,16 @@ class Heads(Registry["type[IncrementalClassifier]"]):
         """Return a decorator that files a class under a name, in settings and in files."""
         known, written = super().register(name), record(f"head/{name}")
         return lambda cls: written(known(cls))
+
+    def _complete(self) -> dict[str, type[IncrementalClassifier]]:
+        for module in BUILT_IN.values():
+            importlib.import_module(module)
+        return super()._complete()
+
+    def __getitem__(self, name: str) -> type[IncrementalClassifier]:
+        if name in BUILT_IN:
+            importlib.import_module(BUILT_IN[name])
+        return super().__getitem__(name)
 
 
 HEADS = Heads("method", plugins=True)
@@ -83,22 +95,7 @@ class Lacking:
         raise UnsupportedError(f"method {kind.method_name()!r} cannot {self.ability}")
 
 
-@dataclass(frozen=True)
-class SavedHead:
-    """What files hold of every head beside what it learned: its settings, its labels, its features."""
-
-    params: dict[str, Any]
-    labels: StoredLabels
-    n_features: Annotated[int, Between(1, 2**53)]
-    feature_names: tuple[str, ...] | None = None
-
-    def check(self) -> None:
-        """Raise :class:`FileFormatError` where the names are not those of the features."""
-        named = self.feature_names is None or len(self.feature_names) == self.n_features
-        require(named, "it has another number of features than names for them")
-
-
-class IncrementalClassifier(Estimator, ABC):
+class IncrementalClassifier(NamedClasses, Estimator, ABC):
     """A classifier that learns batch by batch over an open set of classes.
 
     A head implements :meth:`_check_params`, :meth:`_reset`, :meth:`_learn`, :meth:`_scores` and the pair
@@ -427,67 +424,6 @@ class IncrementalClassifier(Estimator, ABC):
         """Return what has been worked out from the statistics, to be kept in a file; None where nothing has been."""
         return None
 
-    def rename_classes(self, names: Mapping[Any, Any]) -> Self:
-        """Give classes other labels; nothing else changes.
-
-        Parameters
-        ----------
-        names : mapping
-            New labels by old ones, all at once: two classes may swap theirs.
-
-        Raises
-        ------
-        LabelError
-            If a class is not known, or two classes would have the same label.
-
-        Examples
-        --------
-        >>> from evergrow.lab.heads import SimpleCILClassifier
-        >>> model = SimpleCILClassifier().fit([[1.0, 0.0], [0.0, 1.0]], ["east", "north"])
-        >>> model.rename_classes({"east": "right"}).predict([[5.0, 1.0]]).tolist()
-        ['right']
-        """
-        self._require_fitted()
-        if not names:
-            raise LabelError("names must rename at least one class, got none")
-        change = ClassChange.of(self.classes_, names)
-        for label, group in zip(change.classes.tolist(), change.groups, strict=True):
-            if len(group) > 1:
-                raise LabelError(
-                    f"classes must keep different labels, got {label!r} for two: merge_classes makes them one"
-                )
-        return self._change_classes(change)
-
-    def merge_classes(self, labels: Iterable[Any], into: Any) -> Self:
-        """Make several classes one, as if all their samples had been learned under one label.
-
-        What was chosen on single batches (a held-out ridge) stays as it was chosen.
-
-        Parameters
-        ----------
-        labels : iterable
-            Classes to merge, at least two with ``into``.
-        into : object
-            The label they get: a new one, or that of a class, which then is one of those merged.
-
-        Raises
-        ------
-        LabelError
-            If a class is not known, or there is only one.
-
-        Examples
-        --------
-        >>> from evergrow.lab.heads import SimpleCILClassifier
-        >>> model = SimpleCILClassifier().fit([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], ["east", "north", "west"])
-        >>> model.merge_classes(["east", "west"], "level").classes_.tolist()
-        ['level', 'north']
-        """
-        self._require_fitted()
-        names = dict.fromkeys([labels] if isinstance(labels, str) else labels, into)
-        if len({*names, *([into] if into in self.classes_.tolist() else [])}) < 2:
-            raise LabelError(f"labels must name at least two different classes to merge, got {list(names)}")
-        return self._change_classes(ClassChange.of(self.classes_, names))
-
     def _change_classes(self, change: ClassChange) -> Self:
         if change.groups != [[place] for place in range(len(self.classes_))]:
             self._regroup(change)
@@ -544,7 +480,12 @@ class IncrementalClassifier(Estimator, ABC):
 
     @classmethod
     def from_archive(
-        cls, archive: Archive, device: str | torch.device | None = None, *, name: str = "the archive"
+        cls,
+        archive: Archive,
+        device: str | torch.device | None = None,
+        *,
+        name: str = "the archive",
+        solution: Archive | None = None,
     ) -> Self:
         """Rebuild a classifier from what :meth:`to_archive` gave.
 
@@ -556,6 +497,8 @@ class IncrementalClassifier(Estimator, ABC):
             As for :meth:`load`.
         name : str
             What messages call the source.
+        solution : Archive, optional
+            What :meth:`solution` gave for it.
 
         Raises
         ------
@@ -578,8 +521,11 @@ class IncrementalClassifier(Estimator, ABC):
             made.feature_names_in_ = np.asarray(saved.feature_names, dtype=object)
         learned: Any = read_fields(made.learned_as, archive, device=made.device_, name=name)
         try:
-            require(bool((made.classes_[:-1] < made.classes_[1:]).all()), "labels are not sorted")
             made._restore(learned)
+            if solution is not None:
+                made.adopt_solution(solution, name=f"{name}, its solution")
+            if not bool((made.classes_[:-1] < made.classes_[1:]).all()):  # they got other names in the file
+                made._change_classes(ClassChange.of(made.classes_, {}))
         except (FileFormatError, InputError, ParameterError) as error:
             raise FileFormatError(f"{name} is damaged or contradicts itself: {error}") from error
         known = {field.name for part in (SavedHead, made.learned_as) for field in fields(part)}

@@ -21,7 +21,7 @@ from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
 from evergrow.head.fold_outs import FoldOuts, as_seen, fold_outs
 from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind, column_map, known_codes
-from evergrow.head.layers.base import LAYERS, FourierLayer, Layer, layer_from_plain
+from evergrow.head.layers.base import LAYERS, Layer, layer_from_plain
 from evergrow.head.layers.feature_map import (
     MOST_BLOCKS,
     BlockRecord,
@@ -30,6 +30,7 @@ from evergrow.head.layers.feature_map import (
     normalize,
     resolve_normalization,
 )
+from evergrow.head.layers.fourier import FourierLayer
 from evergrow.head.linalg.class_shapes import ClassShapes
 from evergrow.head.linalg.recursive import create_state
 from evergrow.head.linalg.ridge_choice import Spectrum
@@ -77,7 +78,8 @@ class Classifier(IncrementalClassifier):
     Parameters
     ----------
     n_units : int or None
-        Units of the layer. None takes the layer's own number, 3,000 for the default one; 0 uses the features alone.
+        Units of the layer; 0 uses the features alone. None takes the layer's own number: by default 3,000, or 24 a
+        feature where that is fewer, but at least 2,048.
     alpha : float or "gcv"
         Ridge. ``"gcv"`` chooses it from the statistics by generalised cross-validation, again and again as they grow.
     layer : Layer, str, mapping or None
@@ -91,7 +93,8 @@ class Classifier(IncrementalClassifier):
         negative; it leaves several ``blocks`` as they are.
     shape_directions : int
         Directions of the first batch in which the second moments of every class are kept, so that the denoised readout
-        knows the shape of each class; 0 keeps none. Takes ``4 k (k + 3)`` bytes a class.
+        knows the shape of each class; 0 keeps none. A class of n samples takes ``8 k (n + 1)`` bytes, and at most
+        ``4 k (k + 3)``.
     blocks : tuple of int or None
         Columns of each block of features that stand side by side, each of equal energy, as those of several depths of a
         backbone do. The denoised readout chooses from the statistics how much each counts.
@@ -229,7 +232,7 @@ class Classifier(IncrementalClassifier):
         some = Z[:: max(len(Z) // _FLOOR_ROWS, 1)]
         floor = alpha or GCV_FLOOR * max(layer.centred_energy(some) / len(some), 1e-12)
         shapes = ClassShapes.first(Z, self.shape_directions) if self.shape_directions else None
-        state = create_state(self.solver, layer.n_outputs, 0, alpha=alpha, floor=floor, device=layer.device)
+        state = create_state(self.solver, layer.n_outputs, 0, alpha=alpha, floor=floor, device=Z.device)
         return RidgeModel.start(layer, rule, state, shapes, blocks)
 
     def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
@@ -380,7 +383,7 @@ class Classifier(IncrementalClassifier):
         --------
         >>> from sklearn.datasets import load_digits
         >>> from evergrow import Classifier
-        >>> from evergrow.head.fold_outs import best_temperature
+        >>> from evergrow.head.temperatures import best_temperature
         >>> X, y = load_digits(return_X_y=True)
         >>> model = Classifier(n_units=100, random_state=0).fit(X[:900], y[:900])
         >>> found = model.fold_outs(X[:90], y[:90])
@@ -600,7 +603,7 @@ class Classifier(IncrementalClassifier):
             wanted = 0 if model.blocks is None else len(model.blocks.sizes)
             if len(found.choice.weights) not in (0, wanted):
                 raise FileFormatError(f"{name} has weights of another number of blocks")
-            solved.is_fresh = found.choice.rows == model.rows
+            solved.is_fresh = found.choice.rows == found.choice.slow_rows == model.rows
         self._solved = solved
 
     def _contents(self) -> Learned:
@@ -618,7 +621,7 @@ class Classifier(IncrementalClassifier):
         found, shapes, scores = layer_map(model, solved.weights, solved.offset), model.shapes, self._solved.shapes
         if shapes is None or scores is None or not scores.has_terms:
             return found
-        return dataclasses.replace(found, shape=ShapeMap.of(shapes, scores, model.blocks))
+        return dataclasses.replace(found, shape=ShapeMap.of(shapes, scores))
 
     # -- looking inside -----------------------------------------------------------------------------------
 

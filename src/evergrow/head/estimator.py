@@ -12,12 +12,11 @@ import os
 from typing import Any
 
 import numpy as np
-import torch
 from typing_extensions import Self
 
 from evergrow.core.errors import InputError, NotFittedError
 from evergrow.core.validation import check_keys
-from evergrow.head.layers import Layer
+from evergrow.data.intake import is_instance_of
 
 
 class Estimator:
@@ -88,7 +87,7 @@ def plain_value(name: str, value: Any) -> Any:
     """
     if isinstance(value, (np.random.RandomState, np.random.Generator)):
         return None  # the seed that was drawn from it is part of what was learned
-    if isinstance(value, (torch.device, os.PathLike)):
+    if isinstance(value, os.PathLike) or is_instance_of(value, "torch", "device"):
         return str(value)
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
@@ -98,6 +97,6 @@ def plain_value(name: str, value: Any) -> Any:
         return [plain_value(name, item) for item in value]
     if isinstance(value, dict):
         return {str(key): plain_value(name, item) for key, item in value.items()}
-    if isinstance(value, Layer):
+    if is_instance_of(value, "evergrow.head.layers.base", "Layer"):
         return value.to_plain()
     raise InputError(f"{name} must be a plain value to be saved, got {type(value).__name__}")

@@ -9,7 +9,6 @@ can be pooled over the batches of a stream and over sites without keeping a scor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,20 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergrow.core.errors import InputError
 from evergrow.head.linalg.class_shapes import ShapeScores
 from evergrow.head.novelty import NoveltyTerms
 from evergrow.head.readout import SolvedCache, column_scale, guessed_temperature, weighted_rows
 from evergrow.head.ridge_model import RidgeModel
-
-STEPS_PER_OCTAVE = 4
-
-TEMPERATURES: tuple[float, ...] = tuple(float(2.0 ** (step / STEPS_PER_OCTAVE)) for step in range(-8, 49))
-"""The grid, from 1/4 to 4,096."""
-
-GUESS_LOSS = 0.05
-"""Loss, in nats a batch, of a temperature that is off the guess by a factor of e. It decides only where the rows do
-not: on rows that are all recognised without doubt the log loss has no minimum."""
+from evergrow.head.temperatures import TEMPERATURES
 
 _BLOCK = 2**22
 
@@ -116,11 +106,6 @@ def fold_outs(solved: SolvedCache, Z: Tensor, codes: Tensor, folds: Tensor, weig
 # -- temperatures -------------------------------------------------------------------------------------------------
 
 
-def guess_losses(guess: float) -> NDArray[np.float64]:
-    """Return the loss of a batch at every temperature of the grid for being off a guess."""
-    return np.asarray(GUESS_LOSS * np.log(np.array(TEMPERATURES) / guess) ** 2)
-
-
 def mean_log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
     """Return the mean log loss of rows at every temperature of the grid.
 
@@ -150,31 +135,3 @@ def mean_log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
         for place, warmth in enumerate(TEMPERATURES):
             total[place] += float(torch.nn.functional.cross_entropy(part / warmth, right, reduction="sum"))
     return np.asarray(total / max(len(codes), 1))
-
-
-def best_temperature(losses: Sequence[float] | NDArray[np.float64]) -> float:
-    """Return the temperature with the smallest loss, between the points of the grid by a parabola.
-
-    Parameters
-    ----------
-    losses : sequence of 57 floats
-        Loss at every temperature of the grid.
-
-    Examples
-    --------
-    >>> from evergrow.head.fold_outs import TEMPERATURES, best_temperature
-    >>> import math
-    >>> round(best_temperature([math.log(T / 3.0) ** 2 for T in TEMPERATURES]), 6)
-    3.0
-    """
-    values = np.asarray(losses, dtype=np.float64)
-    if values.shape != (len(TEMPERATURES),):
-        raise InputError(f"losses must be {len(TEMPERATURES)} numbers, got shape {values.shape}")
-    place = int(values.argmin())
-    if 0 < place < len(values) - 1:
-        before, here, after = values[place - 1 : place + 2]
-        curvature = float(before - 2.0 * here + after)
-        if curvature > 0.0:
-            step = 0.5 * float(before - after) / curvature
-            return TEMPERATURES[place] * float(2.0 ** (step / STEPS_PER_OCTAVE))
-    return TEMPERATURES[place]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from typing_extensions import Self
 
 from evergrow.core.errors import InputError, LabelError
 from evergrow.core.record import require
 from evergrow.core.registry import nearest
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _KINDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "numbers", "U": "strings", "S": "bytes"}
 
@@ -52,7 +56,7 @@ class LabelUpdate:
 
 def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
     """Return labels as a 1-D array of one kind, one per row, or raise :class:`LabelError`."""
-    if isinstance(y, torch.Tensor):
+    if hasattr(y, "detach"):
         y = y.detach().cpu().numpy()
     if type(y) is np.ndarray and y.dtype.kind in "iU" and y.shape == (n_rows,):
         return y  # what a stream hands over: scikit-learn's checks would find nothing
@@ -95,6 +99,8 @@ def update_labels(
     >>> change.classes.tolist(), change.columns, change.codes.tolist()
     ([1, 3, 5], [0, -1, 1], [1, 2])
     """
+    import torch
+
     if known is None or len(known) == 0:
         known, classes = labels[:0], np.unique(labels)
     else:
@@ -124,6 +130,8 @@ def known_codes(known: NDArray[Any], labels: NDArray[Any]) -> Tensor:
     missing = np.setdiff1d(labels, known)
     if len(missing):
         raise LabelError(f"labels must be known classes, got {missing[:5].tolist()} that were never learned")
+    import torch
+
     return torch.from_numpy(np.searchsorted(known, labels).astype(np.int64))
 
 
@@ -162,7 +170,7 @@ class ClassChange:
         LabelError
             If a class is not known, or a new label is of another kind than the old ones.
         """
-        for given in (list(names), list(names.values())):
+        for given in (list(names), list(names.values())) if names else ():
             check_kind(classes, _label_array(given))
         known = classes.tolist()
         for label in names:
@@ -178,6 +186,87 @@ class ClassChange:
         return None if any(len(group) > 1 for group in self.groups) else [group[0] for group in self.groups]
 
 
+class NamedClasses:
+    """Classes that can get other names: a head, or what a file holds of one.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (C,)
+        Labels, sorted.
+    """
+
+    classes_: NDArray[Any]
+
+    @abstractmethod
+    def _require_fitted(self) -> None:
+        """Raise :class:`NotFittedError` unless something was learned."""
+
+    @abstractmethod
+    def _change_classes(self, change: ClassChange) -> Self:
+        """Take over another table of classes; all or nothing."""
+
+    def rename_classes(self, names: Mapping[Any, Any]) -> Self:
+        """Give classes other labels; nothing else changes.
+
+        Parameters
+        ----------
+        names : mapping
+            New labels by old ones, all at once: two classes may swap theirs.
+
+        Raises
+        ------
+        LabelError
+            If a class is not known, or two classes would have the same label.
+
+        Examples
+        --------
+        >>> from evergrow.lab.heads import SimpleCILClassifier
+        >>> model = SimpleCILClassifier().fit([[1.0, 0.0], [0.0, 1.0]], ["east", "north"])
+        >>> model.rename_classes({"east": "right"}).predict([[5.0, 1.0]]).tolist()
+        ['right']
+        """
+        self._require_fitted()
+        if not names:
+            raise LabelError("names must rename at least one class, got none")
+        change = ClassChange.of(self.classes_, names)
+        for label, group in zip(change.classes.tolist(), change.groups, strict=True):
+            if len(group) > 1:
+                raise LabelError(
+                    f"classes must keep different labels, got {label!r} for two: merge_classes makes them one"
+                )
+        return self._change_classes(change)
+
+    def merge_classes(self, labels: Iterable[Any], into: Any) -> Self:
+        """Make several classes one, as if all their samples had been learned under one label.
+
+        What was chosen on single batches (a held-out ridge) stays as it was chosen.
+
+        Parameters
+        ----------
+        labels : iterable
+            Classes to merge, at least two with ``into``.
+        into : object
+            The label they get: a new one, or that of a class, which then is one of those merged.
+
+        Raises
+        ------
+        LabelError
+            If a class is not known, or there is only one.
+
+        Examples
+        --------
+        >>> from evergrow.lab.heads import SimpleCILClassifier
+        >>> model = SimpleCILClassifier().fit([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], ["east", "north", "west"])
+        >>> model.merge_classes(["east", "west"], "level").classes_.tolist()
+        ['level', 'north']
+        """
+        self._require_fitted()
+        names = dict.fromkeys([labels] if isinstance(labels, str) else labels, into)
+        if len({*names, *([into] if into in self.classes_.tolist() else [])}) < 2:
+            raise LabelError(f"labels must name at least two different classes to merge, got {list(names)}")
+        return self._change_classes(ClassChange.of(self.classes_, names))
+
+
 def _label_array(values: list[Any]) -> NDArray[Any]:
     """Return labels as an array. scikit-learn's checks, meant for samples, warn about many different labels."""
     if all(isinstance(value, str) for value in values):
@@ -191,7 +280,10 @@ def _label_array(values: list[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class StoredLabels:
-    """Labels in a form that JSON holds.
+    """Labels of the columns of statistics, in a form that JSON holds.
+
+    In a file classes may have got other names: then labels are in any order, and columns of one label are one class,
+    whose sums are added when the head is read.
 
     Parameters
     ----------
@@ -212,7 +304,7 @@ class StoredLabels:
         return cls(labels.dtype.kind, labels.tolist())
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` unless the labels are of one kind, and each is there once."""
+        """Raise :class:`FileFormatError` unless the labels are of one kind."""
         require(self.kind in _STORED, f"'kind' should be one of {', '.join(map(repr, _STORED))}")
         dtype, types = _STORED[self.kind]
         for value in self.values:
@@ -223,7 +315,6 @@ class StoredLabels:
         except (OverflowError, ValueError, TypeError) as error:
             require(False, f"a label is out of range: {error}")
         require(dtype is not np.float64 or bool(np.isfinite(labels).all()), "a label is not finite")
-        require(len(np.unique(labels)) == len(labels), "a label occurs twice")
 
     def table(self) -> NDArray[Any]:
         """Return the labels as they were."""

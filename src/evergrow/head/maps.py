@@ -6,7 +6,7 @@ records, which say everything that an export has to know of a head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,16 +50,15 @@ class ShapeMap:
     likeliest: int
 
     @classmethod
-    def of(cls, shapes: ClassShapes, scores: ShapeScores, blocks: FeatureBlocks | None = None) -> ShapeMap:
-        """Return the map of class shapes, on the CPU; ``blocks`` is what is done to features before."""
+    def of(cls, shapes: ClassShapes, scores: ShapeScores) -> ShapeMap:
+        """Return the map of class shapes, on the CPU."""
         classes = len(scores.counts)
         pairs, means = scores.quadratics(range(classes)), scores.means
         matrices = torch.stack([matrix for matrix, _ in pairs])
         inner = torch.einsum("cij,cj->ci", matrices, means)
         constant = torch.einsum("ci,ci->c", inner, means) + means.new_tensor([value for _, value in pairs])
-        basis = shapes.basis if blocks is None else shapes.basis * blocks.column_weights().to(shapes.basis)[:, None]
         return cls(
-            basis.cpu(),
+            shapes.basis.cpu(),
             -(shapes.centre @ shapes.basis).cpu(),
             matrices.reshape(classes, -1).T.contiguous().cpu(),
             (-2.0 * inner).T.contiguous().cpu(),
@@ -82,7 +81,7 @@ class ShapeMap:
 
 @dataclass(frozen=True)
 class LayerMap:
-    """Scores ``gain g(z W + b) A + z B + c`` of normalised features z, with the terms of class shapes if there are any.
+    """Scores ``units(z) A + z B + c`` of normalised features z, with the terms of class shapes if there are any.
 
     Every head with one hidden layer is of this form: a direct link is part of B, and a head without units has only B.
 
@@ -102,6 +101,8 @@ class LayerMap:
         In which the head computes.
     shape : ShapeMap or None
         What the shapes of classes add.
+    blocks : FeatureBlocks or None
+        What blocks of columns are multiplied by once they are normalised, before everything else.
 
     Examples
     --------
@@ -119,10 +120,12 @@ class LayerMap:
     constant: Tensor
     dtype: torch.dtype = torch.float64
     shape: ShapeMap | None = None
+    blocks: FeatureBlocks | None = None
 
     def scores(self, Z: Tensor) -> Tensor:
         """Return scores (n, C) of features Z (n, d)."""
         Z = normalize(Z, self.normalization).to(self.dtype)
+        Z = Z if self.blocks is None else self.blocks.apply(Z)
         total = self.constant.expand(Z.shape[0], -1)
         if self.units is not None and self.readout is not None:
             total = total + self.units.transform(Z) @ self.readout
@@ -144,9 +147,4 @@ def layer_map(model: RidgeModel, weights: Tensor, offset: Tensor | None = None, 
         constant = constant + offset.detach().cpu() * factor
     if layer.n_units:
         units, readout = layer.units(), weights[: layer.n_units]
-    if model.blocks is not None:
-        # What blocks are multiplied by becomes part of the matrices after it.
-        scale = model.blocks.column_weights()[:, None]
-        units = None if units is None else replace(units, weights=units.weights.to(torch.float64) * scale)
-        linear = None if linear is None else linear * scale.to(linear)
-    return LayerMap(model.normalization, units, readout, linear, constant, weights.dtype)
+    return LayerMap(model.normalization, units, readout, linear, constant, weights.dtype, blocks=model.blocks)

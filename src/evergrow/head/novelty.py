@@ -14,6 +14,11 @@ With ``A = S_w + alpha I``, f degrees of freedom, class means m_c of n_c rows an
 
 Of one class alone the first term is the distance itself, and those in the span are zero.
 
+With fewer classes than coordinates, quadratic forms in ``K^-1`` and ``(K + f N^-1)^-1`` are solved as they stand (N:
+counts on a diagonal). With more, nothing of the order of the classes is factored: with ``B = sum n_c (m_c - m)(...)^T``
+
+    z^T (K + t N^-1)^-1 z = f (h - m)^T (A^-1 - (A + f / t B)^-1) (h - m)
+
 No one of them is good everywhere, so their weights are learned from the stream. Rows that are scored as if they had not
 been learned are what a model knows; rows of a new class, before they are learned, are what it does not know. With the
 mean D and the spread S of the terms of unknown rows, in units of the mean and spread of known ones, the weights are
@@ -26,20 +31,23 @@ rows, less what the count of the nearest class explains, and far things get more
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from evergrow.core.errors import NumericalError
 from evergrow.core.record import Between, record, require
 from evergrow.core.seeding import generator
-from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky
-from evergrow.head.linalg.scatter import SolvedScatter
+
+if TYPE_CHECKING:  # what is pooled is read and thresholds are told without torch
+    from torch import Tensor
+
+    from evergrow.head.linalg.factor import CholeskyFactor
+    from evergrow.head.linalg.scatter import SolvedScatter
 
 TOO_LARGE = 1e50
 """Features beyond this may have a square, in the metric of what was learned, that overflows."""
@@ -49,6 +57,7 @@ TERMS = ("relative-mahalanobis", "whitened-cosine", "span-cosine", "span-distanc
 REST = TERMS.index("rest")
 
 _DRAWN = 256
+_BLOCK = 256
 _REST_SPREAD = 0.3
 """Spread of the rest of known rows, in units of its expectation, where no row was ever scored as if not learned."""
 
@@ -93,10 +102,12 @@ class NoveltyTerms:
         m.
     directions : Tensor of shape (k, C)
         ``f A^-1 (m_c - m)``.
-    gram : Tensor of shape (C, C)
-        K.
+    energies : Tensor of shape (C,)
+        The diagonal of K.
+    metric : Tensor of shape (C, C) or (k, k)
+        K where there are fewer classes than coordinates, else A; lower triangles will do.
     span, total : CholeskyFactor
-        Of K, and of ``K + diag(f / n)``.
+        Of K, and of ``K + f N^-1``; else of ``A + f / t B`` for a small t, and of ``A + B``.
     expected : float
         Energy of a new row of a known class.
 
@@ -120,25 +131,44 @@ class NoveltyTerms:
     scatter: SolvedScatter
     centre: Tensor
     directions: Tensor
-    gram: Tensor
+    energies: Tensor
+    metric: Tensor
     span: CholeskyFactor
     total: CholeskyFactor
     expected: float
 
     @classmethod
     def of(cls, scatter: SolvedScatter) -> NoveltyTerms:
-        """Prepare the terms: matrices of the order of the classes are factored, none of the order of the layer."""
+        """Prepare the terms: matrices of the order of the classes are factored, or of that of the layer if smaller."""
+        import torch
+
+        from evergrow.head.linalg.factor import safe_cholesky
+
         counts, free = scatter.counts, scatter.freedom
         shares = counts / counts.sum()
         centre, solved = scatter.means @ shares, scatter.solve_means()
         directions = free * (solved - (solved @ shares)[:, None])
-        gram = (scatter.means - centre[:, None]).T @ directions
-        gram = 0.5 * (gram + gram.T)
+        means = scatter.means - centre[:, None]
+        energies = (means * directions).sum(dim=0).clamp_min(1e-12)
         # The means less their mean are linearly dependent; a shift this small leaves their span as it is.
-        span = safe_cholesky(gram, shift=1e-8 * float(_energies(gram).mean()))
-        total = safe_cholesky(gram + torch.diag(free / counts))
+        shift = 1e-8 * float(energies.mean())
+        if len(counts) < len(centre):
+            metric = means.T @ directions
+            metric = 0.5 * (metric + metric.T)
+            span = safe_cholesky(metric, shift=shift)
+            total = safe_cholesky(metric + torch.diag(free / counts))
+        else:
+            metric = _lower_product(scatter.factor.lower, triangular=True)
+            metric += _lower_product(scatter.columns, scatter.signs)
+            between = _lower_product(means, counts)
+            span = safe_cholesky(metric + free / (shift * float(counts.mean())) * between)
+            total = safe_cholesky(metric + between)
         energy = scatter.noise_energy()
-        return cls(scatter, centre, directions, gram, span, total, energy if energy > 0.0 else 1.0)
+        return cls(scatter, centre, directions, energies, metric, span, total, energy if energy > 0.0 else 1.0)
+
+    @property
+    def _by_class(self) -> bool:
+        return len(self.energies) < len(self.centre)
 
     def of_rows(self, H: Tensor, outside: Tensor | None = None) -> Tensor:
         """Return the terms (n, 5) of rows and, as a sixth column, 1 / count of the class nearest to each.
@@ -154,45 +184,78 @@ class NoveltyTerms:
         energy = self.scatter.quadratic(centred.T)
         if outside is not None:
             energy = energy + outside / self.scatter.alpha
-        return self._terms(centred @ self.directions, self.scatter.freedom * energy)
+        return self._terms(centred, centred @ self.directions, self.scatter.freedom * energy)
 
     def expected_rows(self) -> Tensor:
         """Return terms (256, 6) of rows drawn as the statistics say known ones are: what to expect before any was seen.
 
-        Rows of a class lie about its mean with the common scatter; drawn are their products with the class means and
-        their energy outside the span of these, which is all that the terms need.
+        Rows of a class lie about its mean with the common scatter. Drawn are their products with the class means, or
+        with more classes than coordinates the rows themselves, and their energy outside the span of the means.
         """
-        scatter, counts, free = self.scatter, self.scatter.counts, self.scatter.freedom
+        import torch
+
+        scatter, counts = self.scatter, self.scatter.counts
         source = generator(0, "novelty", "expected")
         spots = (torch.arange(_DRAWN, dtype=torch.float64) + 0.5) / _DRAWN
         chances = torch.cumsum(counts / counts.sum(), dim=0).cpu()
         codes = torch.searchsorted(chances, spots).clamp_max(len(counts) - 1).to(counts.device)
-        if scatter.noise_energy() > 0.0:
-            ridge = scatter.alpha + scatter.factor.jitter
-            covariance = self.gram - (ridge / free) * (self.directions.T @ self.directions)
-            covariance = covariance * max(self.expected / max(scatter.noise_energy(inside=True), 1e-300), 1.0)
-        else:  # nothing is known of the spread but that of the means
-            covariance = self.gram @ self.gram / len(counts)
-        lower = safe_cholesky(covariance, shift=1e-8 * float(_energies(self.gram).mean())).lower
-        draws = torch.randn(_DRAWN, len(counts), generator=source, dtype=torch.float64).to(self.gram)
-        within = float(self.span.half_solve(lower).square().sum())
+        lower = self._noise_factor()
+        noise = torch.randn(_DRAWN, lower.shape[1], generator=source, dtype=torch.float64).to(lower) @ lower.T
+        unsure = 1.0 + 1.0 / counts[codes]
+        centred = scatter.means[:, codes].T - self.centre
+        if self._by_class:
+            within = float(self.span.half_solve(lower).square().sum())
+            noise = noise * unsure.sqrt()[:, None]
+            inside, own = self._explained(self.span, centred, noise), noise.gather(1, codes[:, None])[:, 0]
+            products = centred @ self.directions + noise
+        else:
+            inside = self._explained(self.span, noise, noise)
+            within, inside = float(inside.mean()), inside * unsure
+            noise = noise * unsure.sqrt()[:, None]
+            own, centred = (noise * self.directions[:, codes].T).sum(dim=1), centred + noise
+            products = centred @ self.directions
         rest = max(self.expected - within, 0.05 * self.expected)
-        noise = (draws @ lower.T) * (1.0 + 1.0 / counts[codes]).sqrt()[:, None]
-        products = self.gram[codes] + noise
-        inside = self.span.half_solve(noise.T).square().sum(dim=0)
-        own = noise.gather(1, codes[:, None])[:, 0]
         spread = torch.randn(_DRAWN, generator=source, dtype=torch.float64).to(counts)
         outside = rest * (1.0 + _REST_SPREAD * spread).clamp_min(0.1)
-        return self._terms(products, self.gram.diagonal()[codes] + 2.0 * own + inside + outside)
+        return self._terms(centred, products, self.energies[codes] + 2.0 * own + inside + outside)
 
-    def _terms(self, products: Tensor, energy: Tensor) -> Tensor:
+    def _noise_factor(self) -> Tensor:
+        """Return a factor of the covariance of products with the class means, or of rows, about the mean of a class."""
+        import torch
+
+        from evergrow.head.linalg.factor import safe_cholesky
+
+        scatter, free = self.scatter, self.scatter.freedom
+        known, ridge = scatter.noise_energy(inside=True), scatter.alpha + scatter.factor.jitter
+        shift = 1e-8 * float((self.energies if self._by_class else self.metric.diagonal()).mean())
+        if scatter.noise_energy() <= 0.0:  # nothing is known of the spread but that of the means
+            if not self._by_class:
+                return (scatter.means - self.centre[:, None]) / math.sqrt(len(self.energies))
+            return safe_cholesky(self.metric @ self.metric / len(self.energies), shift=shift).lower
+        if self._by_class:
+            covariance = self.metric - (ridge / free) * (self.directions.T @ self.directions)
+        else:
+            covariance = (self.metric - torch.diag(self.metric.new_full((len(self.centre),), ridge))) / free
+            shift = shift / free
+        return safe_cholesky(covariance * max(self.expected / max(known, 1e-300), 1.0), shift=shift).lower
+
+    def _explained(self, factor: CholeskyFactor, centred: Tensor, products: Tensor) -> Tensor:
+        """Return ``z^T (K + t N^-1)^-1 z`` (n,) for the t of a factor; z are products of rows less the mean of all."""
+        if self._by_class:
+            return factor.half_solve(products.T).square().sum(dim=0)
+        inside = self.scatter.quadratic(centred.T) - factor.half_solve(centred.T).square().sum(dim=0)
+        return self.scatter.freedom * inside
+
+    def _terms(self, centred: Tensor, products: Tensor, energy: Tensor) -> Tensor:
+        import torch
+
         counts = self.scatter.counts
-        energy, energies = energy.clamp_min(1e-9), _energies(self.gram)
-        inside = self.span.half_solve(products.T).square().sum(dim=0).clamp_min(1e-12)
+        energy, energies = energy.clamp_min(1e-9), self.energies
+        inside = self._explained(self.span, centred, products).clamp_min(1e-12)
         rest = (energy - inside).clamp_min(1e-9)
         unsure = 1.0 + 1.0 / counts  # the mean of few rows is off by a share of the spread itself
         nearest = ((energy[:, None] - 2.0 * products + energies) / unsure).min(dim=1)
-        as_one = energy - self.total.half_solve(products.T).square().sum(dim=0)
+        as_one = energy - self._explained(self.total, centred, products)
         whole = (products / (energy[:, None] * energies).sqrt()).amax(dim=1)
         span = (products / (inside[:, None] * energies).sqrt()).amax(dim=1)
         distance = ((inside[:, None] - 2.0 * products + energies).clamp_min(0.0) / unsure).amin(dim=1)
@@ -203,8 +266,16 @@ class NoveltyTerms:
         return torch.stack([*columns, 1.0 / counts[nearest.indices]], dim=1)
 
 
-def _energies(gram: Tensor) -> Tensor:
-    return gram.diagonal().clamp_min(1e-12)
+def _lower_product(factor: Tensor, weights: Tensor | None = None, *, triangular: bool = False) -> Tensor:
+    """Return the lower triangle of ``F diag(w) F^T`` and zeros above; half of the products are spared, or more."""
+    order = len(factor)
+    found = factor.new_zeros(order, order)
+    heavy = factor if weights is None else factor * weights
+    for start in range(0, order, _BLOCK):
+        stop = min(start + _BLOCK, order)
+        width = stop if triangular else factor.shape[1]
+        found[start:stop, :stop] = heavy[start:stop, :width] @ factor[:stop, :width].T
+    return found
 
 
 def bounded(found: Tensor, H: Tensor) -> Tensor:
@@ -215,6 +286,8 @@ def bounded(found: Tensor, H: Tensor) -> Tensor:
     NumericalError
         If those of a row of ordinary size are not finite: the statistics are not those of samples.
     """
+    import torch
+
     finite = torch.isfinite(found).all(dim=1)
     if not bool((finite | (H.abs().amax(dim=1) > TOO_LARGE)).all()):
         raise NumericalError("novelty must be finite, but the statistics are not those of samples")

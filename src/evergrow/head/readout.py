@@ -31,7 +31,10 @@ from evergrow.head.ridge_model import RidgeModel, row_energy
 READOUTS = ("denoised", "ridge")
 
 GROWTH = 1.25
-"""How much more or fewer rows there must be before ridge and strength are chosen anew."""
+"""How much more or fewer rows there must be before the ridge is chosen anew."""
+
+SLOW_GROWTH = 2.0
+"""The same for what hardly moves and costs as much: weights of blocks, and the strength of the prior of shapes."""
 
 UNCALIBRATED = 0.06
 """Temperature per energy of a true class mean, where no row was ever scored as if not learned. At the ends of streams
@@ -132,6 +135,8 @@ class Choice:
         Rows learned when it was chosen; 0 where it is only a place to begin.
     weights : tuple of float
         Weights of the blocks of the direct link; none where there is one block only.
+    slow_rows : int
+        Rows learned when weights and strength were chosen.
     """
 
     alpha: Annotated[float, Between(above=0.0)]
@@ -139,10 +144,15 @@ class Choice:
     strength: Annotated[float, Between(above=0.0)]
     rows: int
     weights: tuple[float, ...] = ()
+    slow_rows: int = 0
 
     def holds(self, rows: int) -> bool:
         """Return whether it still serves for so many rows."""
         return self.rows <= GROWTH * rows and rows <= GROWTH * self.rows
+
+    def holds_slowly(self, rows: int) -> bool:
+        """Return whether weights and strength still serve for so many rows; never where it is a place to begin."""
+        return self.rows > 0 and self.slow_rows <= SLOW_GROWTH * rows and rows <= SLOW_GROWTH * self.slow_rows
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless a file holds weights of blocks that can be."""
@@ -150,9 +160,9 @@ class Choice:
 
 
 def choose(
-    model: RidgeModel, geometry: ClassGeometry, fixed: float | None, start: int | None, weights: tuple[float, ...]
+    model: RidgeModel, geometry: ClassGeometry, fixed: float | None, last: Choice | None, slow: Choice
 ) -> Choice:
-    """Choose ridge and strength from the statistics.
+    """Choose the ridge from the statistics.
 
     Parameters
     ----------
@@ -162,10 +172,10 @@ def choose(
         Their means and scatter, with the weights of blocks.
     fixed : float or None
         The ridge, where it is not to be chosen.
-    start : int or None
-        Where an earlier search ended.
-    weights : tuple of float
-        Weights of blocks that were chosen before.
+    last : Choice or None
+        The choice before.
+    slow : Choice
+        Which has the weights and the strength.
     """
     alpha, step = fixed, 0
     if alpha is None:
@@ -173,9 +183,15 @@ def choose(
         energy = row_energy(geometry.stats, model.masses, rows)
         whole = float(geometry.stats.gram.diagonal().sum()) / rows
         # Where all rows are the same up to rounding, the scale is that of a whole row, not of a centred one.
+        start = None if last is None else last.step
         alpha, step = choose_ridge(geometry, energy if energy > 1e-10 * whole else whole, start)
+    return replace(slow, alpha=alpha, step=step, rows=model.rows)
+
+
+def choose_slowly(model: RidgeModel, is_denoised: bool) -> Choice:
+    """Choose the weights of blocks and the strength of the prior of shapes; the ridge is still open."""
     strength = 1.0 if model.shapes is None else ShapeScores(model.shapes, model.masses).strength
-    return Choice(alpha, step, strength, model.rows, weights)
+    return Choice(1.0, 0, strength, model.rows, choose_weights(model) if is_denoised else (), model.rows)
 
 
 def choose_weights(model: RidgeModel) -> tuple[float, ...]:
@@ -256,7 +272,7 @@ class SolvedCache:
         self.solution: Readout | None = None
         self.warmth: float | None = None
         self.is_fresh = False
-        """Whether ridge and strength were chosen for just these statistics."""
+        """Whether everything was chosen for just these statistics."""
         # A solution that was followed is in the coordinates of the features.
         self._scatter = None if scatter is None else (scatter, model.state.reduced())
 
@@ -339,10 +355,11 @@ class SolvedCache:
         # Ridge regression has a ridge of its own; that of the scatter, for novelty, is always chosen.
         fixed, last = self.fixed if denoised else None, self.choice
         if last is None or not last.holds(self.model.rows) or fixed not in (None, last.alpha):
-            weights = choose_weights(self.model) if denoised else ()
-            geometry = weighted_geometry(self.model, weights)
-            self.choice = choose(self.model, geometry, fixed, None if last is None else last.step, weights)
-            self._scatter, self.is_fresh = None, True
+            kept = last if last is not None and last.holds_slowly(self.model.rows) else None
+            slow = kept or choose_slowly(self.model, denoised)
+            geometry = weighted_geometry(self.model, slow.weights)
+            self.choice = choose(self.model, geometry, fixed, last, slow)
+            self._scatter, self.is_fresh = None, kept is None
         if self.choice is None:
             raise RuntimeError("a choice was made above")
         if self._scatter is None:

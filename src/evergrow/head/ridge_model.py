@@ -28,7 +28,7 @@ LARGEST_MASS = 1e15
 """Sums of weights beyond this are no longer exact to one sample."""
 
 
-@record("ridge-model")
+@record("ridge-model", version=2)
 @dataclass(frozen=True)
 class RidgeModel:
     """A frozen layer and the statistics of everything learned through it.
@@ -72,7 +72,7 @@ class RidgeModel:
         blocks: FeatureBlocks | None = None,
     ) -> RidgeModel:
         """Return a model with a frozen layer and empty statistics, that has learned nothing."""
-        counts = torch.zeros(0, dtype=torch.int64, device=layer.device)
+        counts = torch.zeros(0, dtype=torch.int64, device=state.device)
         return cls(layer, normalization, state, counts, counts.to(torch.float64), shapes=shapes, blocks=blocks)
 
     @property

@@ -243,11 +243,11 @@ def backbone_differences(a: BackboneSpec | None, b: BackboneSpec | None) -> list
     if a is None or b is None:
         names = ["none" if spec is None else spec.name for spec in (a, b)]
         return [] if a is b else [f"backbone {names[0]} and {names[1]}"]
-    mine, theirs = a.to_dict(), b.to_dict()
+    mine, theirs = a.decisive(), b.decisive()
     return [
         f"{name} {mine.get(name)!r} and {theirs.get(name)!r}"
         for name in {**mine, **theirs}
-        if name not in ("weights", "options") and mine.get(name) != theirs.get(name)
+        if name != "options" and mine.get(name) != theirs.get(name)
     ]
 
 

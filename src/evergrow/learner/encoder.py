@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
-from evergrow.data.items import Samples
-from evergrow.features import Backbone, BackboneSpec, EncodeConfig, Features, encode
-from evergrow.features.encoding import OnError
+from evergrow.data.intake import is_instance_of
+from evergrow.data.items import Items, Samples
+from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.recipes import FINAL, check_recipe
 
 if TYPE_CHECKING:
+    import torch
+
     from evergrow.adapt.fsa import Adaptation
     from evergrow.adapt.settings import FsaConfig
-    from evergrow.features import ImageBackbone
+    from evergrow.features import EncodeConfig, Features, ImageBackbone
+    from evergrow.features.encoding import OnError
 
 _LOG = logging.getLogger("evergrow")
 
@@ -80,31 +81,33 @@ class Encoder:
             encoder.own_widths = samples.widths
             if named:
                 encoder.automatic = samples.origin.get("recipe", {}).get("blocks", FINAL)
-                encoder._create(self.wanted, self.weights)  # its description belongs to the model
+                encoder._create(self.wanted, self.weights, None)  # its description belongs to the model
         elif self.wanted is None:
             raise InputError(
                 f"data must be feature vectors, since no backbone is given, got "
                 f"{samples.kind}s: give one, or backbone='auto'"
             )
         elif named:
-            encoder._create(self.wanted, self.weights)
+            encoder._create(self.wanted, self.weights, samples.items)
         else:
             from evergrow.features.sources import best_backbone
 
             choice = best_backbone(samples.kind)  # type: ignore[arg-type]
             encoder.reason = choice.reason
             _LOG.info("backbone: %s", choice.reason)
-            encoder._create(choice.name, choice.weights if self.weights is None else self.weights)
+            encoder._create(choice.name, choice.weights if self.weights is None else self.weights, samples.items)
         return encoder
 
-    def _create(self, wanted: Any, weights: Any) -> None:
+    def _create(self, wanted: Any, weights: Any, items: Items | None) -> None:
         from evergrow.features.backbones import create_backbone
+        from evergrow.features.images import median_side
 
         made = wanted
         if not isinstance(wanted, Backbone):
             made = create_backbone(wanted, weights, self.preset, device=self.device)
         if self.recipe != "auto" or made.spec.recipe is None:
-            made = made.with_recipe(self.automatic if self.recipe == "auto" else self.recipe)
+            side = median_side(items) if items is not None and items.kind == "image" else None
+            made = made.with_recipe(self.automatic if self.recipe == "auto" else self.recipe, side)
         self._backbone, self.spec = made, made.spec
         if "tuner" in made.spec.options:  # it was adapted before it came here
             from evergrow.adapt.fsa import adaptation_of
@@ -160,7 +163,7 @@ class Encoder:
             return "features"
         if isinstance(self.wanted, Backbone):
             return self.wanted.kind
-        if isinstance(self.wanted, nn.Module):
+        if is_instance_of(self.wanted, "torch.nn", "Module"):
             return "image"
         if isinstance(self.wanted, str) and self.wanted != "auto":
             from evergrow.features.backbones import is_text_name
@@ -178,6 +181,8 @@ class Encoder:
         on_error : {"raise", "skip"}, optional
             What to do about images that cannot be read, instead of what the settings say.
         """
+        from evergrow.features import Features, encode
+
         spec = self.spec
         if samples.kind == "features":
             self._check_origin(samples)
@@ -252,7 +257,7 @@ class Encoder:
                 return given.with_recipe(spec.recipe or FINAL)
             name = f"{given.spec.name} (hash {given.spec.weights_hash})"
         elif not isinstance(given, str) or given in ("auto", spec.name):
-            weights = given if isinstance(given, nn.Module) else self.weights
+            weights = given if is_instance_of(given, "torch.nn", "Module") else self.weights
             return backbone_from_spec(spec, weights=weights, device=self.device)
         raise WeightsError(
             f"backbone must be the one that the model was made with, {spec.name} (hash {spec.weights_hash}), got {name}"
@@ -300,6 +305,8 @@ def checkpoint_file(checkpoint: str | os.PathLike[str] | None, config: FsaConfig
 
 def encode_config(settings: Any, cache: Any) -> EncodeConfig:
     """Return how samples are encoded, from the arguments of a learner."""
+    from evergrow.features import EncodeConfig
+
     if settings is not None and not isinstance(settings, (dict, EncodeConfig)):
         raise ParameterError(f"extract must be an EncodeConfig, a dict or None, got {type(settings).__name__}")
     config = settings if isinstance(settings, EncodeConfig) else EncodeConfig().changed(**(settings or {}))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from typing_extensions import Self
 
@@ -21,10 +20,8 @@ from evergrow.core.record import Extra, to_archive
 from evergrow.core.validation import check_choice, check_keys, check_number
 from evergrow.data import intake
 from evergrow.data.items import Samples, concat_items
-from evergrow.features import Features
-from evergrow.features.encoding import OnError
-from evergrow.head.base import IncrementalClassifier
 from evergrow.head.estimator import Estimator
+from evergrow.head.stored import BUILT_IN, StoredHead
 from evergrow.learner import edits
 from evergrow.learner.answers import LIKELIEST, Answering, Answers
 from evergrow.learner.calibration import FALSE_ALARM
@@ -32,11 +29,25 @@ from evergrow.learner.encoder import Encoder, check_kept, checkpoint_file, encod
 from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_predictions, open_world
 from evergrow.learner.labels import as_labels
 from evergrow.learner.learning import Block, gathered, learn
-from evergrow.learner.snapshot import Change, HeadRecipe, Snapshot, read_adaptation, read_snapshot, with_widths
+from evergrow.learner.snapshot import (
+    Change,
+    HeadRecipe,
+    Snapshot,
+    learned_data,
+    read_adaptation,
+    read_snapshot,
+    with_head,
+    with_widths,
+)
 from evergrow.learner.summaries import Measured, describe, text_of
 
 if TYPE_CHECKING:
+    import torch
+
+    from evergrow.features import Features
     from evergrow.features.base import BackboneSpec
+    from evergrow.features.encoding import OnError
+    from evergrow.head.base import IncrementalClassifier
 
 
 _KEPT_AS = {"features": "recipe"}
@@ -64,9 +75,10 @@ class Learner(Estimator):
         uses the adapted backbone. None leaves the backbone as it is. A name, one of
         :func:`evergrow.adapt.tuners.adapting_tuners`, means RanPAC's protocol, 20 epochs; an
         :class:`~evergrow.adapt.FsaConfig` (or its plain form) says it all.
-    features : {"auto", "final", "rich", "max"} or sequence of str
-        What feature vectors are made of: the network's own vector (``"final"``), blocks from several depths of the
-        same pass by name, or blocks such as ``["final", "mean@-2"]``; see :mod:`evergrow.features.recipes`.
+    features : {"auto", "fast", "rich", "best"}, str or sequence of str
+        What feature vectors are made of: the network's own vector (``"fast"``), several depths of one pass
+        (``"rich"``), several depths at two sizes with mirror images (``"best"``, six to seven passes), or a recipe
+        such as ``"rich@224+320:mirror"`` or ``"final,mean@-2"``; see :mod:`evergrow.features.recipes`.
         ``"auto"`` keeps the recipe of a backbone that has one; elsewhere it is ``"rich"``, where the network's depths
         are known, and ``"final"`` with the paper's method.
     options : dict, optional
@@ -138,8 +150,9 @@ class Learner(Estimator):
         self.random_state = random_state
         self.cache = cache
         self.extract = extract
-        self._encoder: Encoder  # there from begin or the first fit on
+        self._begun: Encoder | None = None  # there from begin or the first fit on, or made of what is known
         self._snapshot: Snapshot | None = None
+        self._source: tuple[Any, str] = (None, "the archive")  # device and name of what was loaded
         self.origin_: tuple[Path, str] | None = None
         self._measured: Measured | None = None  # the last evaluation
 
@@ -228,7 +241,10 @@ class Learner(Estimator):
         numerics : bool
             Whether to add rank and conditioning, which take a decomposition: seconds, for wide layers a minute.
         """
-        return describe(self._state(), numerics=numerics)
+        now = self._state()
+        if isinstance(now.head, StoredHead) and (numerics or now.told is None):
+            now = self._taught()
+        return describe(now, numerics=numerics)
 
     def __repr__(self) -> str:
         return text_of(None if self._snapshot is None else self.info(), self.method, self._measured)
@@ -242,11 +258,30 @@ class Learner(Estimator):
         return self._snapshot
 
     def _taught(self) -> Snapshot:
-        """Return what is known, or raise :class:`NotFittedError` where nothing was learned yet."""
+        """Return what is known with its head, or raise :class:`NotFittedError` where nothing was learned yet."""
+        now = self._named()
+        if isinstance(now.head, StoredHead):
+            now = self._snapshot = with_head(now, *self._source)
+        return now
+
+    def _named(self) -> Snapshot:
+        """Return the same, but with a head that may still be in its file: its classes can be renamed there."""
         now = self._state()
         if now.head is None:
             raise NotFittedError("this model has learned nothing yet: teach it a class first")
+        if isinstance(now.head, StoredHead) and now.recipe.method not in BUILT_IN:
+            now = self._snapshot = with_head(now, *self._source)  # not every head can do it
         return now
+
+    @property
+    def _encoder(self) -> Encoder:
+        """What turns samples into features: as it began, or as a file says."""
+        if self._begun is None:
+            now = self._state()
+            adaptation = None if now.adaptation is None else read_adaptation(now.adaptation)
+            known: Any = {"spec": now.spec, "adaptation": adaptation, "own_widths": now.widths}
+            self._begun = dataclasses.replace(self._open_encoder(), chosen=True, **known)
+        return self._begun
 
     def _able(self, method: str) -> IncrementalClassifier:
         """Return the head, or raise :class:`UnsupportedError` if it has no such method."""
@@ -287,8 +322,8 @@ class Learner(Estimator):
         if self.adapt is not None:
             raise ParameterError("adapt must be None for an empty model: a backbone is adapted by fit, to its images")
         self._new_head()  # wrong options are refused now
-        self._encoder = encoder.begun(Samples(known))
-        self._snapshot = self._blank(self._encoder).after(Change.now("begin", 0))
+        self._begun = encoder.begun(Samples(known))
+        self._snapshot = self._blank(self._begun).after(Change.now("begin", 0))
         return self
 
     def fit(
@@ -377,11 +412,18 @@ class Learner(Estimator):
             blank = dataclasses.replace(blank, columns=first.columns, widths=encoder.widths)
         blocks = self._blocks(itertools.chain([first], chunks), encoder, classes)
         now = learn(blank, with_widths(head, encoder.widths), blocks, self._seed(), "fit")
-        self._encoder, self._snapshot = encoder, self._numbered(now, blank)
+        self._begun, self._snapshot = encoder, self._numbered(now, blank)
         return self
 
     def partial_fit(
-        self, data: Any, y: Any = None, *, classes: Any = None, sample_weight: Any = None, engine: Any = None
+        self,
+        data: Any,
+        y: Any = None,
+        *,
+        classes: Any = None,
+        sample_weight: Any = None,
+        engine: Any = None,
+        again: bool = True,
     ) -> Self:
         """Learn more: new classes, old ones or both. The first call is the same as :meth:`fit`.
 
@@ -397,6 +439,9 @@ class Learner(Estimator):
             As for :meth:`fit`.
         engine : Engine, optional
             As for :meth:`fit`.
+        again : bool
+            Whether to learn a batch once more that was learned before, so that its samples count twice. It is noticed
+            by the fingerprints of whole batches in the history.
 
         Returns
         -------
@@ -404,6 +449,8 @@ class Learner(Estimator):
 
         Raises
         ------
+        KnownSamplesError
+            If ``again`` is false and a batch was learned before; nothing is learned then.
         LabelError
             If a label is of another kind than before, or not among ``classes``.
 
@@ -420,9 +467,11 @@ class Learner(Estimator):
             return self
         if now is None or now.is_empty:
             return self._fit(data, y, sample_weight, classes=classes)
+        now = self._taught()
         chunks = intake.labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
         blocks = self._blocks(chunks, self._encoder, classes)
-        self._snapshot = learn(now, now.head.branch(), blocks, self._seed(), "update")
+        known = frozenset() if again else learned_data(now.history)
+        self._snapshot = learn(now, now.head.branch(), blocks, self._seed(), "update", known)
         return self
 
     def settle(self) -> Self:
@@ -514,7 +563,7 @@ class Learner(Estimator):
         >>> learner.rename_classes({"owl": "barn owl"}).classes_.tolist()
         ['barn owl', 'crow', 'jay', 'rook']
         """
-        self._snapshot = edits.renamed(self._taught(), names)
+        self._snapshot = edits.renamed(self._named(), names)
         return self
 
     def merge_classes(self, names: Iterable[Any], into: Any) -> Self:
@@ -543,7 +592,7 @@ class Learner(Estimator):
         >>> learner.merge_classes(["crow", "rook"], "corvid").n_samples_
         {'corvid': 20, 'jay': 10, 'owl': 10}
         """
-        self._snapshot = edits.with_merged_classes(self._taught(), names, into)
+        self._snapshot = edits.with_merged_classes(self._named(), names, into)
         return self
 
     def relabel(self, data: Any, source: Any, target: Any) -> Self:
@@ -792,6 +841,8 @@ class Learner(Estimator):
         items : object
             As for :meth:`predict`.
         """
+        from evergrow.features import Features
+
         self._state()
         parts = list(self._features_of(items))
         if len(parts) == 1:
@@ -981,6 +1032,7 @@ class Learner(Estimator):
         device: str | torch.device | None = None,
         cache: Any = None,
         extract: Any = None,
+        lazy: bool = False,
     ) -> Self:
         """Read what :meth:`save` wrote. The backbone is loaded when something first goes through it.
 
@@ -998,6 +1050,9 @@ class Learner(Estimator):
             Where to compute; by default the best there is.
         cache, extract : optional
             As for the class; they are not part of the file.
+        lazy : bool
+            Whether to leave the head in the file, too, until it is asked or learns: what is known can be told and
+            classes can be renamed and merged without importing torch. What is wrong with it is said then.
 
         Raises
         ------
@@ -1009,15 +1064,15 @@ class Learner(Estimator):
         if not isinstance(source, Archive):
             name = os.fspath(source) if name is None else name
             source = read_archive(source)
-        now = read_snapshot(source, device, name or "the archive")
-        adaptation = None if now.adaptation is None else read_adaptation(now.adaptation)
+        name = name or "the archive"
+        now = read_snapshot(source, name)
         recipe: Any = "auto"
         if now.spec is not None:
             recipe = "final" if now.spec.recipe is None else list(now.spec.recipe.blocks)
         learner = cls(
             "auto" if backbone is None and now.spec is not None else backbone,
             now.recipe.method,
-            None if adaptation is None else adaptation.config,
+            None if now.adaptation is None else now.adaptation.meta.get("config"),
             features=recipe,
             options=dict(now.recipe.options) or None,
             weights=weights,
@@ -1025,10 +1080,8 @@ class Learner(Estimator):
             cache=cache,
             extract=extract,
         )
-        learner._encoder = dataclasses.replace(
-            learner._open_encoder(), chosen=True, spec=now.spec, adaptation=adaptation, own_widths=now.widths
-        )
-        learner._snapshot = now
+        learner._source = device, name
+        learner._snapshot = now if lazy else with_head(now, device, name)
         return learner
 
     def push_to_hub(
@@ -1179,7 +1232,7 @@ class Learner(Estimator):
     def _twin(self) -> Learner:
         """Return a learner of the same settings and backbone that knows nothing."""
         twin = type(self)(**self.get_params())
-        twin._encoder = self._encoder
+        twin._begun, twin._source = self._encoder, self._source
         return twin
 
     def _encoded(
@@ -1201,6 +1254,8 @@ class Learner(Estimator):
 
     def _features_of(self, items: Any, *, on_error: OnError | None = None) -> Iterable[Features]:
         """Return the features of items: those of a stream chunk by chunk."""
+        from evergrow.features import Features
+
         if isinstance(items, Features):
             return [items]
         return (self._encoded(samples, on_error=on_error) for samples in intake.item_chunks(items, self._encoder.kind))

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import InputError
-from evergrow.head.base import IncrementalClassifier
+from evergrow.core.errors import InputError, KnownSamplesError
 from evergrow.learner.calibration import before_new_classes, calibrated
 from evergrow.learner.labels import common_kind, warn_alike, warn_few
 from evergrow.learner.snapshot import Change, Event, Snapshot, counted, fingerprints
+
+if TYPE_CHECKING:
+    from evergrow.head.base import IncrementalClassifier
 
 BLOCK = 20_000
 """Feature vectors of a stream that are learned at once; so many are held at a time."""
@@ -70,7 +72,14 @@ def _concatenated(blocks: list[Block]) -> Block:
     return Block(X, np.concatenate([block.labels for block in blocks]), weights, blocks[0].label_kind)
 
 
-def learn(base: Snapshot, head: IncrementalClassifier, blocks: Iterable[Block], seed: int, what: Event) -> Snapshot:
+def learn(
+    base: Snapshot,
+    head: IncrementalClassifier,
+    blocks: Iterable[Block],
+    seed: int,
+    what: Event,
+    known: frozenset[str] = frozenset(),
+) -> Snapshot:
     """Teach a head blocks of samples and return what the model knows then.
 
     Parameters
@@ -85,14 +94,27 @@ def learn(base: Snapshot, head: IncrementalClassifier, blocks: Iterable[Block], 
         Of the calibration.
     what : {"fit", "update"}
         What the history calls it.
+    known : frozenset of str
+        Fingerprints of what is not to be learned once more.
+
+    Raises
+    ------
+    KnownSamplesError
+        If a block has one of these.
     """
     counts, calibration, samples = base.counts, base.calibration, 0
     kind: str | None = base.label_kind if counts else None
     data: list[str] = []
     for block in blocks:
-        known = np.asarray(sorted(counts), dtype=np.str_)
-        kind = common_kind(kind, block.label_kind, block.labels, known)
-        warn_alike(known, block.labels)
+        names = np.asarray(sorted(counts), dtype=np.str_)
+        kind = common_kind(kind, block.label_kind, block.labels, names)
+        warn_alike(names, block.labels)
+        marks = fingerprints(block.X, block.labels, base.history, block.weights)
+        if known & set(marks):
+            raise KnownSamplesError(
+                f"samples must be new, but these {len(block.labels)} were learned before and would count twice: "
+                "again=True learns them once more"
+            )
         first = base.is_empty and not samples
         if not first:
             calibration = before_new_classes(calibration, head, block, counts)
@@ -103,7 +125,7 @@ def learn(base: Snapshot, head: IncrementalClassifier, blocks: Iterable[Block], 
         head.settle(cheap_only=not first)
         counts, samples = counted(counts, block.labels), samples + len(block.labels)
         calibration = calibrated(calibration, head, block, counts, seed)
-        data += fingerprints(block.X, block.labels, base.history, block.weights)
+        data += marks
     return learned(base, what, samples, data, counts, head=head, calibration=calibration, label_kind=kind or "name")
 
 

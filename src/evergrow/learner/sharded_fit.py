@@ -9,7 +9,7 @@ whose rows are scored as if they had not been learned, as those of any batch are
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,9 @@ NO_TIME = "1970-01-01T00:00:00.000+00:00"
 """When a shard was learned: one that is learned again must give the same file."""
 
 
-def encoder_for(learner: Learner, kind: str, widths: tuple[int, ...] = ()) -> Encoder:
+def encoder_for(
+    learner: Learner, kind: str, widths: tuple[int, ...] = (), first: Callable[[], Samples] | None = None
+) -> Encoder:
     """Return what turns samples of a kind into features when this learner begins with them.
 
     Parameters
@@ -38,8 +40,11 @@ def encoder_for(learner: Learner, kind: str, widths: tuple[int, ...] = ()) -> En
         What the samples are.
     widths : tuple of int
         Columns of each block, where samples are features of several.
+    first : callable, optional
+        Returns the first samples; images are looked at to choose their views.
     """
-    return learner._open_encoder().begun(Samples(kind, widths=widths))
+    samples = first() if kind == "image" and first is not None else Samples(kind, widths=widths)
+    return learner._open_encoder().begun(samples)
 
 
 def check_mergeable(learner: Learner, *, fresh: bool) -> None:
@@ -77,7 +82,7 @@ def deciding_settings(learner: Learner) -> dict[str, Any]:
 
 def adopt(learner: Learner, other: Learner) -> Learner:
     """Make a learner know what another one knows, and nothing else."""
-    learner._encoder, learner._snapshot = other._encoder, other._state()
+    learner._begun, learner._snapshot = other._encoder, other._state()
     return learner
 
 
@@ -97,7 +102,7 @@ def with_layer(learner: Learner, encoder: Encoder, sample: Block) -> Learner:
     warn_alike(np.empty(0, dtype=np.str_), sample.labels)
     head.fit(sample.X, sample.labels)
     grown = type(learner)(**learner.get_params())
-    grown._encoder = encoder
+    grown._begun = encoder
     grown._snapshot = dataclasses.replace(learner._blank(encoder), head=head.spawn())
     return grown
 
@@ -182,7 +187,7 @@ def complete_fit(learner: Learner, total: Learner, sample: Block) -> Learner:
     calibration = calibrated(Calibration(), head, sample, known.counts, learner._seed())
     values: dict[str, Any] = {"head": head, "calibration": calibration, "label_kind": known.label_kind}
     now = learned(blank, "fit", *_record(known, sample), known.counts, **values)
-    learner._encoder, learner._snapshot = total._encoder, learner._numbered(now, blank)
+    learner._begun, learner._snapshot = total._encoder, learner._numbered(now, blank)
     return learner
 
 

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from typing_extensions import Self
 
@@ -24,11 +23,20 @@ from evergrow.core.record import NOTHING, UNKNOWN, Between, Extra, from_archive,
 from evergrow.core.validation import check_keys, from_mapping
 from evergrow.data import DataOptions
 from evergrow.features.base import BackboneSpec
-from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.estimator import plain_value
+from evergrow.head.stored import StoredHead
 from evergrow.learner.answers import LIKELIEST, Answering
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.labels import can_read
+
+if TYPE_CHECKING:
+    import torch
+
+    from evergrow.head.base import IncrementalClassifier
+
+    Head = IncrementalClassifier
+else:
+    Head = Archive  # a file is read without making a head of it, which takes torch
 
 Event = Literal[
     "begin",
@@ -354,6 +362,8 @@ class HeadRecipe:
         """
         if not isinstance(self.options, Mapping):
             raise ParameterError(f"options must be a dict or None, got {type(self.options).__name__}")
+        from evergrow.head.base import HEADS
+
         head, chosen = HEADS[self.method], dict(self.options)
         accepted = head._param_names()
         for name, value in (("device", device), ("random_state", random_state)):
@@ -372,6 +382,36 @@ class HeadRecipe:
         return HeadRecipe(self.method, {name: plain_value(name, value) for name, value in self.options.items()})
 
 
+@dataclass(frozen=True)
+class BlockTold:
+    """Columns of a block of features, and how much it counts."""
+
+    columns: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Told:
+    """What people are told of a head, which a file says without it.
+
+    Parameters
+    ----------
+    n_units : int or None
+        Units of its layer.
+    blocks : tuple of BlockTold or None
+        The blocks of features, where there are several.
+    """
+
+    n_units: int | None = None
+    blocks: tuple[BlockTold, ...] | None = None
+
+    @classmethod
+    def of(cls, head: IncrementalClassifier) -> Told:
+        """Return what there is to tell of a head."""
+        blocks = getattr(head, "blocks_", None)
+        return cls(getattr(head, "n_units_", None), blocks and tuple(BlockTold(**block) for block in blocks))
+
+
 @record("learner")
 @dataclass(frozen=True, eq=False)
 class Snapshot:
@@ -383,8 +423,8 @@ class Snapshot:
         How the head is made.
     counts : dict of str to int
         Samples learned of each class.
-    head : IncrementalClassifier
-        The classifier on feature vectors; None while nothing was learned.
+    head : IncrementalClassifier or StoredHead
+        The classifier on feature vectors, or what a file holds of it; None while nothing was learned.
     spec : BackboneSpec or None
         What computes the features; None where samples are features.
     calibration : Calibration
@@ -411,13 +451,15 @@ class Snapshot:
         Columns of each block, where samples are features of several; with a backbone its description says so.
     columns : tuple of str
         Names of the columns, where samples are features that came in a data frame.
+    told : Told or None
+        What people are told of the head; only in files.
     extra : Extra
         What others attached to the model, and optional contents of a file that a later evergrow wrote.
     """
 
     recipe: HeadRecipe
     counts: dict[str, Count]
-    head: IncrementalClassifier = field(default=None)  # type: ignore[assignment]
+    head: Head = field(default=None)  # type: ignore[assignment]
     spec: BackboneSpec | None = None
     calibration: Calibration = field(default_factory=Calibration)
     history: tuple[Change, ...] = ()
@@ -431,6 +473,7 @@ class Snapshot:
     reference: Reference | None = None
     widths: tuple[Count, ...] = ()
     columns: tuple[str, ...] = ()
+    told: Told | None = None
     extra: Extra = NOTHING
 
     @property
@@ -467,26 +510,25 @@ class Snapshot:
 
     def to_archive(self) -> Archive:
         """Return what a file holds: numbers, plain settings and never a sample."""
-        solution = None if self.head is None else self.head.solution()
-        return to_archive(replace(self, recipe=self.recipe.plain(), solution=solution))
+        if self.head is None:
+            return to_archive(replace(self, recipe=self.recipe.plain()))
+        told = self.told if isinstance(self.head, StoredHead) else Told.of(self.head)
+        written: Any = {"head": self.head.to_archive(), "solution": self.head.solution(), "told": told}
+        return to_archive(replace(self, recipe=self.recipe.plain(), **written))
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` where what a file says does not fit together."""
+        """Raise :class:`FileFormatError` where what a file says does not fit together; its head is still an archive."""
         check_history(self.history, self.lineage)
         names, width = sorted(self.counts), None
-        require(self.recipe.method in HEADS, f"its method {self.recipe.method!r} is unknown here")
-        if self.head is None:
+        archive: Any = self.head
+        if archive is None:
             require(not names, "it counts samples and has no head")
         else:
-            width = self.head.n_features_in_
-            require(type(self.head) is HEADS[self.recipe.method], "its head is of another method")
-            require(self.head.classes_.dtype.kind == "U", "the labels of its head are no names")
-            require(names == self.head.classes_.tolist(), "it counts samples of other classes than its head learned")
-            learned = getattr(self.head, "class_counts_", None)
-            own = [self.counts[name] for name in names]
-            require(learned is None or own == learned.tolist(), "it counts other samples than its head learned")
-            plain = self.answering == LIKELIEST or hasattr(self.head, "predict_proba")
-            require(plain, "it says how answers follow from probabilities, and its method has none")
+            require(archive.kind == f"head/{self.recipe.method}", "its head is of another method")
+            head = StoredHead(self.recipe.method, archive)
+            width = head.n_features_in_
+            require(head.classes_.dtype.kind == "U", "the labels of its head are no names")
+            require(names == head.classes_.tolist(), "it counts samples of other classes than its head learned")
         if self.spec is not None:
             fits = width in (None, self.spec.n_features)
             require(fits, f"its backbone has {self.spec.n_features} features and its head takes {width}")
@@ -500,28 +542,47 @@ class Snapshot:
         require(not unlearned, f"answers name {unlearned[:1]}, which was not learned")
 
 
-def read_snapshot(archive: Archive, device: str | torch.device | None, name: str) -> Snapshot:
-    """Return what a learner knows, from what :meth:`Snapshot.to_archive` gave.
+def read_snapshot(archive: Archive, name: str) -> Snapshot:
+    """Return what a learner knows, from what :meth:`Snapshot.to_archive` gave; its head is not read yet.
 
     Raises
     ------
     FileFormatError
         If the archive is no learner, or its parts do not fit each other.
     """
-    now = from_archive(Snapshot, archive, device=device, name=name)
-    if now.adaptation is not None:
-        read_adaptation(now.adaptation, f"{name}: adaptation")
+    now = from_archive(Snapshot, archive, name=name)
+    head: Any = now.head
+    if head is not None:
+        head = StoredHead(now.recipe.method, head, now.solution, name=f"{name}: head")
+    return replace(now, head=head, solution=None)
+
+
+def with_head(now: Snapshot, device: str | torch.device | None, name: str) -> Snapshot:
+    """Return what :func:`read_snapshot` gave with its head, ready to answer and to learn.
+
+    Raises
+    ------
+    FileFormatError
+        If the head is damaged, or does not fit the rest.
+    """
     try:
-        if now.head is None:
+        if now.adaptation is not None:
+            read_adaptation(now.adaptation, f"{name}: adaptation")
+        stored: Any = now.head
+        if stored is None:
             now.recipe.create(device="auto" if device is None else device, random_state=now.seed)
-        elif now.solution is not None:
-            now.head.adopt_solution(now.solution, name=f"{name}: solution")
+            return now
+        head = stored.load(device)
+        learned, own = getattr(head, "class_counts_", None), [now.counts[label] for label in head.classes_.tolist()]
+        require(learned is None or own == learned.tolist(), f"{name} counts other samples than its head learned")
+        plain = now.answering == LIKELIEST or hasattr(head, "predict_proba")
+        require(plain, f"{name} says how answers follow from probabilities, and its method has none")
     except FileFormatError:
         raise
     except (EvergrowError, TypeError, ValueError) as error:
         raise FileFormatError(f"{name} does not go with its method: {error}") from error
-    now.calibration.apply(now.head)
-    return replace(now, solution=None)
+    now.calibration.apply(head)
+    return replace(now, head=head)
 
 
 def read_adaptation(archive: Archive, name: str = "the adaptation") -> Any:

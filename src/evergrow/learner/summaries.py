@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from evergrow.core.version import __version__
+from evergrow.head.stored import StoredHead
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.snapshot import Snapshot, read_adaptation
+from evergrow.learner.snapshot import Snapshot, Told, read_adaptation
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ def describe(now: Snapshot, *, numerics: bool = False) -> dict[str, Any]:
     """
     head, spec = now.head, now.spec
     width = None if spec is None else spec.n_features
+    told = now.told if isinstance(head, StoredHead) else Told.of(head)
     novelty = None
-    if hasattr(head, "novelty_score") and now.calibration.n:
+    if now.calibration.n:
         threshold = now.calibration.threshold(FALSE_ALARM)
         novelty = {"calibrated_on": now.calibration.n, "false_alarm": FALSE_ALARM, "threshold": threshold}
     values = {
@@ -66,8 +68,8 @@ def describe(now: Snapshot, *, numerics: bool = False) -> dict[str, Any]:
         "backbone": None if spec is None else {**spec.to_dict(), "reason": now.reason},
         "adaptation": None if now.adaptation is None else read_adaptation(now.adaptation).describe(),
         "n_features": width if now.is_empty else head.n_features_in_,
-        "blocks": None if now.is_empty else getattr(head, "blocks_", None),
-        "n_units": None if now.is_empty else getattr(head, "n_units_", None),
+        "blocks": None if told.blocks is None else [vars(block) for block in told.blocks],
+        "n_units": told.n_units,
         "n_classes": len(now.classes),
         "n_samples": sum(now.counts.values()),
         "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],

@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,6 +34,7 @@ from evergrow.core.files import PARTIAL, atomic_path, locked, remove_leftovers
 from evergrow.data.intake import read_items
 from evergrow.features import Features
 from evergrow.learner.calibration import FALSE_ALARM
+from evergrow.learner.filing import free_name, odd_file, odd_name, own_folder
 from evergrow.learner.labels import as_labels, can_read
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, locked_model, open_model
@@ -48,10 +48,6 @@ JOURNAL = "watched"
 
 INBOX, DONE = "inbox", "done"
 """Folders that are no classes."""
-
-LARGEST = 256 * 2**20
-"""Bytes of a file that is still looked at."""
-
 _LONGEST_TEXT = 1_000_000
 _UNFINISHED = (PARTIAL, ".tmp", ".crdownload", ".partial", ".download", ".filepart")
 
@@ -95,13 +91,7 @@ class WatchedFolder:
 
     def _own(self, folder: str) -> Path:
         """Return a folder below ``done``, made if need be; what is written there must not land anywhere else."""
-        place = self.root
-        for part in (DONE, *Path(folder).parts):
-            place = place / part
-            if place.is_symlink() or (place.exists() and not place.is_dir()):
-                raise InputError(f"{place} must be a folder of its own, got a link or a file")
-            place.mkdir(exist_ok=True)
-        return place
+        return own_folder(self.root, DONE, *Path(folder).parts)
 
     def working(self) -> Iterator[Path]:
         """Yield what was taken up and not put away yet."""
@@ -163,11 +153,11 @@ class WatchedFolder:
             What is written first to a file of the same name with this ending, so that no moved file is without it.
         """
         place = self._own(folder)
-        stem, suffix = os.path.splitext(path.name)
-        target, number = place / path.name, 1
-        while os.path.lexists(target) or os.path.lexists(f"{target}{ending}"):
-            number += 1
-            target = place / f"{stem}-{number}{suffix}"
+
+        def taken(name: str) -> bool:
+            return os.path.lexists(place / name) or os.path.lexists(place / f"{name}{ending}")
+
+        target = place / free_name(path.name, taken)
         if ending:
             with atomic_path(target.with_name(target.name + ending)) as temporary:
                 temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
@@ -176,32 +166,6 @@ class WatchedFolder:
         except OSError as error:
             raise PathError(f"{path} must be a file that may be moved to {target.parent}, but {error}") from error
         return target
-
-
-def odd_file(path: Path) -> str:
-    """Return why a file can never be looked at; nothing where it can."""
-    status = os.lstat(path)
-    if stat.S_ISLNK(status.st_mode):
-        return "it is a link: links are not followed"
-    if not stat.S_ISREG(status.st_mode):
-        return "it is no ordinary file"
-    if status.st_size > LARGEST:
-        return f"it has {status.st_size:,} bytes, more than {LARGEST:,}"
-    return odd_name(path.name)
-
-
-def odd_name(name: str) -> str:
-    r"""Return why a name of a file or class is refused; nothing where it is an ordinary one.
-
-    Examples
-    --------
-    >>> from evergrow.learner.watching import odd_name
-    >>> odd_name("cat.jpg"), odd_name("cat\x1b[2J")
-    ('', 'its name has characters that cannot be shown')
-    """
-    if not name.isprintable():
-        return "its name has characters that cannot be shown"
-    return "" if name.strip() == name else "its name begins or ends with a blank"
 
 
 @dataclass

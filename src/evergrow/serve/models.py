@@ -26,8 +26,9 @@ from evergrow.core.files import locked
 from evergrow.learner import modelfile
 from evergrow.learner.answers import Answers
 from evergrow.learner.evaluation import Evaluation
+from evergrow.learner.history import Header, History
 from evergrow.learner.learner import Learner
-from evergrow.learner.modelfile import Header, History, ModelWriteError
+from evergrow.learner.modelfile import ModelWriteError
 from evergrow.learner.snapshot import Change
 from evergrow.serve import schemas
 from evergrow.serve.backbones import cores, limit_torch

@@ -1,18 +1,20 @@
+import hashlib
 import json
 import math
 
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 
 from evergrow.core.record import from_archive, to_archive
 from evergrow.head.layers import FeatureMap, FourierLayer, GuidedLayer
-from evergrow.head.layers.base import UnitSampler, layer_from_plain
+from evergrow.head.layers.base import layer_from_plain
 from evergrow.head.layers.feature_map import normalize, resolve_normalization
 from evergrow.lab.layers import GaussianLayer, SCSMLayer, UniformLayer
 
 LAYERS = {
-    "fourier": FourierLayer(n_units=20, direct_link=False, orthogonal=False),
+    "fourier": FourierLayer(n_units=20, direct_link=False),
     "fourier-linked": FourierLayer(n_units=20),
     "link": FourierLayer(n_units=0),
     "guided": GuidedLayer(scales="auto", n_units=20, block_size=5),
@@ -67,29 +69,40 @@ def test_parameters_survive_as_plain_values(name):
     assert layer_from_plain(json.loads(json.dumps(LAYERS[name].to_plain()))) == LAYERS[name]
 
 
-@pytest.mark.parametrize("kind", [FourierLayer, GaussianLayer])
-def test_wider_layers_begin_with_narrower_ones(kind, task):
-    narrow, wide = (kind(n_units=n).build(*task) for n in (300, 700))
+def test_wider_layers_begin_with_narrower_ones(task):
+    narrow, wide = (GaussianLayer(n_units=n).build(*task) for n in (300, 700))
     assert torch.equal(narrow.weights, wide.weights[:, :300])
+    narrow, wide = (FourierLayer(n_units=n).build(*task).units() for n in (300, 700))
+    rows = [layer.transform(task[0]) / layer.gain for layer in (narrow, wide)]
+    assert torch.allclose(rows[0], rows[1][:, :300], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("orthogonal", [False, True])
-def test_units_of_other_data_are_the_same_directions_at_another_scale(orthogonal):
-    layers = []
-    for spread in (1.0, 3.0):
-        Z = spread * torch.randn(5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        drawn = UnitSampler(Z, "spread", "phases", 7, "fourier", orthogonal=orthogonal)
-        first = [drawn.units(index, drawn.normals(index, 1, 256), 0) for index in range(2)]
-        layer = FourierLayer(300, orthogonal=orthogonal).build(Z, torch.eye(5), seed=7)
-        assert torch.equal(layer.weights, torch.cat([weights for weights, _ in first], dim=1)[:, :300])
-        assert torch.equal(layer.bias, torch.cat([bias for _, bias in first])[:300])
-        layers.append(layer.weights)
-    assert torch.allclose(layers[0], 3.0 * layers[1])
+@pytest.mark.parametrize(("features", "units"), [(7, 20), (64, 150), (100, 128)])
+def test_fourier_units_are_three_turns_of_signs_and_hadamard_matrices(features, units, rng):
+    Z = torch.randn(9, features, generator=rng, dtype=torch.float64)
+    layer = FourierLayer(units, gamma=0.3, direct_link=False).build(Z, Z, seed=5)
+    signs, phases = (part.numpy() for part in layer.drawn())
+    order = signs.shape[2]
+    H, small = scipy.linalg.hadamard(order), len(layer.factors()[1])
+    turned = [np.eye(order)] * signs.shape[1]
+    for turn in signs:
+        products = [matrix * sign @ H / order**0.5 for matrix, sign in zip(turned, turn, strict=True)]
+        turned = [one.reshape(order, small, -1).transpose(0, 2, 1).reshape(order, order) for one in products]
+    for matrix in turned:
+        assert np.allclose(matrix.T @ matrix, np.eye(order))
+    weights = 0.6**0.5 * order**0.5 * np.concatenate(turned, axis=1)[:features, :units]
+    assert np.allclose(layer.transform(Z).numpy(), (2 / units) ** 0.5 * np.cos(Z.numpy() @ weights + phases))
+
+
+def test_fourier_units_are_the_same_bits_everywhere():
+    signs, phases = FourierLayer(100, gamma=1.0).build(torch.ones(2, 70), torch.eye(2), seed=7).drawn()
+    drawn = signs.to(torch.int8).numpy().tobytes() + phases.numpy().tobytes()
+    assert hashlib.sha256(drawn).hexdigest()[:16] == "f4714e8a233cfc84"
 
 
 def test_fourier_approximates_its_kernel(task):
     Z, Y = task
-    H = FourierLayer(60_000, direct_link=False, gamma=0.1, orthogonal=False).build(Z, Y).transform(Z)
+    H = FourierLayer(60_000, direct_link=False, gamma=0.1).build(Z, Y).transform(Z)
     kernel = torch.exp(-0.1 * torch.cdist(Z, Z).square())
     assert float((H @ H.T - kernel).abs().max()) < 0.03
 

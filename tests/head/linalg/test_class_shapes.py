@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from evergrow.core.errors import NumericalError, UnlearnError
+from evergrow.core.errors import FileFormatError, NumericalError, UnlearnError
 from evergrow.head.linalg import class_shapes as module
 from evergrow.head.linalg.class_shapes import ClassShapes, ShapeScores
 
@@ -22,8 +24,7 @@ def rows():
 
 def learn(P, codes, classes=3):
     k = P.shape[1]
-    none = ClassShapes(P.new_zeros(k), torch.eye(k).to(P), P.new_zeros(0, k), P.new_zeros(0, k * (k + 1) // 2))
-    return none.group([[]] * classes).add(P, codes)
+    return ClassShapes.empty(P.new_zeros(k), torch.eye(k).to(P)).group([[]] * classes).add(P, codes)
 
 
 def test_sums_are_those_of_the_rows(rows):
@@ -38,10 +39,10 @@ def test_sums_are_those_of_the_rows(rows):
 def test_learning_merging_and_unlearning_are_exact(rows):
     P, codes = rows
     whole, first, second = learn(P, codes), learn(P[:40], codes[:40]), learn(P[40:], codes[40:])
-    torch.testing.assert_close(first.merge(second).squares, whole.squares)
-    torch.testing.assert_close(first.add(P[40:], codes[40:]).squares, whole.squares)
+    torch.testing.assert_close(first.merge(second).squares(range(3)), whole.squares(range(3)))
+    torch.testing.assert_close(first.add(P[40:], codes[40:]).squares(range(3)), whole.squares(range(3)))
     left = whole.remove(P[40:], codes[40:], torch.bincount(codes))
-    torch.testing.assert_close(left.squares, first.squares)
+    torch.testing.assert_close(left.squares(range(3)), first.squares(range(3)))
     torch.testing.assert_close(left.sums, first.sums)
 
 
@@ -102,3 +103,120 @@ def test_sums_that_no_samples_have_are_refused(rows):
     shapes.sums[0, -1] += 100.0  # the mean then lies where the squares leave no room for it
     with pytest.raises(NumericalError, match="must be those of some samples"):
         ShapeScores(shapes, counts, strength=1.0).quadratics([0])
+
+
+# -- classes of few rows -----------------------------------------------------------------------------------------------
+
+K, COUNTS = 24, [1, 5, 12, 40]
+
+
+@pytest.fixture
+def uneven():
+    """Rows in 24 directions: three classes of up to half as many rows, which are held as factors, and one of more."""
+    source = torch.Generator().manual_seed(1)
+    codes = torch.repeat_interleave(torch.arange(4), torch.tensor(COUNTS))
+    scale = torch.linspace(3.0, 0.1, K, dtype=torch.float64)
+    P = torch.randn(len(codes), K, generator=source, dtype=torch.float64) * scale + codes[:, None]
+    return P, codes, 0.5 + torch.rand(len(codes), generator=source, dtype=torch.float64)
+
+
+def by_hand(P, codes, weights=None):
+    heavy = P if weights is None else P * weights[:, None]
+    return torch.stack([heavy[codes == code].T @ P[codes == code] for code in range(4)])
+
+
+def assert_squares(shapes, expected):
+    # Entry by entry, to rounding of the largest variance.
+    torch.testing.assert_close(shapes.squares(range(4)), expected, rtol=0, atol=1e-12 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_few_rows_take_few_numbers_and_every_sum_is_exact(uneven, weighted):
+    P, codes, weights = uneven
+    weights = weights if weighted else None
+    some = lambda rows: (P[rows], codes[rows], 1.0, None if weights is None else weights[rows])  # noqa: E731
+    none = learn(P[:0], codes[:0], 4)
+    whole = none.add(P, codes, weights=weights)
+    assert whole.ranks.tolist() == [1, 5, 12, K]
+    assert len(whole.moments) == (1 + 5 + 12) * K + K * (K + 1) // 2
+    expected = by_hand(P, codes, weights)
+    assert_squares(whole, expected)
+    order = torch.randperm(len(P), generator=torch.Generator().manual_seed(2))
+    parts = [none.add(*some(rows)) for rows in order.tensor_split(5)]
+    merged = parts[0].merge(parts[1]).merge(parts[2]).merge(parts[3]).merge(parts[4])
+    assert_squares(merged, expected)
+    torch.testing.assert_close(merged.sums, whole.sums)
+    assert_squares(merged.merge(parts[4], -1).merge(parts[4]), expected)
+    gone = torch.tensor([1, 2, 7, 17, 18, 19, 50])
+    left = torch.ones(len(P), dtype=torch.bool)
+    left[gone] = False
+    counts = torch.bincount(codes, weights)
+    removed = whole.remove(P[gone], codes[gone], counts, None if weights is None else weights[gone])
+    assert_squares(removed, by_hand(P[left], codes[left], None if weights is None else weights[left]))
+    assert removed.ranks.tolist() == [1, 3, 10, K]
+    both = whole.group([[0, 1], [2], [], [1, 2, 3]])
+    assert both.ranks.tolist() == [6, 12, 0, K]
+    torch.testing.assert_close(both.squares([0, 3]), torch.stack([expected[:2].sum(0), expected[1:].sum(0)]))
+
+
+def test_a_factor_tells_what_the_sum_tells_and_no_row(uneven):
+    P, codes, _ = uneven
+    mine = P[codes == 1]
+    mine[:, 0] = 0.0  # a plain QR factorisation would leave rows as they are where the first columns are zero
+    turn = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64))[0]
+    one, other = (learn(rows, torch.zeros(5, dtype=torch.int64), 1).moments for rows in (mine, turn @ mine))
+    torch.testing.assert_close(one, other)
+    assert float(torch.cdist(one.view(5, K), torch.cat([mine, -mine])).min()) > 0.1
+
+
+def test_terms_of_few_rows_are_those_of_their_covariance(uneven):
+    P, codes, _ = uneven
+    counts, nu = torch.tensor(COUNTS).double(), 7.0
+    shapes, queries = learn(P, codes, 4), P[::5] + 0.3
+    got = ShapeScores(shapes, counts, nu).add(queries, torch.zeros(len(queries), 4).double())
+    scatters = [
+        torch.cov(P[codes == code].T) * (n - 1) if n > 1 else P.new_zeros(K, K) for code, n in enumerate(COUNTS)
+    ]
+    common = sum(scatters) / (counts.sum() - 4)
+    common = common + 0.1 * common.diagonal().mean() * torch.eye(K)
+    terms = torch.zeros_like(got)
+    for code, n in enumerate(COUNTS):
+        own, away = (scatters[code] + nu * common) / (n - 1 + nu), queries - P[codes == code].mean(dim=0)
+        ratio = (away @ (torch.linalg.inv(common) - torch.linalg.inv(own)) * away).sum(dim=1)
+        ratio = (ratio + torch.logdet(common) - torch.logdet(own)) / 2
+        terms[:, code] = (n - 1) / (n - 1 + nu) * min(max((n - 10) / 20, 0.0), 1.0) * ratio.clamp_min(-20.0)
+    torch.testing.assert_close(got, terms)
+    scores, away = ShapeScores(shapes, counts, nu), queries - P[codes == 2].mean(dim=0)
+    matrix, constant = scores.quadratics([2])[0]
+    found = (away @ matrix * away).sum(dim=1) + constant
+    torch.testing.assert_close(torch.maximum(found, scores.floors[2]), terms[:, 2])
+
+
+def test_the_strength_is_that_of_whole_scatters(uneven, monkeypatch):
+    P, codes, _ = uneven
+    found = ShapeScores(learn(P, codes, 4), torch.tensor(COUNTS)).strength
+    monkeypatch.setattr(module, "_has_few_rows", lambda pieces, k: False)
+    whole = learn(P, codes, 4)
+    assert whole.ranks.tolist() == [K] * 4
+    assert ShapeScores(whole, torch.tensor(COUNTS)).strength == found
+
+
+def test_rows_never_learned_cannot_leave_a_factor(uneven):
+    P, codes, _ = uneven
+    with pytest.raises(UnlearnError):
+        learn(P, codes, 4).remove(50.0 + P[7:9], codes[7:9], torch.tensor(COUNTS))
+
+
+def test_files_with_moments_that_none_can_have_are_refused(uneven):
+    P, codes, _ = uneven
+    shapes, counts = learn(P, codes, 4), torch.tensor(COUNTS)
+    shapes.check()
+    assert shapes.is_plausible(counts)
+    for ranks in ([1, 5, 13, K], [-1, 5, 12, K], [2**62, 5, 12, K], [5, 1, 12, 12], [2, 5, 12, K]):
+        with pytest.raises(FileFormatError, match="moment"):
+            replace(shapes, ranks=torch.tensor(ranks)).check()
+    for factor in (0.1, 1e200):  # less spread than the sums need, and more than can be added up
+        assert not replace(shapes, moments=factor * shapes.moments).is_plausible(counts)
+    shapes.sums[2] += 3.0
+    with pytest.raises(NumericalError, match="must be those of some samples"):
+        ShapeScores(shapes, counts, strength=1.0).quadratics([2])

@@ -51,6 +51,12 @@ def test_against_the_whole_grid(make_classes, classes, width, rows, start, monke
     assert abs(step - wanted) <= 1
     assert alpha == pytest.approx(energy * 10 ** (step / 4))
     assert len(factored) <= 12
+    factored.clear()
+    assert choose_ridge(geometry, energy, step) == (alpha, step)  # from where it ended little is needed
+    assert len(factored) <= 5
+    monkeypatch.setattr(module, "SINGLE_ABOVE", 0)
+    monkeypatch.setattr(ClassGeometry, "factor", None)
+    assert choose_ridge(geometry, energy, start)[1] == step
 
 
 def test_many_classes_take_the_other_way(make_classes, monkeypatch):

@@ -86,7 +86,7 @@ def test_images_without_a_backbone_are_refused_before_anything_runs(spec: Path) 
         ('weights = "random"', "options = { test_sise = 0.2 }", "datasets 1.*nearest: 'test_size'"),
         ('weights = "random"', "options = { test_size = 2 }", "datasets 1: test_size must be"),
         ('weights = "random"', "backbone_options = 3", "datasets 1: 'backbone_options' should be"),
-        ('weights = "random"', 'recipe = "riche"', "datasets 1: recipe must be 'auto', 'final', 'rich', 'max' or"),
+        ('weights = "random"', 'recipe = "riche"', "datasets 1: recipe must be 'auto', 'fast', 'rich', 'best' or"),
     ],
 )
 def test_mistakes_are_found_with_their_table(spec: Path, old: str, new: str, message: str) -> None:

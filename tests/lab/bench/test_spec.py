@@ -123,6 +123,9 @@ def test_missing_data_set_stops_before_anything_runs(write_spec: WriteSpec) -> N
         expand(load_spec(write_spec(("blobs.npz", "blob.npz"))))
     with pytest.raises(DatasetNotFoundError, match="No folder or file 'no_such_set' here"):
         expand(load_spec(write_spec(('path = "blobs.npz"', 'name = "no_such_set"'))))
+    brought = ('path = "blobs.npz"', 'name = "no_such_set"\nbring = "python make.py blobs"')
+    with pytest.raises(DatasetNotFoundError, match=r"^Blobs is not here; this brings it: python make.py blobs$"):
+        expand(load_spec(write_spec(brought)))
 
 
 def test_too_many_disjoint_first_tasks_stop_before_anything_runs(write_spec: WriteSpec) -> None:

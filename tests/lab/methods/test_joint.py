@@ -19,6 +19,10 @@ def test_it_is_registered_with_the_published_settings() -> None:
     config = model.config()
     assert (config.epochs, config.batch_size, config.lr, config.head_lr) == (30, 128, 1e-4, 0.01)
     assert (config.momentum, config.weight_decay, config.schedule) == (0.9, 5e-4, "constant")
+    tuned = JointFineTuning(recipe="tuned", lr=0.5, train={"mixup": 0.7}).config()
+    assert (tuned.optimizer, tuned.lr, tuned.mixup, tuned.layer_decay) == ("adamw", 0.5, 0.7, 0.65)
+    with pytest.raises(ParameterError, match="recipe"):
+        JointFineTuning(recipe="best").config()
 
 
 def test_task_by_task_is_the_same_as_at_once_and_the_backbone_stays() -> None:
@@ -45,7 +49,7 @@ def test_it_learns_what_the_frozen_start_cannot_say() -> None:
     items, y = stripes(3, 20)
     test, z = stripes(3, 10, seed=7)
     untrained = JointFineTuning(tiny_vit(), epochs=1, lr=1e-12, head_lr=1e-12).fit(items, y)
-    model = JointFineTuning(tiny_vit(), epochs=150, batch_size=16, lr=0.002, head_lr=0.03).fit(items, y)
+    model = JointFineTuning(tiny_vit(), recipe="tuned", epochs=20, batch_size=16, lr=0.002).fit(items, y)
     assert untrained.score(test, z) < 0.5  # the random network sees next to no difference
     assert model.score(test, z) > 0.8
 

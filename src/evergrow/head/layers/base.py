@@ -1,4 +1,4 @@
-"""What a layer is, how its random units are drawn, and the Fourier layer that the recommended classifier uses.
+"""What a layer is, and how random units with weights of their own are drawn.
 
 The same seed gives the same units, however they are batched and wherever they run.
 """
@@ -9,7 +9,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -106,10 +105,7 @@ PAPER_SCALES = tuple(round(0.0008 + 0.0001 * step, 4) for step in range(33))
 AUTO_SPREADS = (0.3, 3.0)
 """Spread of pre-activations between which ``"auto"`` draws: from nearly affine to saturated units."""
 
-FOURIER_BANDWIDTH = 0.5
-"""Spread of the pre-activations of cosines for ``"spread"``. On training rows of four sets 0.25 to 0.7 do alike."""
-
-NAMED_SCALES = ("paper", "auto", "spread")
+NAMED_SCALES = ("paper", "auto")
 
 Scales = str | Sequence[float]
 
@@ -151,9 +147,8 @@ class UnitSampler:
     ----------
     Z : Tensor of shape (n, d)
         First-task features; ``"auto"`` scales and ``"points"`` biases look at them.
-    scales : "paper", "auto", "spread" or sequence of float
-        Scales of the weights. ``"auto"`` draws a spread of pre-activations for every unit, ``"spread"`` has the same
-        one for all, as cosines want.
+    scales : "paper", "auto" or sequence of float
+        Scales of the weights. ``"auto"`` draws a spread of pre-activations for every unit.
     bias : {"gaussian", "points", "phases"}
         ``"gaussian"``: ``b ~ N(0, scale^2)`` as in the paper. ``"points"``: ``b = -w . z_i`` for a random
         first-task sample, so that every unit bends where there is data. ``"phases"``: uniform on a full turn, for
@@ -162,21 +157,15 @@ class UnitSampler:
         Seed of the streams.
     purpose : str
         Name of the streams.
-    orthogonal : bool
-        Turn the weights of a block so that they are orthogonal, as far as there are dimensions; lengths stay.
     """
 
-    def __init__(
-        self, Z: Tensor, scales: Scales, bias: str, seed: int, purpose: str, *, orthogonal: bool = False
-    ) -> None:
+    def __init__(self, Z: Tensor, scales: Scales, bias: str, seed: int, purpose: str) -> None:
         if bias not in BIAS_RULES:
             raise ParameterError(f"bias must be one of {BIAS_RULES}, got {bias!r}")
-        self.Z, self.bias, self.seed, self.purpose, self.orthogonal = Z, bias, seed, purpose, orthogonal
-        named = scales if isinstance(scales, str) else ""
-        self.auto = named == "auto"
-        spreads = {"auto": AUTO_SPREADS, "spread": (FOURIER_BANDWIDTH,)}
-        if named in spreads:
-            self.scales = torch.tensor(spreads[named], dtype=torch.float64) / centred_rms(Z)
+        self.Z, self.bias, self.seed, self.purpose = Z, bias, seed, purpose
+        self.auto = isinstance(scales, str) and scales == "auto"
+        if self.auto:
+            self.scales = torch.tensor(AUTO_SPREADS, dtype=torch.float64) / centred_rms(Z)
         else:
             values = PAPER_SCALES if isinstance(scales, str) else tuple(float(value) for value in scales)
             self.scales = torch.tensor(values, dtype=torch.float64)
@@ -190,7 +179,10 @@ class UnitSampler:
         """Return unit normals (n_blocks, d + 1, block), float32, on the CPU; ``out`` is filled where it is given."""
         if out is None:
             out = torch.empty(n_blocks, self.Z.shape[1] + 1, block)
-        return _fill(out, self.seed, self.purpose, round_, self.orthogonal)
+        stream = generator(self.seed, self.purpose, round_)
+        for piece in out:  # one after the other, so that the first do not depend on how many follow
+            piece.normal_(generator=stream)
+        return out
 
     def units(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Turn the normals of a round into weights (d, m) and biases (m,) at one step of the schedule."""
@@ -213,10 +205,8 @@ class UnitSampler:
 
     def layer(self, count: int, block: int, first: int = 0, steps: int = 1) -> tuple[Tensor, Tensor]:
         """Return weights (d, count) and biases (count,): one block a round, cycling through steps of the schedule."""
-        pieces = []
-        for index in range(math.ceil(count / block)):
-            normals = _normals(self.seed, self.purpose, first + index, self.Z.shape[1], block, self.orthogonal)
-            pieces.append(self.units(first + index, normals, index % steps))
+        rounds = range(first, first + math.ceil(count / block))
+        pieces = [self.units(each, self.normals(each, 1, block), (each - first) % steps) for each in rounds]
         weights, biases = zip(*pieces, strict=True)
         return torch.cat(weights, dim=1)[:, :count].contiguous(), torch.cat(biases)[:count].contiguous()
 
@@ -226,76 +216,3 @@ class UnitSampler:
     def step_scale(self, step: int) -> float:
         """Return the scale of a step, for the log; with ``"auto"`` the middle of the range."""
         return float(self.scales.log().mean().exp()) if self.auto else float(self.scales[step])
-
-
-def _fill(out: Tensor, seed: int, purpose: str, round_: int, orthogonal: bool) -> Tensor:
-    """Fill blocks one after the other, so that the first do not depend on how many follow.
-
-    Orthogonal columns keep their lengths. Lengths and directions of normal vectors are independent, so that each column
-    alone is distributed as before. The last row is for biases and stays.
-    """
-    stream = generator(seed, purpose, round_)
-    for piece in out:
-        piece.normal_(generator=stream)
-        if orthogonal:
-            for columns in torch.split(piece[:-1], len(piece) - 1, dim=1):
-                normals = columns.to(torch.float64)
-                basis, triangle = torch.linalg.qr(normals)
-                signs = torch.where(triangle.diagonal() < 0.0, -1.0, 1.0)
-                columns.copy_(basis * signs * normals.norm(dim=0))
-    return out
-
-
-@lru_cache(maxsize=12)  # 3,000 units: a process that begins many models with one backbone draws them once
-def _normals(seed: int, purpose: str, round_: int, width: int, block: int, orthogonal: bool) -> Tensor:
-    """Return the normals (1, width + 1, block) of a round, which nobody may change in place."""
-    return _fill(torch.empty(1, width + 1, block), seed, purpose, round_, orthogonal)
-
-
-# -- Fourier units ------------------------------------------------------------------------------------------------
-
-
-@LAYERS.register("fourier")
-@dataclass(frozen=True)
-class FourierLayer(Layer):
-    """Random Fourier features ``h = sqrt(2 / L) cos(z W + b)`` of the Gaussian kernel.
-
-    Parameters
-    ----------
-    n_units : int
-        Width L; 0 leaves the features themselves with a constant.
-    direct_link : bool
-        Put the features beside the units.
-    gamma : float or "spread"
-        Kernel ``exp(-gamma |z - z'|^2)``: weights are ``N(0, 2 gamma)``. ``"spread"`` sets a bandwidth of twice the
-        root mean square distance of first-task rows from their mean.
-    orthogonal : bool
-        Orthogonal directions within blocks of 256 units, instead of independent ones.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from evergrow.head.layers import FourierLayer
-    >>> Z = torch.zeros(2, 3, dtype=torch.float64)
-    >>> H = FourierLayer(n_units=2000, gamma=1.0, direct_link=False).build(Z, torch.eye(2)).transform(Z)
-    >>> bool(abs((H @ H.T)[0, 1] - 1.0) < 0.1)
-    True
-    """
-
-    n_units: int = 3000
-    direct_link: bool = True
-    gamma: float | str = "spread"
-    orthogonal: bool = True
-
-    def __post_init__(self) -> None:
-        check_number("n_units", self.n_units, low=0, integer=True)
-        if self.gamma != "spread":
-            check_number("gamma", self.gamma, low=0, low_open=True)
-
-    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
-        """Draw frequencies and phases; only the bandwidth may depend on Z."""
-        scales: Scales = "spread" if isinstance(self.gamma, str) else (math.sqrt(2.0 * self.gamma),)
-        sampler = UnitSampler(Z, scales, "phases", seed, "fourier", orthogonal=self.orthogonal)
-        weights, bias = sampler.layer(self.n_units, UNITS_PER_DRAW)
-        # The gain makes inner products of rows approximate the kernel.
-        return FeatureMap(weights=weights, bias=bias, activation="cos", gain=math.sqrt(2.0 / self.n_units))

@@ -10,12 +10,14 @@ With the name of an ONNX operator, layers that use it can be exported.
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from evergrow.core.errors import InputError
 from evergrow.core.record import Between, Spec, record, require
@@ -207,19 +209,12 @@ def check_weights(weights: tuple[float, ...]) -> None:
     require(within, f"a block has a weight that is not from {low:g} to {high:g}")
 
 
-@record("feature-map")
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FeatureMap:
-    """A frozen map from d features to rows ``[gain g(z W + b), scale (z - centre), 1]``; each part may be missing.
+class FeatureMap(ABC):
+    """A frozen map from d features to rows ``[gain units(z), scale (z - centre), 1]``; each part may be missing.
 
     Parameters
     ----------
-    weights : Tensor of shape (d, L)
-        Input weights of the units; float32, since that is how they are drawn, and exact in any wider type.
-    bias : Tensor of shape (L,)
-        Biases, float64 where they depend on the data.
-    activation : str
-        Name of g.
     gain : float
         What all activations are multiplied by.
     centre : Tensor of shape (d,) or None
@@ -240,38 +235,25 @@ class FeatureMap:
     torch.Size([8, 8])
     """
 
-    weights: Annotated[Tensor, Spec(("d", "L"), dtype=None)]
-    bias: Annotated[Tensor, Spec(("L",), dtype=None)]
-    activation: str
     gain: Annotated[float, Between(above=0.0)] = 1.0
     centre: Annotated[Tensor, Spec(("d",))] | None = None
     scale: Annotated[float, Between(0.0)] = 1.0
     intercept: bool = False
     construction: Construction | None = None
 
-    def check(self) -> None:
-        """Raise :class:`FileFormatError` unless a file holds a map that can be."""
-        require(self.activation in ACTIVATIONS, f"there is no activation {self.activation!r}")
-        floating = (torch.float32, torch.float64)
-        require({self.weights.dtype, self.bias.dtype} <= set(floating), "units are not floating-point numbers")
-        require(self.n_features_in > 0, "units have no inputs")
-        require(self.n_outputs > 0, "it has no outputs")
-        require(self.n_guided <= self.n_units, "more units were selected than there are")
-
     @property
-    def device(self) -> torch.device:
-        """Where the units are."""
-        return self.weights.device
-
-    @property
+    @abstractmethod
     def n_features_in(self) -> int:
         """Width d of the input."""
-        return int(self.weights.shape[0])
 
     @property
+    @abstractmethod
     def n_units(self) -> int:
         """Number L of random units."""
-        return int(self.weights.shape[1])
+
+    @abstractmethod
+    def hidden(self, Z: Tensor) -> Tensor:
+        """Return the activations (n, L) of the units, in the floating type of ``Z``."""
 
     @property
     def n_outputs(self) -> int:
@@ -294,6 +276,12 @@ class FeatureMap:
         return () if self.construction is None else self.construction.log
 
     @property
+    def device(self) -> torch.device:
+        """Where the tensors of the map are."""
+        tensors = (value for value in vars(self).values() if isinstance(value, Tensor))
+        return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the map."""
         return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
@@ -304,10 +292,7 @@ class FeatureMap:
 
     def transform(self, Z: Tensor) -> Tensor:
         """Return the rows (n, n_outputs) of features Z (n, d), in the floating type of ``Z``."""
-        parts = []
-        if self.n_units:
-            H = ACTIVATIONS[self.activation](torch.addmm(self.bias.to(Z), Z, self.weights.to(Z)))
-            parts.append(H if self.gain == 1.0 else H.mul_(self.gain))
+        parts = [self.hidden(Z)] if self.n_units else []
         if self.centre is not None:
             parts.append((Z - self.centre.to(Z)) * self.scale)
         if self.intercept:
@@ -329,13 +314,17 @@ class FeatureMap:
             squares += float(H.to(torch.float64).square().sum())
         return squares - float(total.square().sum()) / Z.shape[0]
 
-    def units(self) -> FeatureMap:
+    def units(self) -> Self:
         """Return the random units alone, on the CPU."""
-        return FeatureMap(weights=self.weights.cpu(), bias=self.bias.cpu(), activation=self.activation, gain=self.gain)
+        tensors = {name: value.cpu() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        parts: dict[str, Any] = {**tensors, "centre": None}
+        return dataclasses.replace(self, **parts, scale=1.0, intercept=False, construction=None)
 
     def same_map(self, other: FeatureMap) -> bool:
         """Whether both maps are the same function, bit for bit."""
-        for name in ("activation", "gain", "scale", "intercept", "weights", "bias", "centre"):
+        if type(self) is not type(other):
+            return False
+        for name in {field.name for field in dataclasses.fields(self)} - {"construction"}:
             mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
                 if not torch.equal(mine, theirs.to(mine.device)):
@@ -343,6 +332,52 @@ class FeatureMap:
             elif mine is not theirs and mine != theirs:
                 return False
         return True
+
+
+@record("dense-map")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DenseMap(FeatureMap):
+    """Units ``gain g(z W + b)`` with weights of their own, beside the other parts of a map.
+
+    Parameters
+    ----------
+    weights : Tensor of shape (d, L)
+        Input weights of the units; float32, since that is how they are drawn, and exact in any wider type.
+    bias : Tensor of shape (L,)
+        Biases, float64 where they depend on the data.
+    activation : str
+        Name of g.
+    gain, centre, scale, intercept, construction
+        As of :class:`FeatureMap`.
+    """
+
+    weights: Annotated[Tensor, Spec(("d", "L"), dtype=None)]
+    bias: Annotated[Tensor, Spec(("L",), dtype=None)]
+    activation: str
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` unless a file holds a map that can be."""
+        require(self.activation in ACTIVATIONS, f"there is no activation {self.activation!r}")
+        floating = (torch.float32, torch.float64)
+        require({self.weights.dtype, self.bias.dtype} <= set(floating), "units are not floating-point numbers")
+        require(self.n_features_in > 0, "units have no inputs")
+        require(self.n_outputs > 0, "it has no outputs")
+        require(self.n_guided <= self.n_units, "more units were selected than there are")
+
+    @property
+    def n_features_in(self) -> int:
+        """Width d of the input."""
+        return int(self.weights.shape[0])
+
+    @property
+    def n_units(self) -> int:
+        """Number L of random units."""
+        return int(self.weights.shape[1])
+
+    def hidden(self, Z: Tensor) -> Tensor:
+        """Return the activations (n, L) of the units, in the floating type of ``Z``."""
+        H = ACTIVATIONS[self.activation](torch.addmm(self.bias.to(Z), Z, self.weights.to(Z)))
+        return H if self.gain == 1.0 else H.mul_(self.gain)
 
 
 def link_only(Z: Tensor) -> FeatureMap:
@@ -356,7 +391,7 @@ def link_only(Z: Tensor) -> FeatureMap:
     [[2.0, 3.0, 1.0]]
     """
     d, device = Z.shape[1], Z.device
-    return FeatureMap(
+    return DenseMap(
         weights=torch.zeros(d, 0, device=device),
         bias=torch.zeros(0, device=device),
         activation="identity",

@@ -37,7 +37,7 @@ from evergrow.core.errors import ConstructionError, ConstructionWarning, LabelEr
 from evergrow.core.progress import meter
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.layers.base import BIAS_RULES, LAYERS, Layer, Scales, UnitSampler, check_scales
-from evergrow.head.layers.feature_map import ACTIVATIONS, BlockRecord, Construction, FeatureMap
+from evergrow.head.layers.feature_map import ACTIVATIONS, BlockRecord, Construction, DenseMap, FeatureMap
 from evergrow.head.linalg.factor import symmetric_eigh
 
 CONSTRUCTION_ALPHA = 0.01
@@ -70,9 +70,9 @@ class GuidedLayer(Layer):
         r: a block is admissible if it takes at least ``1 - r`` of the squared residual.
     tol : float
         Root mean square residual at which the construction has converged.
-    scales : "paper", "auto", "spread" or sequence of float
+    scales : "paper", "auto" or sequence of float
         Scales xi of the random weights. ``"paper"`` belongs to un-normalised ViT-B/16 features; ``"auto"`` sets the
-        spread of pre-activations from the first task, ``"spread"`` one bandwidth as cosines want.
+        spread of pre-activations from the first task.
     activation : str
         Activation of the units.
     bias : {"gaussian", "points", "phases"}
@@ -150,7 +150,7 @@ class GuidedLayer(Layer):
             )
         weights, biases = zip(*search.units, strict=True)
         grown = Construction(status, guided, form, tuple(search.log))
-        return FeatureMap(
+        return DenseMap(
             weights=torch.cat(weights, dim=1), bias=torch.cat(biases), activation=self.activation, construction=grown
         )
 

@@ -69,7 +69,7 @@ class RecursiveState(RidgeState):
     [0.5, 1.5]
     """
 
-    inverse: Annotated[Tensor, Spec(("k", "k"))]
+    inverse: Annotated[Tensor, Spec(("k", "k"), symmetric=True)]
     weights: Annotated[Tensor, Spec(("k", "C"), largest=LARGEST_WEIGHT)]
     alpha: Annotated[float, Between(above=0.0)]
 
@@ -106,6 +106,7 @@ class RecursiveState(RidgeState):
             sq_targets += float(Y_all.square().sum())
         if not bool(torch.isfinite(weights).all()):
             raise NumericalError("The recursion left the range of numbers. Raise alpha, or use solver='dense'.")
+        inverse = inverse.tril() + inverse.tril(-1).T  # symmetric to the last digit, as a file holds it
         seen = self._plus(count, sq_targets, sign)
         return dataclasses.replace(self, inverse=inverse, weights=weights, cross=cross, **seen)
 

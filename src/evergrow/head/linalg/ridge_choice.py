@@ -55,6 +55,9 @@ fewer, so that a ridge does not depend on the form that the same rows are kept i
 EXACT_BELOW, EXACT_ABOVE = 512, 1024
 """Degrees of freedom below which the trace is exact instead, on layers wider than that: an error of the estimate would
 be much of so few. Such rows are kept in few coordinates, where it costs little."""
+SINGLE_ABOVE = 1200
+"""Order above which scores are computed in single precision, in half of the time: they choose among quarters of a
+decade. A matrix that single precision cannot factor without help is factored in double precision."""
 _PER_DECADE = 4
 _LOWEST, _HIGHEST = -6 * _PER_DECADE, 2 * _PER_DECADE
 
@@ -332,7 +335,10 @@ def choose_ridge(geometry: ClassGeometry, energy: float, start: int | None = Non
     within = float(geometry.scatter.diagonal().sum())
     if search.free < 1.0 or within <= 1e-10 * float(geometry.stats.gram.diagonal().sum()):
         return search.energy, 0  # one row of each class, or copies: nothing is known of the spread within classes
-    best = search.minimum(0 if start is None else start)
+    if start is not None and (step := search.at_bound(start)) is not None:
+        return search.alpha(step), step
+    # The minimiser that an earlier search found lies half a decade above the ridge.
+    best = search.minimum(0) if start is None else search.minimum(start + _PER_DECADE // 2, is_near=True)
     step = search.within_leverage(max(best - _PER_DECADE // 2, _LOWEST))
     return search.alpha(step), step
 
@@ -353,6 +359,8 @@ class _Search:
         self.signs = signs if basis is None else basis.T @ signs
         self.order = float(len(means)) if self.is_exact else float(self.signs.square().sum()) / PROBES
         self._tried: dict[int, tuple[float, float]] = {}
+        is_large = len(means) > SINGLE_ABOVE and not self.is_exact
+        self._single = geometry.scatter.to(torch.float32) if is_large else None
 
     def alpha(self, step: int) -> float:
         return float(self.energy * 10.0 ** (step / _PER_DECADE))
@@ -363,12 +371,32 @@ class _Search:
     def gcv(self, step: int) -> float:
         return self.judge(step)[1]
 
-    def minimum(self, start: int) -> int:
+    def at_bound(self, start: int) -> int | None:
+        """Return the step at which leverage meets its bound while the score still falls; None if not just below one."""
+        if self.leverage(start) < 0.5 * MAX_LEVERAGE:
+            return None
+        for step in range(start, max(start - _PER_DECADE, _LOWEST), -1):
+            if self.leverage(step) > MAX_LEVERAGE or not self.gcv(step - 1) < self.gcv(step):
+                return None
+            if self.leverage(step - 1) > MAX_LEVERAGE:
+                return step
+        return None
+
+    def minimum(self, start: int, *, is_near: bool = False) -> int:
         """Return the step of smallest cross-validation, or one near the bound of leverage where that decides.
 
         Whole decades are tried, always the same ones, then halves, and a parabola through the three lowest gives the
-        step between: the choice then depends on the data alone and hardly on where the search began.
+        step between: the choice then depends on the data alone and hardly on where the search began. Near the minimum
+        halves are tried at once: one that is lower than both of its neighbours is what the search would end at.
         """
+        half = _PER_DECADE // 2
+        near = half * round(start / half)
+        for _ in range(2 if is_near else 0):
+            if not _LOWEST < near < _HIGHEST or self.leverage(near - half) > MAX_LEVERAGE:
+                break
+            if self.gcv(near) < min(self.gcv(near - half), self.gcv(near + half)):
+                return self._between(near)
+            near += half if self.gcv(near + half) < self.gcv(near - half) else -half
         place = min(max(_PER_DECADE * round(start / _PER_DECADE), _LOWEST), _HIGHEST)
         while place < _HIGHEST and self.leverage(place) > MAX_LEVERAGE:
             place += _PER_DECADE
@@ -380,8 +408,11 @@ class _Search:
             place -= _PER_DECADE
         if place in (_LOWEST, _HIGHEST):
             return place
+        return self._between(min((place - half, place, place + half), key=self.gcv))
+
+    def _between(self, place: int) -> int:
+        """Return the lowest step of a parabola through the scores at a step and half a decade to either side."""
         half = _PER_DECADE // 2
-        place = min((place - half, place, place + half), key=self.gcv)
         scores = [self.gcv(place + move) for move in (-half, 0, half)]
         if not all(map(math.isfinite, scores)):
             return place
@@ -391,6 +422,8 @@ class _Search:
 
     def within_leverage(self, step: int) -> int:
         """Return the step, or the first one above it whose leverage is within bounds."""
+        if any(known <= step and found[0] <= MAX_LEVERAGE for known, found in self._tried.items()):
+            return step  # leverage falls as the ridge grows
         below = step
         while step < _HIGHEST and self.leverage(step) > MAX_LEVERAGE:
             below, step = step, min(step + _PER_DECADE // 2, _HIGHEST)
@@ -409,8 +442,7 @@ class _Search:
         alpha, counts = self.alpha(step), self.geometry.counts
         kept = counts > 0
         counts, means = counts[kept], self.centred[:, kept]
-        factor = self.geometry.factor(alpha)
-        solved, trace = self._solve(factor, self.centred)
+        solved, trace = self._solve(self._factor(alpha), self.centred)
         solved = solved[:, kept]
         if 2 * len(counts) > self.width:
             explained, total = self.explained_by_total(alpha, counts, means)
@@ -430,6 +462,14 @@ class _Search:
         self._tried[step] = leverage, score
         return leverage, score
 
+    def _factor(self, alpha: float) -> CholeskyFactor:
+        """Factor ``S_w + alpha I``, in single precision where that is enough."""
+        if self._single is not None:
+            factor = safe_cholesky(self._single, shift=alpha)
+            if factor.jitter == 0.0:
+                return factor
+        return self.geometry.factor(alpha)
+
     def explained_by_total(self, alpha: float, counts: Tensor, means: Tensor) -> tuple[float, float]:
         """Return what the regression explains and ``tr (T + alpha I)^-1``, by factoring T: for many classes."""
         cross = means * counts
@@ -439,5 +479,6 @@ class _Search:
 
     def _solve(self, factor: CholeskyFactor, rhs: Tensor) -> tuple[Tensor, float]:
         """Return a solution, and the trace of the inverse, which is estimated from the signs where they serve."""
-        solved, probes = torch.split(factor.solve(torch.cat([rhs, self.signs], dim=1)), [rhs.shape[1], PROBES], dim=1)
+        both = torch.cat([rhs, self.signs], dim=1).to(factor.lower.dtype)
+        solved, probes = torch.split(factor.solve(both).to(rhs), [rhs.shape[1], PROBES], dim=1)
         return solved, factor.trace_inverse() if self.is_exact else float((self.signs * probes).sum()) / PROBES

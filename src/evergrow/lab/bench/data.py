@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from evergrow.core.errors import ParameterError
+from evergrow.core.errors import DatasetNotFoundError, ParameterError
 from evergrow.data import Dataset, FeatureSet
 from evergrow.data.arrays import origin_fingerprint
 from evergrow.data.items import Items
@@ -45,12 +45,15 @@ class DataEntry:
         For images and texts.
     options : dict
         Fields of :class:`evergrow.data.DataOptions`.
+    bring : str
+        The command that makes the data, for those who do not have them.
     """
 
     source: str
     label: str
     backbone: BackboneEntry | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    bring: str = ""
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,11 @@ class DataSource:
     def _load(self, entry: DataEntry) -> FeatureSet | Dataset:
         if self._data is None or self._entry != entry:
             self._data = self._backbone = self._features = None  # let go of the old one first
-            self._data = load_benchmark(os.fspath(entry.source), **entry.options)
+            try:
+                self._data = load_benchmark(os.fspath(entry.source), **entry.options)
+            except DatasetNotFoundError as error:
+                if not entry.bring:
+                    raise
+                raise DatasetNotFoundError(f"{entry.label} is not here; this brings it: {entry.bring}") from error
             self._entry = entry
         return self._data

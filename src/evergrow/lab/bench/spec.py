@@ -27,6 +27,7 @@ A spec looks like this; paths in it are relative to its own folder::
     backbone_options = { img_size = 224 }
     recipe = "rich"                     # blocks from several depths of the pass; "final" (the default) or a list
     options = { test_size = 0.2 }       # the settings of evergrow.data.DataOptions
+    bring = "python make_birds.py"      # what to run where the data are missing; the message says so
 
     [[protocols]]
     initial = 0                         # the settings of evergrow.lab.streams.Protocol
@@ -130,6 +131,7 @@ class _DataTable:
     preset: str | dict[str, Any] = "timm"
     backbone_options: dict[str, Any] = field(default_factory=dict)
     recipe: str | list[str] = "final"
+    bring: str = ""
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,7 @@ class _Reader:
         # A path with a folder in it is never mistaken for a name.
         source = table.name or os.path.join(self._path.parent or ".", table.path)
         label = table.label or table.name or Path(source).stem
-        return DataEntry(source, label, self._backbone(table, values, where), table.options)
+        return DataEntry(source, label, self._backbone(table, values, where), table.options, table.bring)
 
     def _backbone(self, table: _DataTable, values: dict[str, Any], where: str) -> BackboneEntry | None:
         if not table.backbone:
@@ -266,10 +268,10 @@ class _Reader:
         self._checked(where, check_recipe, table.recipe)
         if isinstance(table.preset, dict):
             self._settings(Preprocessing, table.preset, where)
-        weights = self._weights(table.weights, where)
+        weights = self._weights(table.weights, table.bring, where)
         return BackboneEntry(table.backbone, weights, table.preset, table.backbone_options, table.recipe)
 
-    def _weights(self, weights: str | None, where: str) -> str | None:
+    def _weights(self, weights: str | None, bring: str, where: str) -> str | None:
         """Return where weights come from; a file is relative to the spec or lies in a folder that data come from."""
         if weights is None or weights in WEIGHT_SOURCES:
             return weights
@@ -278,7 +280,8 @@ class _Reader:
         if file is None:
             looked = ", ".join(str(folder) for folder in folders)
             known = ", ".join(map(repr, WEIGHT_SOURCES.names()))
-            self._fail(where, f"no weights {weights!r}: they are {known} or a file; looked in {looked}")
+            hint = f"; this brings what there is: {bring}" if bring else ""
+            self._fail(where, f"no weights {weights!r}: they are {known} or a file; looked in {looked}{hint}")
         return str(file)
 
     def _table(self, kind: type[SettingsT], values: Any, where: str) -> SettingsT:

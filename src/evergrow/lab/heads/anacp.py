@@ -56,7 +56,7 @@ class _Learned:
     heads: tuple[RidgeModel, ...]
     output: FeatureMap
     counts: Annotated[Tensor, Spec(("C",), "int64")]
-    spread: Annotated[Tensor, Spec(("d", "d"))]
+    spread: Annotated[Tensor, Spec(("d", "d"), symmetric=True)]
     sums: Annotated[Tensor, Spec(("d", "C"))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -14,8 +15,8 @@ from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
-from evergrow.head.layers import FourierLayer
-from evergrow.head.layers.feature_map import check_contrast
+from evergrow.head.layers.base import UNITS_PER_DRAW, UnitSampler
+from evergrow.head.layers.feature_map import DenseMap, check_contrast
 from evergrow.head.linalg.factor import symmetric_eigh
 from evergrow.head.linalg.scatter import ClassGeometry
 from evergrow.head.maps import LayerMap, layer_map
@@ -137,8 +138,7 @@ class KLDAClassifier(IncrementalClassifier):
         self._seed = resolve_seed(self.random_state)
         self._gamma = median_gamma(Z, self._seed) if isinstance(self.gamma, str) else float(self.gamma)
         seeds = range(self._seed, self._seed + self.n_ensembles)
-        spec = FourierLayer(self.n_units, direct_link=False, gamma=self._gamma, orthogonal=False)
-        layers = [spec.build(Z, Z, seed=seed) for seed in seeds]
+        layers = [fourier_units(Z, self.n_units, self._gamma, seed) for seed in seeds]
         for layer in layers:
             check_contrast(layer, Z)
         return [empty_model(layer, float(self.alpha)) for layer in layers]
@@ -206,6 +206,13 @@ class KLDAClassifier(IncrementalClassifier):
         """The bandwidth in use."""
         self._require_fitted()
         return self._gamma
+
+
+def fourier_units(Z: Tensor, n_units: int, gamma: float, seed: int) -> DenseMap:
+    """Return random Fourier features of the kernel ``exp(-gamma |z - z'|^2)`` with independent normal weights."""
+    sampler = UnitSampler(Z, (math.sqrt(2.0 * gamma),), "phases", seed, "fourier")
+    weights, bias = sampler.layer(n_units, UNITS_PER_DRAW)
+    return DenseMap(weights=weights, bias=bias, activation="cos", gain=math.sqrt(2.0 / n_units))
 
 
 def median_gamma(Z: Tensor, seed: int, rows: int = 1000) -> float:

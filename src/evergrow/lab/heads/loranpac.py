@@ -33,7 +33,7 @@ class _Learned:
     layer: FeatureMap
     cross: Annotated[Tensor, Spec(("L", "C"), dtype=None)]
     basis: Annotated[Tensor, Spec(("L", "k"), dtype=None)]
-    core: Annotated[Tensor, Spec(("k", "k"))]
+    core: Annotated[Tensor, Spec(("k", "k"), symmetric=True)]
 
 
 @HEADS.register("loranpac")

@@ -12,6 +12,7 @@ from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer
 from evergrow.head.layers.base import UNITS_PER_DRAW, Scales, UnitSampler, check_scales
+from evergrow.head.layers.feature_map import DenseMap
 
 
 @LAYERS.register("gaussian")
@@ -63,7 +64,7 @@ class GaussianLayer(Layer):
         sampler = UnitSampler(Z, self._scales, rule, seed, "gaussian")
         weights, bias = sampler.layer(self.n_units, UNITS_PER_DRAW, steps=sampler.n_scales)
         bias = torch.zeros_like(bias) if self.bias == "none" else bias
-        return FeatureMap(weights=weights, bias=bias, activation=self.activation)
+        return DenseMap(weights=weights, bias=bias, activation=self.activation)
 
 
 @LAYERS.register("uniform")
@@ -108,4 +109,4 @@ class UniformLayer(Layer):
         drawn = torch.cat(pieces, dim=1)[:, : self.n_units]
         weights = ((2.0 * drawn - 1.0) / math.sqrt(width)).contiguous().to(Z.device)
         bias = torch.zeros(self.n_units, device=Z.device)
-        return FeatureMap(weights=weights, bias=bias, activation=self.activation)
+        return DenseMap(weights=weights, bias=bias, activation=self.activation)

@@ -15,7 +15,7 @@ from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_matrix, check_number
 from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer
 from evergrow.head.layers.base import check_scales
-from evergrow.head.layers.feature_map import BlockRecord, Construction
+from evergrow.head.layers.feature_map import BlockRecord, Construction, DenseMap
 from evergrow.head.layers.guided import Residual
 
 SCN_SCALES = (0.5, 1.0, 3.0, 5.0, 7.0, 9.0, 15.0, 25.0, 50.0, 100.0, 150.0, 200.0)
@@ -116,7 +116,7 @@ class SCSMLayer(Layer):
             raise ConstructionError("the construction must accept at least one unit, but none was admissible")
         grown = Construction(status, len(weights), form, tuple(log))  # type: ignore[arg-type]
         units, bias = torch.stack(weights, dim=1), torch.stack(biases)
-        return FeatureMap(weights=units, bias=bias, activation=self.activation, construction=grown)
+        return DenseMap(weights=units, bias=bias, activation=self.activation, construction=grown)
 
     def _search(
         self, residual: Residual, width: int, seed: int

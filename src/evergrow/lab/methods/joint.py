@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -11,13 +12,36 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from evergrow.adapt.fsa import CosineHead, Network
+from evergrow.adapt.fsa import CosineHead, LinearHead, Network
 from evergrow.adapt.loop import train
-from evergrow.adapt.settings import TrainConfig, TrainPrecision
+from evergrow.adapt.settings import TrainConfig
+from evergrow.core.validation import check_choice
 from evergrow.data.items import Items, concat_items
 from evergrow.lab.methods.cost import Cost, inference_gflops, training_cost, training_gflops
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels
 from evergrow.lab.methods.tuned_passes import run_network
+
+RECIPES = {
+    "ranpac": (CosineHead, TrainConfig(epochs=30, batch_size=128, lr=1e-4, head_lr=0.01, schedule="constant")),
+    "tuned": (
+        LinearHead,
+        TrainConfig(
+            epochs=60,
+            batch_size=128,
+            lr=2e-3,
+            weight_decay=0.05,
+            optimizer="adamw",
+            schedule="warm-cosine",
+            crop_scale=(0.5, 1.0),
+            interpolation="evaluation",
+            mixup=0.4,
+            label_smoothing=0.1,
+            drop_path=0.2,
+            layer_decay=0.65,
+        ),
+    ),
+}
+"""Ways of joint fine-tuning by name: the classifier, and the settings."""
 
 
 @IMAGE_METHODS.register("joint-ft")
@@ -27,20 +51,21 @@ class JointFineTuning(ImageClassifier):
 
     A reference for what training could reach, not a continual learner: it **keeps all images** it has been given
     and trains from the backbone's weights anew when asked for an answer after an update. The backbone stays as it is;
-    a copy of its network is trained, with a cosine classifier on top. ``cost_`` is that of the last training.
+    a copy of its network is trained, with a classifier on top. ``cost_`` is that of the last training.
 
     Parameters
     ----------
     backbone : ImageBackbone, str or None
         Where training starts from. None takes the strongest whose weights are on this machine.
-    epochs, batch_size : int
-        30 and 128: the RanPAC repository.
-    lr, head_lr : float
-        1e-4 for the network and 0.01 for the classifier, constant: the RanPAC repository.
-    momentum, weight_decay : float
-        0.9 and 5e-4 of SGD: the RanPAC repository.
-    precision : {"auto", "float32", "bfloat16", "float16"}
-        See :class:`~evergrow.adapt.TrainConfig`.
+    recipe : {"ranpac", "tuned"}
+        ``"ranpac"``: SGD of the RanPAC repository, 30 epochs, a cosine classifier: the rivals' protocol.
+        ``"tuned"``: what people do today for a few thousand images (AdamW, a smaller step for earlier blocks, mild
+        crops, mixup, drop path, label smoothing), 60 epochs, a linear classifier; its settings were chosen on training
+        images (``experiments/tuning.py``).
+    epochs, batch_size, lr, head_lr : optional
+        In place of the recipe's.
+    train : mapping, optional
+        Any other settings of :class:`~evergrow.adapt.TrainConfig` in place of the recipe's.
     progress : bool
         Whether to show a progress bar.
     random_state : int, numpy generator or None
@@ -65,29 +90,22 @@ class JointFineTuning(ImageClassifier):
 
     backbone: Any = None
     _: KW_ONLY
-    epochs: int = 30
-    batch_size: int = 128
-    lr: float = 1e-4
-    head_lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    precision: TrainPrecision = "auto"
+    recipe: str = "ranpac"
+    epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    head_lr: float | None = None
+    train: Mapping[str, Any] | None = None
     progress: bool = False
     random_state: Any = 0
     device: str | torch.device = "auto"
 
     def config(self) -> TrainConfig:
         """Return how the network is trained."""
-        return TrainConfig(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            lr=self.lr,
-            head_lr=self.head_lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            schedule="constant",
-            precision=self.precision,
-        )
+        check_choice("recipe", self.recipe, RECIPES)
+        given = {name: getattr(self, name) for name in ("epochs", "batch_size", "lr", "head_lr")}
+        changes = {name: value for name, value in given.items() if value is not None}
+        return RECIPES[self.recipe][1].changed(**{**(self.train or {}), **changes})
 
     def _check_params(self) -> None:
         self.config()
@@ -117,7 +135,7 @@ class JointFineTuning(ImageClassifier):
         size = self.base_.transform.size
         log = train(
             network,
-            config.groups(network.backbone.parameters(), network.head.parameters()),
+            config.groups(network.backbone, network.head),
             items,
             codes,
             config,
@@ -133,7 +151,7 @@ class JointFineTuning(ImageClassifier):
 
     def _new_network(self) -> Network:
         """Return the backbone's network with a fresh classifier for all classes."""
-        head = CosineHead(self.base_.n_features, len(self.arrival_), self.seed_, "joint-ft")
+        head = RECIPES[self.recipe][0](self.base_.n_features, len(self.arrival_), self.seed_, "joint-ft")
         return Network(copy.deepcopy(self.base_.module).requires_grad_(True), head).to(self.device_)
 
     def _scores(self, items: Items) -> Tensor:

@@ -1,0 +1,147 @@
+"""``evergrow sort``: the images of a folder into a folder for each class, and back again."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from evergrow.cli import options
+from evergrow.cli.console import Answer, listed, note_line, percent, plural, table
+from evergrow.cli.models import load_model
+from evergrow.cli.registry import command
+from evergrow.core.errors import ParameterError
+
+if TYPE_CHECKING:
+    from evergrow.learner.sorting import SortedFile
+
+_EXAMPLES = 3
+
+
+@command("sort", panel="Ask")
+def sort_command(
+    model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="The model file.")] = None,
+    folder: Annotated[Path | None, typer.Argument(metavar="FOLDER")] = None,
+    into: Path | None = None,
+    move: bool = False,
+    copy: bool = False,
+    link: bool = False,
+    unknown: str = "unknown",
+    least: Annotated[float, typer.Option("--min", min=0, max=1)] = 0.8,
+    false_alarm: options.FalseAlarm = 0.05,
+    undo: Path | None = None,
+    run: options.RunOptions = options.RUN,
+) -> Answer:
+    """Sort the images of FOLDER into a folder for each class.
+
+    Without --move, --copy or --link nothing is touched: it shows what would go where. Images of no learned class go to
+    a folder of their own, and so do answers that are not sure. OUT/sorted.csv lists every file with its answer and
+    probability. No file is overwritten. After an interruption the same command goes on, and --undo takes all back.
+
+    For example:
+
+      evergrow sort birds.evg photos/ --into sorted/
+
+      evergrow sort birds.evg photos/ --into sorted/ --move
+
+      evergrow sort birds.evg photos/ --into sorted/ --copy --min 0.9 --unknown other
+
+      evergrow sort --undo sorted/sorted.csv
+
+    Exit codes: 0 done, 1 done but some files were left in place, 2 bad input or a full disk, 3 another process sorts
+    into the folder, 130 interrupted.
+
+    Parameters
+    ----------
+    folder
+        Folder of images, in subfolders too.
+    into : OUT
+        Folder of the sorted images; made if missing.
+    move
+        Move the files.
+    copy
+        Copy them.
+    link
+        Make symbolic links to them.
+    unknown : NAME
+        Folder of images of no learned class.
+    least
+        Probability below which an image goes to the folder unsure.
+    undo : TABLE
+        Take back what this table lists.
+    """
+    from evergrow.learner.sorting import TABLE, plan_sort, read_table, sort_folder
+
+    if undo is not None:
+        if model is not None:
+            raise ParameterError("--undo takes only the table, such as sorted/sorted.csv.")
+        return _undone(undo, run)
+    if model is None or folder is None or into is None:
+        raise ParameterError("Name a model, a folder of images, and by --into the folder to sort them into.")
+    chosen = [name for name, wanted in (("move", move), ("copy", copy), ("link", link)) if wanted]
+    if len(chosen) > 1:
+        raise ParameterError(f"--{chosen[0]} and --{chosen[1]} do not go together; choose one.")
+    if not 0 < false_alarm < 1:
+        raise ParameterError(f"--false-alarm lies between 0 and 1, not at {false_alarm:g}.")
+    how = options.ImageOptions(run.device, run.cache, run.weights, run.as_json, on_error="skip")
+    learner = load_model(model, how)
+    settings: dict[str, Any] = {"unknown": unknown, "least": least, "false_alarm": false_alarm}
+    if learner.info()["novelty"] is None:
+        note_line("the model has too few samples to tell what it never learned: nothing is called unknown")
+    path = into / TABLE
+    if chosen:
+        progress = bool(how.encoding()["progress"])
+        rows = sort_folder(learner, folder, into, chosen[0], progress=progress, **settings)  # type: ignore[arg-type]
+        said, done = [f"{plural(sum(bool(row.place) for row in rows), 'file')} sorted, listed in {path}"], str(path)
+    else:
+        earlier = read_table(path) if os.path.lexists(path) else []
+        rows, done = plan_sort(learner, folder, into, **settings, earlier=earlier), ""
+        said = ["nothing was touched: add --move, --copy or --link to sort them"]
+        if left := [row for row in earlier if row.state == "planned"]:
+            said.append(f"{plural(len(left), 'file')} of an interrupted sort will be completed first")
+    groups: dict[str, list[SortedFile]] = defaultdict(list)
+    for row in rows:
+        groups[row.group].append(row)
+    stay = groups.pop("", [])
+    values = {
+        "table": done or None,
+        "folders": {name: len(found) for name, found in sorted(groups.items())},
+        "left": {row.file: row.note for row in stay},
+        "files": [{"file": row.file, "answer": row.answer, "probability": row.probability} for row in rows],
+    }
+    cautions = [f"{plural(len(stay), 'file')} left in place: {_reasons(stay)}"] if stay else []
+    written = f"{done} was written" if done else ""
+    return Answer(values, [*_table(folder, sorted(groups.items())), *said], cautions, done=written)
+
+
+def _table(folder: Path, groups: Sequence[tuple[str, list[SortedFile]]]) -> list[str]:
+    """Return how many files go to each folder, how sure the least sure of them is, and a few of their names."""
+    cells = []
+    for name, rows in groups:
+        likely = [row.probability for row in rows if row.probability is not None]
+        shown = sorted(rows, key=lambda row: row.probability or 0.0)[:_EXAMPLES]
+        names = listed([os.path.relpath(row.file, os.path.realpath(folder)) for row in shown], _EXAMPLES)
+        cells.append([name, f"{len(rows):,}", percent(min(likely)) if likely else "", names])
+    return table(["folder", "files", "least sure", "examples"], cells, ["files", "least sure"]) if cells else []
+
+
+def _reasons(stay: Sequence[SortedFile]) -> str:
+    return listed([f"{os.path.basename(row.file)} ({row.note})" for row in stay], _EXAMPLES)
+
+
+def _undone(path: Path, run: options.RunOptions) -> Answer:
+    from evergrow.learner.sorting import read_table, undo_sort
+
+    n = sum(row.state == "done" and bool(row.file) for row in read_table(path))
+    kept = undo_sort(path, progress=bool(run.encoding()["progress"]))
+    cautions = [f"{plural(len(kept), 'file')} could not be undone: {_reasons(kept)}"] if kept else []
+    values = {
+        "table": str(path) if kept else None,
+        "undone": n - len(kept),
+        "kept": {row.file: row.note for row in kept},
+    }
+    return Answer(values, [f"{plural(n - len(kept), 'file')} undone"], cautions)

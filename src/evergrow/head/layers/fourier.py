@@ -1,0 +1,180 @@
+"""The Fourier layer: structured orthogonal units that are drawn from a seed and never stored.
+
+Features z, padded with zeros to n columns (a power of two), are turned three times by random signs D and a Hadamard
+matrix H,
+
+    u = H D_3 H D_2 H D_1 z
+
+so that the rows of the whole are n orthogonal directions, all of one length, distributed much as normal ones. Wider
+layers have several such blocks, each with signs of its own. With ``n = a b`` a product with H is two small ones, by
+Hadamard matrices of order b and a: ``2 n (a + b)`` operations a row instead of ``2 n d``. Signs and phases are integers
+and uniform numbers, which every machine draws alike.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from evergrow.core.record import Between, record, require
+from evergrow.core.seeding import generator
+from evergrow.core.validation import check_number
+from evergrow.head.layers.base import LAYERS, Layer, centred_rms
+from evergrow.head.layers.feature_map import FeatureMap
+
+FOURIER_BANDWIDTH = 0.5
+"""Spread of the pre-activations for ``gamma="spread"``. On training rows of four sets 0.25 to 0.7 do alike."""
+
+UNITS_PER_FEATURE, LEAST_UNITS, MOST_UNITS = 24, 2048, 3000
+"""Width where none is given: few features need fewer units (measured: ``docs/how-it-works.md``)."""
+
+LEAST_ORDER = 64
+"""Least order of a Hadamard matrix: few signs make few directions."""
+
+_TURNS = 3
+
+_AT_ONCE = 2**19
+"""Numbers that are turned at once: a few megabytes, which a processor keeps at hand."""
+
+
+@record("fourier-map")
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FourierMap(FeatureMap):
+    """Units ``gain cos(bandwidth sqrt(n) u + phase)`` beside the other parts of a map, see :mod:`.fourier`.
+
+    Parameters
+    ----------
+    features : int
+        Width d of the input.
+    width : int
+        Units L.
+    seed : int
+        Seed of signs and phases.
+    bandwidth : float
+        Standard deviation of a weight.
+    gain, centre, scale, intercept
+        As of :class:`~evergrow.head.layers.feature_map.FeatureMap`.
+    """
+
+    features: Annotated[int, Between(1, 2**31)]
+    width: Annotated[int, Between(1, 2**31)]
+    seed: Annotated[int, Between(-(2**63), 2**64)]
+    bandwidth: Annotated[float, Between(above=0.0)]
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` unless a file holds a map that can be."""
+        require(self.centre is None or len(self.centre) == self.features, "its link is for features of another width")
+
+    @property
+    def n_features_in(self) -> int:
+        """Width d of the input."""
+        return self.features
+
+    @property
+    def n_units(self) -> int:
+        """Number L of random units."""
+        return self.width
+
+    @property
+    def order(self) -> int:
+        """Order n of the Hadamard matrix."""
+        return 2 ** math.ceil(math.log2(max(self.features, LEAST_ORDER)))
+
+    def drawn(self) -> tuple[Tensor, Tensor]:
+        """Return signs (3, B, n) of the turns of B blocks, and phases (L,)."""
+        signs, phases = _drawn(self.seed, self.order, math.ceil(self.width / self.order))
+        return signs, phases[: self.width]
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Return the Hadamard matrices of order b and a, with ``a b`` the order of the whole."""
+        halves = int(math.log2(self.order)) // 2
+        return hadamard(self.order // 2**halves), hadamard(2**halves)
+
+    def hidden(self, Z: Tensor) -> Tensor:
+        """Return the activations (n, L) of the units, in the floating type of ``Z``."""
+        signs, phases = (part.to(Z) for part in self.drawn())
+        first, second = (matrix.to(Z) for matrix in self.factors())
+        blocks, order = signs.shape[1:]
+        out = Z.new_empty(len(Z), self.width)
+        step = max(_AT_ONCE // (blocks * order), 1)
+        for rows, H in zip(torch.split(Z, step), torch.split(out, step), strict=True):
+            X = torch.nn.functional.pad(rows, (0, order - self.features))[:, None, :]
+            for turn in signs:
+                X = (X * turn).reshape(-1, len(second), len(first)) @ first
+                X = (X.transpose(1, 2) @ second).reshape(len(rows), blocks, order)
+            # The lengths of the three turns and of a weight: n^-1/2 each, and n^1/2.
+            torch.add(phases, X.reshape(len(rows), -1)[:, : self.width], alpha=self.bandwidth / order, out=H)
+            H.cos_().mul_(self.gain)
+        return out
+
+
+@lru_cache(maxsize=8)
+def _drawn(seed: int, order: int, blocks: int) -> tuple[Tensor, Tensor]:
+    """Return signs (3, B, n) and phases (B n,), which nobody may change in place; the first do not depend on B."""
+    signs, phases = [], []
+    for block in range(blocks):
+        source = generator(seed, "fourier", block)
+        signs.append(2.0 * torch.randint(0, 2, (_TURNS, order), generator=source).to(torch.float64) - 1.0)
+        phases.append(torch.rand(order, generator=source, dtype=torch.float64) * (2.0 * math.pi))
+    return torch.stack(signs, dim=1), torch.cat(phases)
+
+
+@lru_cache(maxsize=16)
+def hadamard(order: int) -> Tensor:
+    """Return the Hadamard matrix of an order that is a power of two; nobody may change it in place.
+
+    Examples
+    --------
+    >>> from evergrow.head.layers.fourier import hadamard
+    >>> hadamard(2).tolist()
+    [[1.0, 1.0], [1.0, -1.0]]
+    """
+    one = torch.ones(1, 1, dtype=torch.float64)
+    return one if order == 1 else torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]).to(one), hadamard(order // 2))
+
+
+@LAYERS.register("fourier")
+@dataclass(frozen=True)
+class FourierLayer(Layer):
+    """Random Fourier features ``h = sqrt(2 / L) cos(z W + b)`` of the Gaussian kernel, in orthogonal directions.
+
+    Parameters
+    ----------
+    n_units : int or None
+        Width L; 0 leaves the features themselves with a constant. None takes 24 units a feature, from 2,048 to 3,000.
+    direct_link : bool
+        Put the features beside the units.
+    gamma : float or "spread"
+        Kernel ``exp(-gamma |z - z'|^2)``: weights have variance ``2 gamma``. ``"spread"`` sets a bandwidth of twice the
+        root mean square distance of first-task rows from their mean.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.head.layers import FourierLayer
+    >>> Z = torch.zeros(2, 3, dtype=torch.float64)
+    >>> H = FourierLayer(n_units=2000, gamma=1.0, direct_link=False).build(Z, torch.eye(2)).transform(Z)
+    >>> bool(abs((H @ H.T)[0, 1] - 1.0) < 0.1)
+    True
+    """
+
+    direct_link: bool = True
+    gamma: float | str = "spread"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gamma != "spread":
+            check_number("gamma", self.gamma, low=0, low_open=True)
+
+    def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
+        """Choose the bandwidth, the only thing that may depend on Z."""
+        bandwidth = FOURIER_BANDWIDTH / centred_rms(Z) if isinstance(self.gamma, str) else math.sqrt(2.0 * self.gamma)
+        width = self.n_units or min(max(UNITS_PER_FEATURE * Z.shape[1], LEAST_UNITS), MOST_UNITS)
+        # The gain makes inner products of rows approximate the kernel.
+        gain = math.sqrt(2.0 / width)
+        return FourierMap(features=Z.shape[1], width=width, seed=seed, bandwidth=bandwidth, gain=gain)

@@ -1,0 +1,454 @@
+"""The history of a model: earlier states, which share what they have in common, and a log of rollbacks.
+
+The folder ``model.evg.history`` lies beside the model. ``<number>.json`` is a state: it lists the pieces that its file
+consists of. A piece is a tensor, a part of a large one, or what lies between two; its file ``<hash>.piece`` is named
+after its content, so that states with the same tensor share it. ``log.json`` records what was rolled back and redone.
+The model itself is not in its history: whoever replaces it puts it there first.
+
+Pieces are written before the state that lists them, and states are removed before their pieces, so that a crash leaves
+at most pieces that nobody lists; the next writer removes them. Nothing in the folder is believed: a state is put in the
+model's place only if every piece has its hash and the whole has the checksum that the model, or the log, knows of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import stat
+import struct
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Annotated
+
+from typing_extensions import Self
+
+from evergrow.core import files
+from evergrow.core.archive import Archive, parse_json, read_archive, read_header
+from evergrow.core.errors import FileFormatError, NewerSchemaError, PathError
+from evergrow.core.record import (
+    UNWRITTEN,
+    Between,
+    from_document,
+    from_values,
+    record,
+    require,
+    to_values,
+    write_document,
+)
+from evergrow.learner.snapshot import Ancestor, Change, Lineage, check_history
+
+KEEP = 10
+"""Earlier states kept, unless another number is asked for."""
+
+TIMES, ROOM = 5, 20_000_000
+"""A model and its history take at most so many times the model, and so many bytes, unless another size is asked for."""
+
+_DIGITS = 9  # of a revision's number: no model gets beyond it, and a foreign file must not push the count there
+_PIECE = 4 * 2**20  # bytes of a piece at most: a larger file is none, and is not read
+_SMALL = 2**16  # tensors with fewer bytes share a piece with their neighbours
+_LONGEST_LIST = 64 * 2**20
+_RATIO, _SLACK = 100, 64 * 2**20  # how much more than its pieces a state may have that lists some of them many times
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def default_room(*sizes: int) -> int:
+    """Return the bytes that a history may take beside a model, by the sizes that the model had and has.
+
+    The larger counts, so that a change that makes a model small can be undone.
+
+    Examples
+    --------
+    >>> from evergrow.learner.history import default_room
+    >>> default_room(12_000_000, 10_000_000)
+    68000000
+    """
+    return (TIMES - 1) * max(sizes) + ROOM
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a model file says of itself, read without its numbers.
+
+    Parameters
+    ----------
+    lineage : Lineage
+        The revisions that led to it.
+    history : tuple of Change
+        Changes that led to it.
+    digest : str
+        Checksum of its contents.
+    """
+
+    lineage: Lineage
+    history: tuple[Change, ...] = ()
+    digest: str = field(default="", metadata=UNWRITTEN)
+
+    @property
+    def revision(self) -> int:
+        """Number of the latest change."""
+        return self.history[-1].revision if self.history else 0
+
+    @property
+    def is_saved_by_hand(self) -> bool:
+        """Whether changes were made since it was a revision, so that its history lies elsewhere."""
+        return self.lineage.number < self.revision
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where changes and revisions do not go together."""
+        check_history(self.history, self.lineage)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the header of a model file, or raise :class:`FileFormatError`."""
+        try:
+            return cls.of(read_header(path), path)
+        except NewerSchemaError:
+            raise
+        except (FileFormatError, OSError) as error:
+            raise FileFormatError(f"{path} is no whole evergrow model: {error}") from error
+
+    @classmethod
+    def of(cls, archive: Archive, path: Path) -> Self:
+        """Return what an archive says of itself, or raise :class:`FileFormatError`."""
+        if archive.kind != "learner":
+            raise FileFormatError(f"it holds {archive.kind!r}")
+        return dataclasses.replace(from_values(cls, archive.meta, str(path)), digest=archive.digest)
+
+
+@dataclass(frozen=True)
+class Undone:
+    """A rollback or a redo, as the log holds it.
+
+    Parameters
+    ----------
+    change : Change
+        The record for people.
+    before, after : str
+        Checksums of the model before and after. The entry is written first; as long as the model is still what it was
+        before the latest entry, that did not happen.
+    undone : tuple of Change
+        What a rollback took back: the model's own file tells of it no more.
+    """
+
+    change: Change
+    before: str
+    after: str
+    undone: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Log:
+    entries: tuple[Undone, ...] = ()
+
+
+@record("revision")
+@dataclass(frozen=True)
+class State:
+    """An earlier state of a model, as its list of pieces.
+
+    Parameters
+    ----------
+    digest : str
+        Checksum of the model.
+    hashes, sizes : tuple of str, tuple of int
+        Hash and bytes of every piece of its file, in their order.
+    """
+
+    digest: str
+    hashes: tuple[str, ...]
+    sizes: tuple[Annotated[int, Between(1, _PIECE)], ...]
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` for lists that cannot be, or that unpack to far more than their pieces."""
+        require(len(self.hashes) == len(self.sizes), "it has other numbers of hashes and sizes")
+        require(all(map(_HASH.fullmatch, self.hashes)), "its pieces are named by something else than hashes")
+        require(sum(self.sizes) <= _RATIO * weight([self]) + _SLACK, "it lists the same pieces too often")
+
+    @classmethod
+    def of(cls, data: bytes, digest: str) -> Self:
+        """Return the state of a model from the bytes of its file."""
+        sizes = _cut(data)
+        ends = accumulate(sizes, initial=0)
+        hashes = tuple(_hash(memoryview(data)[start:stop]) for start, stop in pairwise(ends))
+        return cls(digest, hashes, tuple(sizes))
+
+
+def weight(states: Iterable[State]) -> int:
+    """Return the bytes of all pieces of states; those that they share count once."""
+    return sum(dict(pair for state in states for pair in zip(state.hashes, state.sizes, strict=True)).values())
+
+
+def _hash(body: bytes | memoryview) -> str:
+    return hashlib.blake2b(body, digest_size=32).hexdigest()
+
+
+def _cut(data: bytes) -> list[int]:
+    """Return the sizes of the pieces of a model file, by the published layout of safetensors."""
+    large: list[int] = []
+    with suppress(ValueError, KeyError, TypeError, AttributeError, struct.error):  # a damaged model is kept as it is
+        (length,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8 : 8 + length])
+        tensors = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
+        large = [8 + length + edge for start, stop in tensors if stop - start >= _SMALL for edge in (start, stop)]
+    edges = sorted({0, *(edge for edge in large if 0 < edge < len(data)), len(data)})
+    return [min(_PIECE, stop - at) for start, stop in pairwise(edges) for at in range(start, stop, _PIECE)]
+
+
+def _contents(path: Path, largest: int) -> bytes:
+    """Return the bytes of an ordinary file; a link, a device or a larger file is refused unread."""
+    try:
+        if path.is_symlink():
+            raise FileFormatError(f"{path} must be an ordinary file, got a link")
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        try:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > largest:
+                raise FileFormatError(f"{path} must be an ordinary file of at most {largest} bytes, got another")
+            with open(handle, "rb", closefd=False) as file:
+                return file.read(largest)
+        finally:
+            os.close(handle)
+    except FileNotFoundError as error:
+        raise FileFormatError(f"{path} is missing") from error
+    except OSError as error:  # it may be whole, and somebody else's
+        raise PathError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _unlink(path: Path) -> None:
+    """Remove a file or a link; what is a folder is none of ours."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+
+
+class History:
+    """The folder beside a model file; to be changed only while the model is held.
+
+    Parameters
+    ----------
+    model : Path
+        The model file.
+    """
+
+    def __init__(self, model: Path) -> None:
+        self.model = model
+        self.folder = model.with_name(f"{model.name}.history")
+        self._log = self.folder / "log.json"
+        self._purge = self.folder / "purge"
+
+    def file(self, number: int) -> Path:
+        """Return the file that lists the pieces of a revision, whether or not it is kept."""
+        return self.folder / f"{number}.json"
+
+    def piece(self, name: str) -> Path:
+        """Return the file of a piece."""
+        return self.folder / f"{name}.piece"
+
+    def numbers(self) -> list[int]:
+        """Return the revisions that are kept, ascending."""
+        if not self.folder.is_dir():
+            return []
+        stems = (file.stem for file in self.folder.glob("*.json"))
+        return sorted(int(stem) for stem in stems if stem.isascii() and stem.isdecimal() and len(stem) <= _DIGITS)
+
+    def secure(self) -> None:
+        """See that there is a folder, which is the model's owner's, and close it to all who may not read the model."""
+        if self.folder.is_symlink():
+            raise PathError(f"{self.folder} must be a folder beside the model, but it is a link")
+        new = not self.folder.exists()
+        self.folder.mkdir(exist_ok=True)
+        if not self.model.exists():
+            return
+        if new:
+            files.take_owner(self.folder, self.model)
+        mode = self.model.stat().st_mode
+        for place in (self.folder, *self.folder.iterdir()):
+            with suppress(FileNotFoundError, PermissionError):  # gone, or somebody else's
+                if not place.is_symlink() and (place.is_dir() or place.stat().st_nlink == 1):
+                    files.restrict(place, mode)
+
+    def tidy(self) -> None:
+        """Remove what killed writers left: files half-written, pieces of no state, states that were to go."""
+        files.remove_leftovers(self.folder)
+        if self._purge.exists():
+            with suppress(FileFormatError):  # of a model that cannot be read nobody knows what it is now
+                if Header.read(self.model).digest != _contents(self._purge, _SMALL).decode("ascii", "replace"):
+                    self.remove(self.numbers())
+                _unlink(self._purge)
+        self.remove([])
+
+    def position(self, current: Header) -> Lineage:
+        """Return the place of the model as it is now in its history."""
+        number, taken = current.revision, self.numbers()
+        if number == 0 or number in taken:  # what a state says of itself is not enough
+            state = State.of(self.model.read_bytes(), current.digest)
+            if number == 0 or self._state(number) != state:
+                number = next((other for other in taken if self._state(other) == state), max([*taken, 0]) + 1)
+        return Lineage(number) if current.is_saved_by_hand else dataclasses.replace(current.lineage, number=number)
+
+    def adopt(self, current: Header) -> None:
+        """See that the model as it is now is in the history."""
+        number, data = self.position(current).number, self.model.read_bytes()
+        state = State.of(data, current.digest)
+        ends = accumulate(state.sizes, initial=0)
+        for name, (start, stop) in zip(state.hashes, pairwise(ends), strict=True):
+            self._put(name, data[start:stop])
+        if self._state(number) != state:
+            write_document(self.file(number), state, like=self.model)
+
+    def _put(self, name: str, body: bytes) -> None:
+        """Write a piece, unless it is there and whole."""
+        path = self.piece(name)
+        with suppress(FileFormatError):
+            if _contents(path, len(body)) == body:
+                return
+        if path.is_symlink():
+            path.unlink()
+        with files.atomic_path(path, like=self.model) as temporary:
+            temporary.write_bytes(body)
+
+    def _state(self, number: int) -> State | None:
+        """Return a state that is kept, or None where its list is damaged; a newer one is refused."""
+        try:
+            return self._listed(number)
+        except NewerSchemaError:
+            raise
+        except FileFormatError:
+            return None
+
+    def _listed(self, number: int) -> State:
+        file = self.file(number)
+        return from_document(State, parse_json(_contents(file, _LONGEST_LIST), str(file)), str(file))
+
+    def kept(self, current: Header) -> list[Ancestor]:
+        """Return the revisions before the model for which there is something where they should lie."""
+        ancestors = () if current.is_saved_by_hand else current.lineage.ancestors
+        return [entry for entry in ancestors if os.path.lexists(self.file(entry.revision))]
+
+    def verified(self, number: int, digest: str) -> tuple[Archive, bytes]:
+        """Read a revision and its file, and make sure that it is whole and has the checksum that is known of it.
+
+        Raises
+        ------
+        FileFormatError
+            If it is damaged, was altered, or was put there by somebody else.
+        """
+        state = self._listed(number)
+        pieces = [_contents(self.piece(name), size) for name, size in zip(state.hashes, state.sizes, strict=True)]
+        for name, piece in zip(state.hashes, pieces, strict=True):
+            if _hash(piece) != name:
+                raise FileFormatError(f"{self.piece(name)} is damaged or was altered; nothing was changed")
+        body = b"".join(pieces)
+        archive = read_archive(self.file(number), data=body)
+        if archive.digest != digest:
+            raise FileFormatError(
+                f"{self.file(number)} must be a revision of {self.model.name}, but it is another model or was altered; "
+                "nothing was changed"
+            )
+        return archive, body
+
+    def restore(self, number: int, body: bytes, entry: Undone) -> None:
+        """Put a revision that was verified in the model's place; the log has it first, and the history the model."""
+        self.undone()  # a broken log is said before anything is written
+        self.adopt(Header.read(self.model))
+        self.log(entry.before, entry)
+        publish(body, self.model)
+        self.remove([number])
+
+    def prune(self, lineage: Lineage, keep: int, room: int) -> list[int]:
+        """Remove the revisions beyond a number or a size, first those that were undone, then the oldest; return them.
+
+        Parameters
+        ----------
+        lineage : Lineage
+            That of the model.
+        keep, room : int
+            Revisions, and bytes of all their pieces, that may stay.
+        """
+        kept, trail = self.numbers(), {entry.revision for entry in lineage.ancestors}
+        order = [*(number for number in kept if number not in trail), *(number for number in kept if number in trail)]
+        states = [self._state(number) for number in order]
+        first = max(len(order) - keep, 0)
+        while first < len(order) and weight(state for state in states[first:] if state is not None) > room:
+            first += 1
+        self.remove(order[:first])
+        _unlink(self._purge)
+        return sorted(order[:first])
+
+    def purge_after(self, digest: str) -> None:
+        """See that nothing stays of the history once the model has no longer this checksum, even after a crash."""
+        _unlink(self._purge)
+        with files.atomic_path(self._purge, like=self.model) as temporary:
+            temporary.write_text(digest, encoding="ascii")
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Remove revisions, and all pieces that no other one has."""
+        for number in numbers:
+            _unlink(self.file(number))
+        states = [self._state(number) for number in self.numbers()]
+        used = {name for state in states if state is not None for name in state.hashes}
+        for piece in self.folder.glob("*.piece"):
+            if piece.stem not in used:
+                _unlink(piece)
+
+    def redoable(self, digest: str) -> list[Undone]:
+        """Return the rollbacks that can be taken back one after the other, the next one first.
+
+        Parameters
+        ----------
+        digest : str
+            Checksum of the model as it is now. Where it learned something else since, nothing can be taken back.
+        """
+        stack: list[Undone] = []
+        for entry in self.undone(digest):
+            stack = stack[:-1] if entry.change.what == "redo" else [*stack, entry]
+        chain: list[Undone] = []
+        while stack and stack[-1].after == digest:
+            chain.append(stack.pop())
+            digest = chain[-1].before
+        return chain
+
+    def find(self, digest: str) -> int | None:
+        """Return the revision that has a checksum, by what it says of itself; None where it is not kept."""
+        states = ((number, self._state(number)) for number in reversed(self.numbers()))
+        return next((number for number, state in states if state is not None and state.digest == digest), None)
+
+    def undone(self, digest: str = "") -> list[Undone]:
+        """Return all rollbacks and redos, the oldest first.
+
+        Parameters
+        ----------
+        digest : str
+            Checksum of the model as it is now, to leave out a rollback that a crash cut short.
+        """
+        try:
+            if self._log.is_symlink():
+                raise FileFormatError("it is a link")
+            found = from_values(_Log, {"entries": parse_json(self._log.read_bytes(), "it")}, "it").entries
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, RecursionError) as error:
+            raise FileFormatError(
+                f"{self._log} must be a list of rollbacks, got a damaged one: {error}; the model is as it was, and can "
+                "be used again once that file is mended or moved away"
+            ) from error
+        return list(found[:-1] if found and found[-1].before == digest else found)
+
+    def log(self, digest: str, *entries: Undone) -> None:
+        """Add entries to the log, and leave out one that a crash cut short; the checksum is that of the model now."""
+        known, happened = self.undone(), self.undone(digest)
+        if not entries and happened == known:
+            return
+        with files.atomic_path(self._log, like=self.model) as temporary:
+            temporary.write_text(json.dumps(to_values([*happened, *entries]), indent=1), encoding="utf-8")
+
+
+def publish(body: bytes, model: Path) -> None:
+    """Put the file of a revision in the model's place in one step."""
+    with files.atomic_path(model) as temporary:
+        temporary.write_bytes(body)

@@ -1,0 +1,499 @@
+"""Sorting a folder of images into a folder for each class, and taking it back.
+
+The table ``OUT/sorted.csv`` is written before the first file is put anywhere, with every file and where it goes, and
+again at the end. After a kill at any moment the table and the folders tell what is left to do. Nothing is overwritten,
+no link is followed, and what cannot be read stays where it is.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import os
+import posixpath
+import shutil
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, ImageError, InputError, PathError
+from evergrow.core.escaping import csv_text
+from evergrow.core.files import atomic_path, locked, remove_leftovers
+from evergrow.core.progress import meter
+from evergrow.data.items import Images, is_image
+from evergrow.data.storage import Tree
+from evergrow.learner.calibration import FALSE_ALARM
+from evergrow.learner.filing import (
+    How,
+    folder_name,
+    folder_names,
+    free_name,
+    holds,
+    odd_file,
+    odd_name,
+    own_folder,
+    put_file,
+    same_name,
+)
+from evergrow.learner.learner import Learner
+
+TABLE = "sorted.csv"
+"""Name of the table."""
+
+UNKNOWN, UNSURE = "unknown", "unsure"
+"""Folders of what belongs to no learned class, and of answers that are not likely enough."""
+
+LEAST = 0.8
+"""Probability from which an answer counts as sure."""
+
+BLOCK = 16_384
+"""Images that are asked about at once, which bounds memory."""
+
+_SCRATCH = ".sorting"
+_ENDING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}  # what befalls one file befalls the next one too
+
+State = Literal["planned", "done", "left"]
+
+
+@dataclass(frozen=True)
+class SortedFile:
+    """One row of the table: a file, the answer about it, and where it went.
+
+    Parameters
+    ----------
+    file : str
+        Where it was, as a whole path; empty for a folder that was made.
+    answer : str
+        The likeliest class, also where it is not sure; empty for what is unknown or cannot be read.
+    probability : float or None
+        Of the answer.
+    place : str
+        Where it went, from the folder of the table; empty where it stays.
+    how : {"move", "copy", "link", "make", ""}
+        How it got there.
+    state : {"planned", "done", "left"}
+        Whether it is there.
+    size : int
+        Bytes of the file.
+    note : str
+        What is unusual about it: that it is unknown, unsure, or cannot be read.
+    """
+
+    file: str
+    answer: str = ""
+    probability: float | None = None
+    place: str = ""
+    how: Literal["move", "copy", "link", "make", ""] = ""
+    state: State = "left"
+    size: int = 0
+    note: str = ""
+
+    @property
+    def group(self) -> str:
+        """The folder that it goes to; empty where it stays."""
+        return posixpath.dirname(self.place)
+
+
+def plan_sort(
+    learner: Learner,
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    unknown: str = UNKNOWN,
+    least: float = LEAST,
+    false_alarm: float = FALSE_ALARM,
+    earlier: Sequence[SortedFile] = (),
+) -> list[SortedFile]:
+    """Return where the images of a folder belong; nothing is written.
+
+    Parameters
+    ----------
+    learner : Learner
+        A model of images.
+    folder : path-like
+        Images, in subfolders too; links and hidden files are left alone, and so is ``out``, should it lie there.
+    out : path-like
+        Where the folders of classes are, or will be.
+    unknown : str
+        Folder of images of no learned class.
+    least : float
+        Probability below which an answer goes to ``unsure``.
+    false_alarm : float
+        Share of known things that may be called unknown.
+    earlier : sequence of SortedFile
+        What was sorted there before: it is left out, and classes keep their folders.
+
+    Returns
+    -------
+    list of SortedFile
+        One row for every image, those that stay with the reason.
+    """
+    root, target = _checked(learner, folder, out, unknown)
+    done = {(row.file, row.size) for row in earlier if row.state == "done" and row.how in ("copy", "link")}
+    rows: list[SortedFile] = []
+    names: list[str] = []
+    sizes = {name: size for name, size in _images(root, target).items() if (str(root / name), size) not in done}
+    for name in sizes:
+        if reason := _why_not(root, name):
+            rows.append(SortedFile(str(root / name), size=sizes[name], note=reason))
+        else:
+            names.append(name)
+    known = {row.answer: row.group for row in earlier if row.answer and not row.note and row.place}
+    classes = [str(name) for name in learner.class_names_]
+    fresh = [name for name in classes if csv_text(name) not in known]
+    folders = folder_names(fresh, [unknown, UNSURE, TABLE, *known.values()])
+    folders |= {name: known[csv_text(name)] for name in classes if csv_text(name) in known}
+    places = _Places(target, earlier)
+    alarm = false_alarm if learner.info()["novelty"] else None
+    for start in range(0, len(names), BLOCK):
+        block = names[start : start + BLOCK]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)  # the rows say it
+            try:
+                found = learner.ask(Images(tuple(block), root=root), false_alarm=alarm)
+            except ImageError as error:  # none can be read
+                rows += [SortedFile(str(root / name), size=sizes[name], note=str(error)) for name in block]
+                continue
+        columns = found.ranked(1)[:, 0]
+        for place, row in enumerate(found.rows.tolist()):
+            column = int(columns[place])
+            name, likely = str(found.classes[column]), float(found.values[place, column])
+            made = SortedFile(str(root / block[row]), csv_text(name), likely, size=sizes[block[row]])
+            group = folders[name]
+            if found.unknown is not None and found.unknown[place]:
+                group, made = unknown, replace(made, answer="", probability=None, note=f"unknown, most like {name}")
+            elif likely < least:
+                group, made = UNSURE, replace(made, note="unsure")
+            rows.append(replace(made, place=places.free(group, block[row])))
+        rows += [SortedFile(str(root / name), size=sizes[name], note=why) for name, why in found.failures]
+    return sorted(rows, key=lambda row: row.file)
+
+
+def _checked(learner: Learner, folder: Any, out: Any, unknown: str) -> tuple[Path, Path]:
+    """Return the two folders, all links on the way to them followed, or raise what is wrong with the request."""
+    root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(out))
+    if not root.is_dir():
+        raise DatasetNotFoundError(f"No folder {os.fspath(folder)!r} here.")
+    if root == target:
+        raise InputError(f"{os.fspath(out)} holds the images themselves; name another folder to sort them into.")
+    if not target.parent.is_dir() or (target.exists() and not target.is_dir()):
+        raise InputError(f"{os.fspath(out)} must be a folder, or a new one in a folder that is there.")
+    if not str(root).isprintable():
+        raise InputError(f"The path of {os.fspath(folder)!r} has characters that cannot be shown; rename it first.")
+    if unknown != folder_name(unknown) or same_name(unknown) in (UNSURE, TABLE):
+        raise InputError(f"{unknown!r} cannot be the name of a folder for unknown images; try {UNKNOWN!r}.")
+    if learner.kind_ != "image" or not hasattr(learner.head_, "predict_proba"):
+        raise InputError("Sorting needs a model of images that gives probabilities, such as 'evergrow fit' makes.")
+    return root, target
+
+
+def _images(root: Path, out: Path) -> dict[str, int]:
+    """Return the images below a folder and their sizes; hidden ones are left out, and what is in another folder."""
+    below = f"{out.relative_to(root).as_posix()}/" if out.is_relative_to(root) else ""
+    return {
+        name: size
+        for name, size in Tree(root).listing().items()
+        if is_image(name)
+        and not (below and name.startswith(below))
+        and not any(part.startswith(".") for part in name.split("/"))
+    }
+
+
+def _why_not(root: Path, name: str) -> str:
+    """Return why an image is not asked about; nothing where it is."""
+    try:
+        return next(filter(None, map(odd_name, name.split("/"))), "") or odd_file(root / name)
+    except FileNotFoundError:
+        return "it is no longer there"
+
+
+class _Places:
+    """Names that are still free in the folders below another."""
+
+    def __init__(self, out: Path, earlier: Iterable[SortedFile]) -> None:
+        self._out = out
+        self._used: dict[str, set[str]] = {}
+        self._earlier = [row.place for row in earlier if row.place]
+
+    def free(self, group: str, name: str) -> str:
+        """Return a place for a file in a folder; nobody gets it again."""
+        if group not in self._used:
+            folder = own_folder(self._out, group, make=False)
+            there = os.listdir(folder) if folder.is_dir() else []
+            there += [posixpath.basename(place) for place in self._earlier if posixpath.dirname(place) == group]
+            self._used[group] = set(map(same_name, there))
+        used = self._used[group]
+        found = free_name(posixpath.basename(name), lambda other: same_name(other) in used)
+        used.add(same_name(found))
+        return f"{group}/{found}"
+
+
+def sort_folder(
+    learner: Learner,
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    how: How,
+    *,
+    progress: bool = False,
+    **settings: Any,
+) -> list[SortedFile]:
+    """Sort the images of a folder, after completing what an earlier call was interrupted in.
+
+    Parameters
+    ----------
+    learner, folder, out
+        As for :func:`plan_sort`.
+    how : {"move", "copy", "link"}
+        What to do with the files.
+    progress : bool
+        Whether to show a bar.
+    **settings
+        For :func:`plan_sort`.
+
+    Returns
+    -------
+    list of SortedFile
+        One row for every image that was put somewhere, or stays with the reason.
+
+    Raises
+    ------
+    BusyError
+        If another process sorts into the same folder.
+    PathError
+        If the disk is full; the same call goes on from there.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> from evergrow import Learner
+    >>> from evergrow.learner.sorting import TABLE, sort_folder, undo_sort
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     for name, colour in (("day", "white"), ("night", "black")):
+    ...         Path(place, "taught", name).mkdir(parents=True)
+    ...         for number in range(4):
+    ...             image = Image.new("RGB", (32, 32), colour)
+    ...             image.save(Path(place, "taught", name, f"{number}.png"))
+    ...     learner = Learner("test_resnet", weights="random", cache=False).fit(Path(place, "taught"))
+    ...     rows = sort_folder(learner, Path(place, "taught"), Path(place, "out"), "copy", least=0.5)
+    ...     print(len(rows), Path(place, "out", TABLE).is_file(), undo_sort(Path(place, "out", TABLE)))
+    8 True []
+    """
+    _, target = _checked(learner, folder, out, settings.get("unknown", UNKNOWN))
+    is_new = not target.exists()
+    target.mkdir(exist_ok=True)
+    with locked(target):
+        remove_leftovers(target, f".{TABLE}.*")
+        table, earlier = target / TABLE, [SortedFile("", place=".", how="make", state="done")] if is_new else []
+        if os.path.lexists(table):
+            earlier = read_table(table)
+        resumed = [row for row in earlier if row.state == "planned"]
+        completed = _carried_out(resumed, target, progress)
+        before = [row for row in (*earlier, *completed) if row.state == "done"]
+        plan = plan_sort(learner, folder, out, **settings, earlier=before)
+        groups = sorted({row.group for row in plan if row.place})
+        new = [SortedFile("", place=group, how="make") for group in groups if not (target / group).exists()]
+        planned = [replace(row, how=row.how or how, state="planned") for row in (*plan, *new) if row.place]
+        stays = [row for row in plan if not row.place]
+        write_table(table, [*before, *planned, *stays])
+        done = _carried_out(planned, target, progress)
+        write_table(table, [*before, *done, *stays])
+    return [row for row in (*completed, *done, *stays) if row.file]
+
+
+def _carried_out(planned: Sequence[SortedFile], out: Path, progress: bool) -> list[SortedFile]:
+    """Put files where they belong, and return the rows with what came of it."""
+    scratch, rows = own_folder(out, _SCRATCH), []
+    try:
+        with meter("sorting", len(planned), enabled=progress and bool(planned)) as tick:
+            for row in planned:
+                reason = _put(row, out, scratch)
+                left = replace(row, place="", how="", state="left", note=reason)
+                rows.append(left if reason else replace(row, state="done"))
+                tick(len(rows))
+    except OSError as error:
+        done = f"{_files(rows)} of {_files(planned)} files are sorted, the others are where they were"
+        raise PathError(
+            f"{error.strerror or error}: {done}. {out / TABLE} lists both, and the same command goes on from there."
+        ) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return rows
+
+
+def _files(rows: Iterable[SortedFile]) -> int:
+    return sum(row.how != "make" for row in rows)
+
+
+def _put(row: SortedFile, out: Path, scratch: Path) -> str:
+    """Do what a row says, unless it is done already, and return why it cannot be done."""
+    if row.how == "make":
+        own_folder(out, row.place)
+        return ""
+    source, target = Path(row.file), own_folder(out, row.group) / posixpath.basename(row.place)
+    if not os.path.lexists(source) and (_is_there(target, row.size) or holds(source, target, cast(How, row.how))):
+        return ""  # done before a kill
+    try:
+        put_file(source, target, cast(How, row.how), scratch)
+    except FileNotFoundError:
+        return "it is no longer there"
+    except FileExistsError:
+        return f"another file is at {target}"
+    except OSError as error:
+        if error.errno in _ENDING:
+            raise
+        return error.strerror or str(error)
+    return ""
+
+
+def _is_there(path: Path, size: int) -> bool:
+    return path.is_file() and not path.is_symlink() and path.stat().st_size == size
+
+
+# -- back again -------------------------------------------------------------------------------------------------
+
+
+def undo_sort(table: str | os.PathLike[str], *, progress: bool = False) -> list[SortedFile]:
+    """Take back everything that a table lists, and remove it; what was changed since stays, and stays listed.
+
+    Files that were moved go back, copies and links that are still what they were are removed, and so are folders that
+    were made and are empty. It may be interrupted and called again.
+
+    Parameters
+    ----------
+    table : path-like
+        The table, in the folder that files were sorted into.
+    progress : bool
+        Whether to show a bar.
+
+    Returns
+    -------
+    list of SortedFile
+        What could not be taken back, with the reason.
+    """
+    path = Path(os.path.realpath(os.path.dirname(os.path.abspath(table))), os.path.basename(table))
+    rows, out = read_table(path), path.parent
+    kept: list[SortedFile] = []
+    with locked(out):
+        remove_leftovers(out, f".{TABLE}.*")
+        scratch = own_folder(out, _SCRATCH)
+        try:
+            with meter("undoing", len(rows), enabled=progress) as tick:
+                for number, row in enumerate(reversed(rows)):
+                    if row.place and row.how != "make" and (reason := _taken_back(row, out, scratch)):
+                        kept.append(replace(row, note=reason))
+                    tick(number + 1)
+        except OSError as error:
+            raise PathError(f"{error.strerror or error}. What was not undone is as it was; undo it again.") from error
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        made = [row for row in rows if row.how == "make"]
+        for row in made:
+            if row.place != "." and not (out / row.place).is_symlink():
+                _remove_if_empty(out / row.place)
+        if kept:
+            write_table(path, [*(row for row in made if (out / row.place).exists()), *reversed(kept)])
+        else:
+            path.unlink()
+    if any(row.place == "." for row in made):
+        _remove_if_empty(out)
+    return kept
+
+
+def _remove_if_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+            raise PathError(f"{folder} is no longer needed but cannot be removed: {error.strerror}") from error
+
+
+def _taken_back(row: SortedFile, out: Path, scratch: Path) -> str:
+    """Undo one row, unless that is done already, and return why it cannot be done."""
+    source, target = Path(row.file), own_folder(out, row.group, make=False) / posixpath.basename(row.place)
+    how = cast(How, row.how)
+    if not os.path.lexists(target):
+        return "" if how != "move" or os.path.lexists(source) or row.state == "planned" else "it is no longer there"
+    if how == "link":
+        if not target.is_symlink() or os.readlink(target) != row.file:
+            return "" if row.state == "planned" else "something else has its place"
+        target.unlink()
+    elif holds(source, target, how):
+        target.unlink()
+    elif row.state == "planned" and (os.path.lexists(source) or not _is_there(target, row.size)):
+        return ""  # it was never put there
+    elif how == "copy":
+        return "it was changed, or its original is gone"
+    else:
+        try:
+            source.parent.mkdir(parents=True, exist_ok=True)
+            put_file(target, source, "move", scratch)
+        except FileExistsError:
+            return f"another file is at {source}"
+        except OSError as error:
+            if error.errno in _ENDING:
+                raise
+            return error.strerror or str(error)
+    return ""
+
+
+# -- the table --------------------------------------------------------------------------------------------------
+
+
+def write_table(path: Path, rows: Iterable[SortedFile]) -> None:
+    """Write a table in one step."""
+    with atomic_path(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(field.name for field in fields(SortedFile))
+        for row in rows:
+            likely = "" if row.probability is None else f"{row.probability:.6g}"
+            writer.writerow({**asdict(row), "probability": likely, "note": csv_text(row.note)}.values())
+
+
+def read_table(path: str | os.PathLike[str]) -> list[SortedFile]:
+    """Return the rows of a table, however it was edited.
+
+    Raises
+    ------
+    DatasetNotFoundError
+        If there is no such file.
+    FileFormatError
+        If it is no table of a sort, or names files outside of its folder.
+    """
+    if not os.path.isfile(path) or os.path.islink(path):
+        raise DatasetNotFoundError(f"No table {os.fspath(path)!r} here; {TABLE} lies in the folder of sorted files.")
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            found = csv.DictReader(file, strict=True)
+            if found.fieldnames != [field.name for field in fields(SortedFile)]:
+                raise ValueError("its first line is not that of one")
+            return [_row(values) for values in found]
+    except (ValueError, TypeError, KeyError, csv.Error) as error:
+        raise FileFormatError(f"{os.fspath(path)} is no table of a sort, or was damaged: {error}") from error
+
+
+def _row(values: dict[str, Any]) -> SortedFile:
+    row = SortedFile(
+        values["file"],
+        values["answer"],
+        float(values["probability"]) if values["probability"] else None,
+        values["place"],
+        values["how"],
+        values["state"],
+        int(values["size"]),
+        values["note"],
+    )
+    parts = row.place.split("/")
+    inside = not any(part in ("", "..") or odd_name(part) or "\\" in part for part in parts)
+    deep = {"make": 1, "": len(parts)}.get(row.how, 2)
+    if row.place and not (inside and len(parts) == deep):
+        raise ValueError(f"it names {row.place!r} outside of its folder")
+    image = os.path.isabs(row.file) and os.path.normpath(row.file) == row.file and is_image(row.file)
+    if row.how != "make" and not image:
+        raise ValueError(f"it names {row.file!r}, which is no path of an image")
+    if row.how not in ("", "make", *get_args(How)) or row.state not in get_args(State):
+        raise ValueError(f"it names {row.how!r} and {row.state!r}")
+    return row

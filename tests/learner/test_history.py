@@ -1,0 +1,358 @@
+"""The history of a model: states share pieces and come back byte for byte, within bounds, whoever wrote the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.commands import evergrow
+from tests.learner.toys import Data, part, teach
+
+from evergrow.core.archive import read_archive, write_archive
+from evergrow.core.errors import EvergrowError, FileFormatError, NewerSchemaError, ParameterError
+from evergrow.core.seeding import generator
+from evergrow.learner import history as module
+from evergrow.learner.history import Header, History, State
+from evergrow.learner.learner import Learner
+from evergrow.learner.modelfile import (
+    commit,
+    dropped_revisions,
+    kept_revisions,
+    locked_model,
+    open_model,
+    open_revision,
+    redo,
+    rollback,
+)
+
+
+def files(path: Path) -> dict[str, int]:
+    """Return the files of the history with their sizes."""
+    return {file.name: file.stat().st_size for file in History(path).folder.iterdir()}
+
+
+def pieces(path: Path) -> int:
+    """Return the bytes of all pieces."""
+    return sum(size for name, size in files(path).items() if name.endswith(".piece"))
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut small models as large ones are cut."""
+    monkeypatch.setattr(module, "_SMALL", 256)
+    monkeypatch.setattr(module, "_PIECE", 4096)
+
+
+# -- the same bytes, and what they share ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("seed", range(3))
+def test_any_sequence_of_changes_comes_back_byte_for_byte(path: Path, blobs: Data, seed: int) -> None:
+    stream = generator(seed, "history")
+    states = [path.read_bytes()]  # what was the model one after the other, as a plain undo stack holds it
+    undone: list[bytes] = []
+    for _ in range(14):
+        choice = int(torch.randint(4, (1,), generator=stream))
+        if choice == 0 and len(states) > 1:
+            undone.append(states.pop())
+            rollback(path)
+        elif choice == 1 and undone:
+            states.append(undone.pop())
+            redo(path)
+        else:
+            with locked_model(path) as learner:
+                if choice == 2:
+                    name = str(learner.class_names_[0])
+                    commit(path, learner.rename_class(name, f"{name}'"), keep=100)
+                else:
+                    commit(path, learner.partial_fit(part(blobs, 5)), keep=100)
+            states.append(path.read_bytes())
+            undone.clear()
+        assert path.read_bytes() == states[-1]
+        lists = [json.loads(file.read_text()) for file in map(History(path).file, History(path).numbers())]
+        listed = {f"{name}.piece" for state in lists for name in state["hashes"]}
+        assert listed == {name for name in files(path) if name.endswith(".piece")}
+    for body in reversed(states[:-1]):
+        rollback(path)
+        assert path.read_bytes() == body
+
+
+def _revision(path: Path, number: int) -> tuple[bytes, str]:
+    digests = {entry.revision: entry.digest for entry in Header.read(path).lineage.ancestors}
+    if number not in digests:
+        return path.read_bytes(), ""
+    return History(path).verified(number, digests[number])[1], digests[number]
+
+
+def test_states_share_the_tensors_they_have_in_common(tmp_path: Path) -> None:
+    path = tmp_path / "m.evg"
+    X, y = np.random.default_rng(0).normal(size=(60, 400)), np.arange(60) % 3
+    commit(path, Learner(None, options={"n_units": 300, "layer": "guided"}).fit((X, y)))
+    size = path.stat().st_size
+    weights = max(tensor.nbytes for part in read_archive(path).walk() for tensor in part.tensors.values())
+    for _ in range(4):
+        teach(path, (X[:3], y[:3]))
+    assert pieces(path) < 4 * size - 3 * 0.9 * weights  # of the weights of the layer there is one
+    before = pieces(path)
+    with locked_model(path) as learner:
+        commit(path, learner.rename_class(0, 5))
+    with locked_model(path) as learner:
+        commit(path, learner.rename_class(5, 7))
+    assert History(path).numbers() == [1, 2, 3, 4, 5, 6]
+    assert pieces(path) - before < 1.2 * size  # revisions 5 and 6 differ in names, and hardly in numbers
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------
+
+
+def test_the_history_is_bounded_by_size(path: Path, blobs: Data) -> None:
+    size = path.stat().st_size
+    done = teach(path, part(blobs, 5), keep_bytes=int(2.5 * size))
+    assert (done, done.dropped, kept_revisions(path), dropped_revisions(path)) == (4, (1,), [2, 3], [1])
+    assert pieces(path) <= 2.5 * size
+    assert teach(path, part(blobs, 5), keep_bytes=0).dropped == (2, 3, 4)
+    assert (pieces(path), kept_revisions(path)) == (0, [])
+    with pytest.raises(ParameterError, match="nothing to undo"):
+        rollback(path)
+    with pytest.raises(ParameterError, match="keep_bytes"):
+        commit(path, open_model(path), keep_bytes=-1)
+
+
+def test_by_default_model_and_history_take_five_times_the_model_and_some_room(
+    path: Path, blobs: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROOM", 1000)
+    for _ in range(6):
+        teach(path, part(blobs, 5))
+        assert path.stat().st_size + pieces(path) <= 5 * path.stat().st_size + 1000
+    assert len(kept_revisions(path)) == 4  # nothing is shared in a model as small as this one
+
+
+def test_a_change_that_makes_a_model_small_can_be_undone(
+    path: Path, blobs: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROOM", 0)
+    monkeypatch.setattr(module, "TIMES", 2)
+    before = path.read_bytes()
+    commit(path, Learner(None, options={"n_units": 1}).fit(part(blobs, 0)))
+    assert 2 * path.stat().st_size < len(before)
+    rollback(path)
+    assert path.read_bytes() == before
+
+
+def test_commands_and_the_log_say_what_fell_out(path: Path, blobs: Data) -> None:
+    for _ in range(7):
+        teach(path, part(blobs, 5))
+    assert "no longer kept" not in evergrow("rename", path, "0", "zero").stdout + evergrow("log", path).stdout
+    assert "no longer kept for rollback: revision 1\n" in evergrow("rename", path, "1", "one").stdout
+    assert json.loads(evergrow("rename", path, "2", "two", "--json").stdout)["dropped"] == [2]
+    assert "no longer kept for rollback: revisions 1 to 2\n" in evergrow("log", path).stdout
+    said = json.loads(evergrow("log", path, "--json").stdout)
+    assert (said["dropped"], said["kept"]) == ([1, 2], list(range(3, 13)))
+
+
+# -- what must be gone ------------------------------------------------------------------------------------------
+
+KILLED = """
+import os
+import sys
+from evergrow.learner import history
+from evergrow.learner.modelfile import commit, open_model
+history.History.prune = lambda *_: os._exit(9)
+commit(sys.argv[1], open_model(sys.argv[1]).forget_classes("4"), keep=0)
+"""
+
+
+def test_of_what_was_unlearned_nothing_stays_even_after_a_kill(path: Path, blobs: Data) -> None:
+    assert subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False).returncode == 9
+    assert "4" not in open_model(path).class_names_
+    assert pieces(path) > 0
+    with locked_model(path) as learner:  # the next writer, whatever it does
+        assert files(path).keys() <= {".lock"}
+        commit(path, learner.partial_fit(part(blobs, 5)))
+    assert History(path).numbers() == [4]
+    rollback(path)
+    with locked_model(path) as learner:
+        commit(path, learner.unlearn(part(blobs, 3)), keep=0)
+    assert files(path).keys() == {"log.json"}
+
+
+def test_a_purge_that_did_not_happen_removes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, kept = path.read_bytes(), files(path)
+
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    learner = open_model(path).forget_classes("4")
+    with monkeypatch.context() as patch:
+        patch.setattr("evergrow.learner.modelfile.write_archive", full)
+        with pytest.raises(EvergrowError, match="is as it was"):
+            commit(path, learner, keep=0)
+    with locked_model(path):
+        pass
+    assert (path.read_bytes(), files(path)) == (before, kept)
+
+
+def test_pieces_of_no_state_go_with_the_next_writer(path: Path) -> None:
+    stray = History(path).piece("0" * 64)
+    stray.write_bytes(b"left by a killed writer")
+    with locked_model(path):
+        assert not stray.exists()
+    assert kept_revisions(path) == [1, 2]
+
+
+# -- folders of strangers ---------------------------------------------------------------------------------------
+
+
+def a_piece(path: Path) -> Path:
+    """Return a piece of revision 2 that no other revision has."""
+    lists = [json.loads(History(path).file(number).read_bytes())["hashes"] for number in (1, 2)]
+    return History(path).piece(next(name for name in lists[1] if name not in lists[0]))
+
+
+def damaged_piece(path: Path) -> str:
+    body = bytearray(a_piece(path).read_bytes())
+    body[-50] ^= 1
+    a_piece(path).write_bytes(body)
+    return "is damaged or was altered"
+
+
+def missing_piece(path: Path) -> str:
+    a_piece(path).unlink()
+    return r"\.piece is missing"
+
+
+def large_piece(path: Path) -> str:
+    with open(a_piece(path), "ab") as file:
+        file.truncate(2**40)  # a hole: nobody may read it
+    return "an ordinary file of at most"
+
+
+def linked_piece(path: Path) -> str:
+    piece = a_piece(path)
+    shutil.move(piece, path.parent.parent / "outside")
+    piece.symlink_to(path.parent.parent / "outside")
+    return "an ordinary file, got a link"
+
+
+def pipe(path: Path) -> str:
+    a_piece(path).unlink()
+    os.mkfifo(a_piece(path))
+    return "an ordinary file of at most"
+
+
+def linked_list(path: Path) -> str:
+    file = History(path).file(2)
+    shutil.move(file, path.parent.parent / "outside")
+    file.symlink_to(path.parent.parent / "outside")
+    return "an ordinary file, got a link"
+
+
+def folder_as_list(path: Path) -> str:
+    History(path).file(2).unlink()
+    History(path).file(2).mkdir()
+    return "an ordinary file of at most"
+
+
+def edited(**changes: object) -> Callable[[Path], str]:
+    def edit(path: Path) -> str:
+        file = History(path).file(2)
+        values = json.loads(file.read_text())
+        file.write_text(json.dumps({**values, **{key: change(values) for key, change in changes.items()}}))  # type: ignore[operator]
+        return "2.json"
+
+    return edit
+
+
+def other_model(path: Path) -> str:
+    """Leave a state that is whole by its own checksums, and is not the one that the model names."""
+    history = History(path)
+    archive = read_archive(path, data=_revision(path, 2)[0])
+    archive.meta["reason"] = "edited"
+    digest = write_archive(path.parent / "edited", archive)
+    data = (path.parent / "edited").read_bytes()
+    state = State.of(data, digest)
+    values = json.loads(history.file(2).read_text())
+    history.file(2).write_text(json.dumps({**values, "digest": digest, "hashes": state.hashes, "sizes": state.sizes}))
+    start = 0
+    for name, size in zip(state.hashes, state.sizes, strict=True):
+        history.piece(name).write_bytes(data[start : start + size])
+        start += size
+    return "another model or was altered"
+
+
+ATTACKS = [
+    damaged_piece, missing_piece, large_piece, linked_piece, pipe, linked_list, folder_as_list, other_model,
+    edited(hashes=lambda values: ["../../outside", *values["hashes"][1:]]),
+    edited(hashes=lambda values: values["hashes"][:-1]),
+    edited(sizes=lambda values: [2**40 for _ in values["sizes"]]),
+    edited(sizes=lambda values: [-1 for _ in values["sizes"]]),
+    edited(hashes=lambda values: values["hashes"][:1] * 10**6, sizes=lambda values: [4 * 2**20] * 10**6),
+    edited(digest=lambda values: 5),
+    edited(schema=lambda values: "learner"),
+]  # fmt: skip
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links and pipes")
+@pytest.mark.parametrize("attack", ATTACKS, ids=range(len(ATTACKS)))
+def test_a_history_of_strangers_is_a_typed_error_and_leads_nowhere(
+    path: Path, blobs: Data, found: list[bytes], attack: Callable[[Path], str]
+) -> None:
+    secret = path.parent.parent / "secret"
+    secret.write_text("precious")
+    said = attack(path)
+    outside = {file: file.read_bytes() for file in path.parent.parent.iterdir() if file.is_file()}
+    for use in (rollback, lambda model: open_revision(model, 2)):
+        with pytest.raises(FileFormatError, match=said):
+            use(path)
+    assert path.read_bytes() == found[2]
+    teach(path, part(blobs, 5))  # goes on, and what it wrote comes back
+    rollback(path)
+    assert path.read_bytes() == found[2]
+    rollback(path, 2)
+    assert path.read_bytes() == found[0]
+    assert {file: file.read_bytes() for file in path.parent.parent.iterdir() if file.is_file()} == outside
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links")
+def test_pieces_that_were_planted_are_replaced_and_links_not_followed(path: Path, tmp_path: Path, blobs: Data) -> None:
+    before, precious = path.read_bytes(), tmp_path / "precious"
+    precious.write_text("precious")
+    precious.chmod(0o644)
+    state, history = State.of(before, ""), History(path)
+    path.chmod(0o600)
+    for number, name in enumerate(state.hashes):
+        history.piece(name).unlink(missing_ok=True)
+        (os.symlink if number % 2 else os.link)(precious, history.piece(name))
+    os.link(precious, history.folder / "more.piece")
+    os.symlink(precious, history.folder / "purge")
+    os.symlink(tmp_path, history.folder / "folder")
+    teach(path, part(blobs, 5), keep=1)
+    rollback(path)
+    assert path.read_bytes() == before
+    with locked_model(path) as learner:
+        commit(path, learner.forget_classes("4"), keep=0)
+    assert (precious.read_text(), precious.stat().st_mode & 0o777) == ("precious", 0o644)
+
+
+def test_a_newer_history_is_refused_and_kept(path: Path, found: list[bytes]) -> None:
+    kept = files(path)
+    edited(version=lambda values: 99)(path)
+    for use in (
+        rollback,
+        lambda model: open_revision(model, 2),
+        lambda model: commit(model, open_model(model)),
+    ):
+        with pytest.raises(NewerSchemaError):
+            use(path)
+    assert path.read_bytes() == found[2]
+    assert files(path).keys() == kept.keys()

@@ -1,0 +1,503 @@
+"""Images sorted into folders: nothing lost, nothing doubled, nothing overwritten, and all of it taken back."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evergrow.core.errors import BusyError, DatasetNotFoundError, FileFormatError, ImageError, InputError, PathError
+from evergrow.core.files import locked
+from evergrow.learner import filing, sorting
+from evergrow.learner.answers import Answers
+from evergrow.learner.filing import folder_name, folder_names
+from evergrow.learner.sorting import TABLE, plan_sort, read_table, sort_folder, undo_sort
+
+HOWS = ("move", "copy", "link")
+
+
+class Reader:
+    """Stands in for a model: a file says itself what it shows, as ``cat 0.9``."""
+
+    kind_ = "image"
+    head_ = SimpleNamespace(predict_proba=None)
+
+    def __init__(self, *classes: str) -> None:
+        self.class_names_ = np.array(classes or ("cat", "dog"))
+
+    def info(self) -> dict[str, Any]:
+        return {"novelty": {}}
+
+    def ask(self, items: Any, *, false_alarm: float | None) -> Answers:
+        values, rows, failures, unknown = [], [], [], []
+        for row in range(len(items)):
+            try:
+                words = items.raw(row).read_text().split(",")
+                sure = float(words[1])
+                likely = [sure if name == words[0] else 0.0 for name in self.class_names_]
+                unknown.append(words[0] == "strange")
+            except (OSError, ValueError, IndexError):
+                failures.append((items.name(row), "no image"))
+                continue
+            values.append(likely)
+            rows.append(row)
+        if not rows:
+            raise ImageError("none can be read")
+        found = {"novelty": np.zeros(len(rows)), "unknown": np.array(unknown), "threshold": np.zeros(len(rows))}
+        return Answers(self.class_names_, np.array(values), "probability", np.array(rows), tuple(failures), **found)
+
+
+FILES = {
+    "1.png": "cat,0.9",
+    "a/1.png": "cat,0.95",
+    "a/IMG.png": "dog,0.99",
+    "b/img.png": "dog,1.0",
+    "b/unsure.jpg": "dog,0.5",
+    "b/strange.jpg": "strange,1",
+    "broken.png": "x",
+}
+SORTED = {
+    "cat/1.png": "cat,0.9",
+    "cat/1-2.png": "cat,0.95",
+    "dog/IMG.png": "dog,0.99",
+    "dog/img-2.png": "dog,1.0",
+    "unsure/unsure.jpg": "dog,0.5",
+    "unknown/strange.jpg": "strange,1",
+}
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+        os.utime(root / name, ns=(10**18, 10**18 + len(name)))
+    return root
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return write(tmp_path / "photos", {**FILES, "notes.txt": "no image", ".hidden/h.png": "cat,1"})
+
+
+def tree(root: Path) -> dict[str, Any]:
+    """Return everything below a folder: bytes and times of files, where links lead, and folders."""
+    found: dict[str, Any] = {}
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        else:
+            found[name] = (path.read_text(), path.stat().st_mtime_ns) if path.is_file() else None
+    return found
+
+
+def texts(root: Path) -> dict[str, str]:
+    """Return what the files below a folder hold, links followed; the table left out."""
+    return {
+        path.relative_to(root).as_posix(): path.read_text()
+        for path in root.rglob("*")
+        if path.is_file() and path.name != TABLE
+    }
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_every_image_goes_to_its_folder_and_back(photos: Path, tmp_path: Path, how: str) -> None:
+    before, out = tree(tmp_path), tmp_path / "out"
+    rows = sort_folder(Reader(), photos, out, how)
+    assert texts(out) == SORTED
+    assert {Path(row.file).name: row.note for row in rows if not row.place} == {"broken.png": "no image"}
+    left = {"broken.png", "notes.txt", ".hidden/h.png"}
+    assert set(texts(photos)) == (left if how == "move" else {*FILES, *left})
+    for name in SORTED:
+        assert (out / name).is_symlink() == (how == "link")
+        assert len(str((out / name).stat().st_mtime_ns)) == 19  # the time that it had
+    with open(out / TABLE, newline="") as file:
+        table = {os.path.relpath(row["file"], photos): row for row in csv.DictReader(file) if row["file"]}
+    assert table.keys() == FILES.keys()
+    assert (table["a/1.png"]["answer"], table["a/1.png"]["probability"]) == ("cat", "0.95")
+    assert (table["b/unsure.jpg"]["answer"], table["b/unsure.jpg"]["note"]) == ("dog", "unsure")
+    assert table["b/strange.jpg"]["note"].startswith("unknown, most like")
+    assert (table["b/strange.jpg"]["answer"], table["b/strange.jpg"]["probability"]) == ("", "")
+    after = tree(tmp_path)
+    assert [row.place for row in sort_folder(Reader(), photos, out, how)] == [""]  # a second time: only what is broken
+    assert tree(tmp_path).keys() == after.keys()
+    assert undo_sort(out / TABLE) == []
+    assert tree(tmp_path) == before
+
+
+def test_a_plan_touches_nothing(photos: Path, tmp_path: Path) -> None:
+    before = tree(tmp_path)
+    rows = plan_sort(Reader(), photos, tmp_path / "out", unknown="other", least=0.92)
+    assert tree(tmp_path) == before
+    groups = {os.path.relpath(row.file, photos): row.group for row in rows}
+    assert groups["1.png"] == groups["b/unsure.jpg"] == "unsure"
+    assert groups["b/strange.jpg"] == "other"
+    assert groups["broken.png"] == ""
+
+
+def test_new_images_are_added_and_classes_keep_their_folders(photos: Path, tmp_path: Path) -> None:
+    before, out = tree(tmp_path), tmp_path / "out"
+    sort_folder(Reader("cat", "dog", "dog/"), photos, out, "copy")
+    write(photos, {"new.png": "CAT,1", "c/1.png": "cat,1", "1.png": "cat,0.901"})  # the last one is another by now
+    rows = sort_folder(Reader("CAT", "cat", "dog", "dog/"), photos, out, "copy")
+    assert {row.place for row in rows} == {"CAT-2/new.png", "cat/1-3.png", "cat/1-4.png", ""}
+    assert texts(out) == {**SORTED, "CAT-2/new.png": "CAT,1", "cat/1-3.png": "cat,0.901", "cat/1-4.png": "cat,1"}
+    (kept,) = undo_sort(out / TABLE)
+    assert (kept.place, kept.note) == ("cat/1.png", "it was changed, or its original is gone")
+    assert before.keys() - tree(tmp_path).keys() == set()
+
+
+# -- names and folders of strangers -----------------------------------------------------------------------------
+
+STRANGE = [
+    "../x", "..", ".", "", "/etc", "a/b", "a\\b", "CON", "con.txt", "nul", "LPT1 .x", "Ant", "ant", "ANT", "x.", "x ",
+    " x", "a\x00b", "\x1b[2J", "-rf", "=1+1", "sorted.csv", "unknown", "Unsure", "n" * 400, "模" * 200, "é", "e\u0301",
+    "a:b", "~", "$HOME", "*", "\u202egnp", "\udce9",
+]  # fmt: skip
+
+
+def test_names_of_classes_are_folders_of_their_own() -> None:
+    found = folder_names(STRANGE, ["unknown", "unsure", TABLE])
+    assert found.keys() == set(STRANGE)
+    assert len({filing.same_name(name) for name in [*found.values(), "unknown", "unsure", TABLE]}) == len(STRANGE) + 3
+    for name in found.values():
+        assert name == folder_name(name) or name.rstrip("0123456789").endswith("-"), name
+        assert os.path.basename(name) == name
+        assert name not in (".", "..", "")
+        assert name.isprintable()
+        assert len(name.encode()) <= 255
+        assert not name.endswith((".", " "))
+        assert name.partition(".")[0].strip().lower() not in ("con", "nul", "lpt1")
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_class_of_any_name_stays_inside(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "photos", {"1.png": "", "2.png": "cat,1"})
+    before = tree(tmp_path)
+    reader = Reader(name, "cat")
+
+    def ask(items: Any, *, false_alarm: float) -> Answers:
+        return Answers(reader.class_names_, np.array([[1.0, 0], [0, 1]]), "probability", np.arange(2))
+
+    monkeypatch.setattr(reader, "ask", ask, raising=False)
+    (first, second) = sort_folder(reader, tmp_path / "photos", tmp_path / "out", "move")
+    assert (
+        first.place == f"{folder_names([name, 'cat'], ['unknown', 'unsure', TABLE])[str(reader.class_names_[0])]}/1.png"
+    )
+    assert second.place == "cat/2.png"
+    assert set(texts(tmp_path / "out")) == {first.place, second.place}
+    assert undo_sort(tmp_path / "out" / TABLE) == []
+    assert tree(tmp_path) == before
+
+
+def test_links_in_the_folder_are_left_alone(photos: Path, tmp_path: Path) -> None:
+    elsewhere = write(tmp_path / "elsewhere", {"e.png": "cat,1"})
+    (photos / "file.png").symlink_to(elsewhere / "e.png")
+    (photos / "folder").symlink_to(elsewhere)
+    (photos / "circle").symlink_to(photos)
+    (photos / "nowhere.png").symlink_to("gone")
+    os.mkfifo(photos / "pipe.png")
+    before = tree(elsewhere)
+    rows = sort_folder(Reader(), photos, tmp_path / "out", "move")
+    assert texts(tmp_path / "out") == SORTED
+    assert {Path(row.file).name for row in rows if not row.place} == {"broken.png", "file.png"}
+    assert tree(elsewhere) == before
+    assert (photos / "file.png").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["cat", "unknown", TABLE, ".sorting"])
+@pytest.mark.parametrize("kind", ["link", "file", "nowhere"])
+def test_links_and_files_in_the_place_of_folders_are_refused(
+    photos: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    elsewhere, out = write(tmp_path / "elsewhere", {"e.txt": "mine"}), tmp_path / "out"
+    out.mkdir()
+    if kind == "file":
+        (out / name).write_text("mine")
+    else:
+        (out / name).symlink_to(elsewhere if kind == "link" else "gone")
+    before = tree(tmp_path)
+    with pytest.raises((InputError, FileFormatError, OSError), match=f"{name}"):
+        sort_folder(Reader(), photos, out, "move")
+    after = tree(tmp_path)
+    assert {key: value for key, value in after.items() if key not in before} == {}
+    assert after == before
+
+
+def test_the_folder_to_sort_into_may_lie_among_the_images(photos: Path) -> None:
+    before = tree(photos)
+    for _ in range(2):
+        sort_folder(Reader(), photos, photos / "out", "copy")
+        assert texts(photos / "out") == SORTED
+    undo_sort(photos / "out" / TABLE)
+    assert tree(photos) == before
+
+
+@pytest.mark.parametrize(
+    ("folder", "out", "settings", "message"),
+    [
+        ("none", "out", {}, "No folder 'none' here"),
+        ("photos", "photos", {}, "holds the images themselves"),
+        ("photos", "no/out", {}, "must be a folder, or a new one"),
+        ("photos", "photos/1.png", {}, "must be a folder, or a new one"),
+        ("photos", "out", {"unknown": "../x"}, "cannot be the name of a folder"),
+        ("photos", "out", {"unknown": "Unsure"}, "cannot be the name of a folder"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    photos: Path, tmp_path: Path, folder: str, out: str, settings: dict, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = tree(tmp_path)
+    with pytest.raises((InputError, DatasetNotFoundError), match=message):
+        sort_folder(Reader(), folder, out, "move", **settings)
+    assert tree(tmp_path) == before
+
+
+def test_a_model_of_texts_is_refused(photos: Path, tmp_path: Path) -> None:
+    reader = Reader()
+    reader.kind_ = "text"
+    with pytest.raises(InputError, match="a model of images"):
+        sort_folder(reader, photos, tmp_path / "out", "move")
+
+
+def test_one_process_sorts_into_a_folder(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with locked(tmp_path / "out"), pytest.raises(BusyError):
+        sort_folder(Reader(), photos, tmp_path / "out", "move")
+
+
+def test_nothing_is_overwritten(photos: Path, tmp_path: Path) -> None:
+    out = write(tmp_path / "out", {"cat/1.png": "mine", "cat/1-2.png": "mine too", "dog/img.png": "mine as well"})
+    before = tree(tmp_path)
+    sort_folder(Reader(), photos, out, "move")
+    found = texts(out)
+    assert {name: found[name] for name in ("cat/1.png", "cat/1-2.png", "dog/img.png")} == {
+        "cat/1.png": "mine", "cat/1-2.png": "mine too", "dog/img.png": "mine as well",
+    }  # fmt: skip
+    assert found["cat/1-3.png"] == "cat,0.9"
+    undo_sort(out / TABLE)
+    assert tree(tmp_path) == before
+
+
+def test_files_that_come_or_go_meanwhile(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def meanwhile(rows: Any, out: Path, *rest: Any) -> Any:
+        if rows:
+            (photos / "1.png").unlink()
+            write(out, {"cat/1-2.png": "another"})
+        return carried_out(rows, out, *rest)
+
+    carried_out = sorting._carried_out
+    monkeypatch.setattr(sorting, "_carried_out", meanwhile)
+    rows = {os.path.relpath(row.file, photos): row for row in sort_folder(Reader(), photos, tmp_path / "out", "move")}
+    assert (rows["1.png"].place, rows["1.png"].note) == ("", "it is no longer there")
+    assert "another file is at" in rows["a/1.png"].note
+    assert (photos / "a/1.png").read_text() == "cat,0.95"
+    assert (tmp_path / "out/cat/1-2.png").read_text() == "another"
+    monkeypatch.undo()
+    assert {row.place for row in sort_folder(Reader(), photos, tmp_path / "out", "move")} == {"", "cat/1.png"}
+
+
+@pytest.mark.parametrize("how", ["move", "copy"])
+def test_another_disk_and_one_without_hard_links(photos: Path, tmp_path: Path, how: str, monkeypatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    before = tree(tmp_path)
+    monkeypatch.setattr(os, "link", refuse)
+    sort_folder(Reader(), photos, tmp_path / "out", how)
+    assert texts(tmp_path / "out") == SORTED
+    assert undo_sort(tmp_path / "out" / TABLE) == []
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("room", [0, 1, 4])
+def test_a_full_disk_loses_nothing_and_is_gone_on_from(photos: Path, tmp_path: Path, monkeypatch, room: int) -> None:
+    original, done = shutil.copy2, []
+
+    def copy(source: Any, target: Any, **settings: Any) -> None:
+        if len(done) == room:
+            Path(target).write_text("half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done.append(source)
+        original(source, target, **settings)
+
+    before, out = texts(photos), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copy2", copy)
+        with pytest.raises(PathError, match=rf"No space left on device: {room} of 6 files are sorted"):
+            sort_folder(Reader(), photos, out, "copy")
+    assert texts(photos) == before
+    assert texts(out).items() <= SORTED.items()
+    assert len(texts(out)) == room
+    sort_folder(Reader(), photos, out, "copy")
+    assert texts(out) == SORTED
+
+
+def test_a_folder_that_may_only_be_read_keeps_its_files(photos: Path, tmp_path: Path, monkeypatch) -> None:
+    unlink = os.unlink
+
+    def refuse(path: Any, **settings: Any) -> None:
+        if str(photos / "a") in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        unlink(path, **settings)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    rows = sort_folder(Reader(), photos, tmp_path / "out", "move")
+    assert {row.note for row in rows if f"{os.sep}a{os.sep}" in row.file} == {"Permission denied"}
+    assert (photos / "a/1.png").read_text() == "cat,0.95"
+    assert "cat/1-2.png" not in texts(tmp_path / "out")
+
+
+# -- kills ------------------------------------------------------------------------------------------------------
+
+CALLS = ("link", "unlink", "symlink", "rename", "replace", "mkdir", "rmdir", "open")
+
+
+def killed_at(call: int, after: bool, work: Callable[[], Any]) -> bool:
+    """Do work in a process that ends like a killed one at a call that changes files; return whether it was killed."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1] != 0
+    left = iter(range(call, -1, -1))
+
+    def dying(original: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+        last = next(left, -1) == 0
+        if last and not after:
+            os._exit(9)
+        try:
+            return original(*arguments, **settings)
+        finally:
+            if last:
+                os._exit(9)
+
+    for name in CALLS:
+        setattr(os, name, partial(dying, getattr(os, name)))
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        os._exit(1)
+
+
+@pytest.fixture
+def fresh(photos: Path, tmp_path: Path) -> Iterator[Callable[[], Path]]:
+    """Return a function that gives a copy of the images in a folder of its own."""
+
+    def copy() -> Path:
+        shutil.rmtree(tmp_path / "try", ignore_errors=True)
+        shutil.copytree(photos, tmp_path / "try" / "photos")
+        return tmp_path / "try"
+
+    yield copy
+    shutil.rmtree(tmp_path / "try", ignore_errors=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system: fork")
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("disk", ["the same", "another"])
+@pytest.mark.parametrize("how", HOWS)
+def test_a_kill_at_any_moment(fresh, how: str, disk: str, after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if disk == "another":
+        monkeypatch.setattr(filing, "_linked", lambda *_: False)
+    moments = 0
+    for moments in range(1000):
+        place = fresh()
+        before = tree(place)
+        photos, out = place / "photos", place / "out"
+        killed = killed_at(moments, after, lambda photos=photos, out=out: sort_folder(Reader(), photos, out, how))
+        there = [*texts(photos).values(), *texts(out).values()]
+        assert set(there) >= set(FILES.values()), "something is lost"
+        if moments % 2:  # taken back at once
+            if (out / TABLE).is_file():
+                assert undo_sort(out / TABLE) == []
+            else:
+                shutil.rmtree(out, ignore_errors=True)  # nothing but an empty folder and leftovers of the table
+            assert tree(place) == before
+        else:  # or completed
+            sort_folder(Reader(), photos, out, how)
+            assert texts(out) == SORTED, "something is doubled or missing"
+            assert sorted(set(os.listdir(out))) == ["cat", "dog", TABLE, "unknown", "unsure"]
+            undone = killed_at(moments, after, lambda out=out: undo_sort(out / TABLE))
+            if undone and (out / TABLE).is_file():
+                assert undo_sort(out / TABLE) == []
+            assert texts(photos) == {name: value[0] for name, value in tree(photos).items() if value}
+            assert {name for name in tree(place) if not name.startswith("out")} == set(before)
+        if not killed:
+            break
+    assert 20 < moments < 999
+
+
+# -- hostile tables ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("cat/1.png", "../1.png"),
+        ("cat/1.png", "cat/../../1.png"),
+        ("cat/1.png", "/tmp/1.png"),
+        ("cat/1.png", "cat/deep/1.png"),
+        ("cat/1.png", "cat\\..\\1.png"),
+        ("cat/1.png", "cat/\x1b.png"),
+        ("a/1.png", "a/authorized_keys"),
+        ("a/1.png", "a/../1.png"),
+        ("move", "delete"),
+        ("done", "perhaps"),
+        ("0.9", "much"),
+        (",make,", ",copy,"),
+        ("file,answer", "name,answer"),
+        ('"', ""),
+        ("\n", '"\n'),
+    ],
+)
+def test_a_table_of_a_stranger_is_refused_whole(photos: Path, tmp_path: Path, old: str, new: str) -> None:
+    write(photos, {"a,b.png": "cat,1"})
+    sort_folder(Reader(), photos, tmp_path / "out", "move")
+    table = tmp_path / "out" / TABLE
+    body = table.read_text()
+    assert old in body
+    table.write_text(body.replace(old, new))
+    before = tree(tmp_path)
+    with pytest.raises(FileFormatError, match=r"sorted\.csv is no table of a sort, or was damaged"):
+        undo_sort(table)
+    assert tree(tmp_path) == before
+
+
+def test_a_table_cut_at_any_byte_moves_nothing_wrong(photos: Path, tmp_path: Path) -> None:
+    sort_folder(Reader(), photos, tmp_path / "out", "copy")
+    table = tmp_path / "out" / TABLE
+    body, originals = table.read_bytes(), texts(photos)
+    for end in range(0, len(body), 7):
+        table.write_bytes(body[:end])
+        with suppress(FileFormatError):
+            undo_sort(table)
+        assert texts(photos) == originals
+
+
+def test_what_was_changed_since_stays_and_stays_listed(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    sort_folder(Reader(), photos, out, "move")
+    (out / "cat/1.png").unlink()
+    write(photos, {"a/IMG.png": "another"})
+    kept = {row.place: row.note for row in undo_sort(out / TABLE)}
+    assert kept.keys() == {"cat/1.png", "dog/IMG.png"}
+    assert kept["cat/1.png"] == "it is no longer there"
+    assert "another file is at" in kept["dog/IMG.png"]
+    assert texts(out) == {"dog/IMG.png": "dog,0.99"}
+    assert {row.place for row in read_table(out / TABLE) if row.file} == kept.keys()
+    (photos / "a/IMG.png").unlink()
+    (kept_again,) = undo_sort(out / TABLE)
+    assert kept_again.place == "cat/1.png"
+    assert (photos / "a/IMG.png").read_text() == "dog,0.99"
