@@ -350,8 +350,10 @@ class _Search:
         self.geometry, self.energy = geometry, energy
         counts, means, basis = geometry.counts, geometry.means, geometry.stats.basis
         self.rows = float(counts.sum())
-        self.free = self.rows - float((counts > 0).sum())
-        self.centred = means - (means @ counts / max(self.rows, 1.0))[:, None]
+        kept = counts > 0
+        self.counts = counts[kept]
+        self.free = self.rows - len(self.counts)
+        self.means = means[:, kept] - (means @ counts / max(self.rows, 1.0))[:, None]
         self.width = len(means) if basis is None else len(basis)
         self.is_exact = self.free < EXACT_BELOW and self.width > EXACT_ABOVE
         source = generator(0, "ridge search", self.width)
@@ -439,14 +441,12 @@ class _Search:
         """Return the mean leverage at a step, and the score of centred ridge regression on one-hot targets."""
         if step in self._tried:
             return self._tried[step]
-        alpha, counts = self.alpha(step), self.geometry.counts
-        kept = counts > 0
-        counts, means = counts[kept], self.centred[:, kept]
-        solved, trace = self._solve(self._factor(alpha), self.centred)
-        solved = solved[:, kept]
+        alpha, counts, means = self.alpha(step), self.counts, self.means
         if 2 * len(counts) > self.width:
-            explained, total = self.explained_by_total(alpha, counts, means)
+            _, trace = self._solve(self._factor(alpha), means[:, :0])
+            explained, total = self._explained_by_total(alpha)
         else:
+            solved, trace = self._solve(self._factor(alpha), means)
             inner = means.T @ solved
             inner = 0.5 * (inner + inner.T)
             inner.diagonal().add_(counts.reciprocal())
@@ -470,12 +470,18 @@ class _Search:
                 return factor
         return self.geometry.factor(alpha)
 
-    def explained_by_total(self, alpha: float, counts: Tensor, means: Tensor) -> tuple[float, float]:
+    def _explained_by_total(self, alpha: float) -> tuple[float, float]:
         """Return what the regression explains and ``tr (T + alpha I)^-1``, by factoring T: for many classes."""
-        cross = means * counts
-        factor = safe_cholesky(torch.addmm(self.geometry.scatter, cross, means.T), shift=alpha)
-        weights, trace = self._solve(factor, cross)
+        total, cross = self._total
+        weights, trace = self._solve(safe_cholesky(total, shift=alpha), cross)
         return float((weights * cross).sum()) + alpha * float(weights.square().sum()), trace
+
+    @cached_property
+    def _total(self) -> tuple[Tensor, Tensor]:
+        """T, and a matrix R with ``R R^T = Q Q^T`` for the targets' products Q, which has no more columns than rows."""
+        cross = self.means * self.counts
+        total = torch.addmm(self.geometry.scatter, cross, self.means.T)
+        return total, torch.linalg.qr(cross.T, mode="r").R.T if cross.shape[1] > len(cross) else cross
 
     def _solve(self, factor: CholeskyFactor, rhs: Tensor) -> tuple[Tensor, float]:
         """Return a solution, and the trace of the inverse, which is estimated from the signs where they serve."""
