@@ -351,7 +351,6 @@ class History:
 
     def restore(self, number: int, body: bytes, entry: Undone) -> None:
         """Put a revision that was verified in the model's place; the log has it first, and the history the model."""
-        self.undone()  # a broken log is said before anything is written
         self.adopt(Header.read(self.model))
         self.log(entry.before, entry)
         publish(body, self.model)
