@@ -296,7 +296,7 @@ ATTACKS = [
     edited(hashes=lambda values: values["hashes"][:-1]),
     edited(sizes=lambda values: [2**40 for _ in values["sizes"]]),
     edited(sizes=lambda values: [-1 for _ in values["sizes"]]),
-    edited(hashes=lambda values: values["hashes"][:1] * 10**6, sizes=lambda values: [4 * 2**20] * 10**6),
+    edited(hashes=lambda values: values["hashes"][:1] * 60_000, sizes=lambda values: [4 * 2**20] * 60_000),
     edited(digest=lambda values: 5),
     edited(schema=lambda values: "learner"),
 ]  # fmt: skip

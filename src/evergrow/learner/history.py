@@ -52,7 +52,7 @@ TIMES, ROOM = 5, 20_000_000
 _DIGITS = 9  # of a revision's number: no model gets beyond it, and a foreign file must not push the count there
 _PIECE = 4 * 2**20  # bytes of a piece at most: a larger file is none, and is not read
 _SMALL = 2**16  # tensors with fewer bytes share a piece with their neighbours
-_LONGEST_LIST = 64 * 2**20
+_LONGEST_LIST = 8 * 2**20  # bytes: the pieces of a model of hundreds of gigabytes
 _RATIO, _SLACK = 100, 64 * 2**20  # how much more than its pieces a state may have that lists some of them many times
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -354,7 +354,6 @@ class History:
 
     def restore(self, number: int, body: bytes, entry: Undone) -> None:
         """Put a revision that was verified in the model's place; the log has it first, and the history the model."""
-        self.undone()  # a broken log is said before anything is written
         self.adopt(Header.read(self.model))
         self.log(entry.before, entry)
         publish(body, self.model)

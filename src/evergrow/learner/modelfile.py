@@ -246,6 +246,7 @@ def rollback(
     who, extra = author() if who is None else who, dict(extra or {})
     with _hold(path, wait) as place, _writing(place.model):
         current = Header.read(place.model)
+        place.undone()  # a broken log is said before anything else
         kept, ancestors = place.kept(current), current.lineage.ancestors
         if not kept:
             raise ParameterError(f"nothing to undo: no earlier state of {place.model} is kept in {place.folder}")
