@@ -22,14 +22,14 @@ COUNTS = {"crow": 40, "jay": 25, "owl": 12, "rook": 5}
 
 @functools.cache
 def taught(*options: tuple[str, Any]) -> Archive:
-    return Learner(options={"n_units": 30, **dict(options)}).fit(birds(COUNTS, spread=1.8)).to_archive()
+    return Learner(options={"n_units": 30, **dict(options)}).fit(birds(COUNTS, spread=2.1)).to_archive()
 
 
 def learner(**options: Any) -> Learner:
     return Learner.load(taught(*options.items()))
 
 
-ASKED, TRUTH = birds(dict.fromkeys(NAMES, 60), 9, spread=1.8)
+ASKED, TRUTH = birds(dict.fromkeys(NAMES, 60), 9, spread=2.1)
 
 
 @pytest.mark.parametrize(
