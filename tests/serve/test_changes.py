@@ -73,7 +73,8 @@ def test_rollback_gives_the_file_byte_for_byte(api: Any, folder: Path) -> None:
     done = api.post("rollback", {"to": 3}).json()
     assert (done["revision"], done["change"]["what"]) == (3, "rollback")
     assert (folder / "m.evg").read_bytes() == before
-    assert [entry["what"] for entry in api.get().json()["history"]] == ["begin", "fit", "update", "rollback"]
+    told = [entry["what"] for entry in api.get().json()["history"]]
+    assert told == ["begin", "fit", "update", "forget", "update", "rollback"]
     assert api.post("rollback", {"n": 3}).status_code == 422
     assert api.post("rollback", {"n": 2}).json()["n_samples"] == 0
 
