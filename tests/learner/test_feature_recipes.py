@@ -19,6 +19,7 @@ from evergrow.data.items import join_blocks
 from evergrow.features import create_backbone, encode
 from evergrow.features.feature_sets import featurize
 from evergrow.head import Classifier
+from evergrow.learner.edits import backbone_differences
 from evergrow.learner.learner import Learner
 
 UNITS = {"n_units": 30}
@@ -204,4 +205,5 @@ def test_the_first_images_choose_the_size_which_is_frozen_and_told(
     told = " ".join(evergrow("inspect", str(tmp_path / "m.evg")).stdout.split())
     assert f"({size} px, since images have {side} px on their shorter side (median))" in told
     other = Learner(network, options=UNITS, cache=False).fit([image[:-1] for image in images], ["light", "dark"] * 4)
-    assert learner.merge(other).n_samples_["light"] == 8  # whose images have another median
+    assert other.spec_.recipe.note != learner.spec_.recipe.note  # another median, and no other backbone
+    assert backbone_differences(learner.spec_, other.spec_) == []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from evergrow.core.errors import InputError
+from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.seeding import generator
 from evergrow.data.items import Samples
 from evergrow.features import Backbone, best_backbone, create_backbone, encode
@@ -115,7 +115,10 @@ def try_levels(
     side = median_side(items) if items.kind == "image" else None
     trials: list[LevelTrial] = []
     for level in LEVELS:
-        network = backbone.with_recipe("auto" if level == "rich" else level, side)
+        try:
+            network = backbone.with_recipe("auto" if level == "rich" else level, side)
+        except ParameterError:  # a network without depths has its own vector only
+            continue
         blocks = network.spec.blocks
         if trials and trials[-1].blocks == blocks.blocks:
             continue
