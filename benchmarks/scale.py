@@ -62,15 +62,20 @@ def order() -> int:
     return ASSUMED.units + ASSUMED.width
 
 
-def file_bytes(units: int, width: int, classes: float) -> float:
-    """Return the bytes of a file of statistics: second moments, class sums, class shapes and the layer."""
+def file_bytes(units: int, width: int, classes: float, rows: float = math.inf) -> float:
+    """Return the bytes of a file of statistics of so many rows a class: second moments, class sums, class shapes."""
     wide = units + width
-    return 8 * wide**2 + 8 * wide * classes + _SHAPE_BYTES * classes + 4 * width * units + 8 * 128 * width
+    shape = 8 * 128 * (rows + 1) if rows <= 64 else _SHAPE_BYTES
+    return 4 * wide * (wide + 1) + 8 * wide * classes + shape * classes + 8 * 128 * width
 
 
 def classes_in(rows: int) -> float:
     """Return the classes that a shard of shuffled images is expected to hold."""
     return ASSUMED.classes * -math.expm1(-rows / ASSUMED.classes)
+
+
+def _part_bytes(rows: int) -> float:
+    return file_bytes(ASSUMED.units, ASSUMED.width, classes_in(rows), rows / classes_in(rows))
 
 
 def shard_count(rows: int) -> int:
@@ -106,7 +111,7 @@ def adding_hours(rows: int) -> float:
 def folder_bytes(rows: int) -> float:
     """Return the bytes that are written to and read from the folder that all workers share."""
     tree, total = merge_tree(shard_count(rows)), file_bytes(ASSUMED.units, ASSUMED.width, ASSUMED.classes)
-    part = file_bytes(ASSUMED.units, ASSUMED.width, classes_in(rows))
+    part = _part_bytes(rows)
     sums = sum(len(level) for level in tree[1:])
     return 2 * (len(tree[0]) * part + sums * total)
 
@@ -143,7 +148,7 @@ def shards_table() -> Iterator[str]:
         "images a shard", "shards", "bytes of a shard", "its file", "through the folder", "adding, hours of a core"
     )
     for rows in SHARD_ROWS:
-        part = file_bytes(ASSUMED.units, ASSUMED.width, classes_in(rows))
+        part = _part_bytes(rows)
         yield _row(
             f"{rows:,}",
             f"{shard_count(rows):,}",

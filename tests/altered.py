@@ -43,7 +43,8 @@ def altered(archive: Archive) -> Iterator[tuple[str, Archive]]:
     yield "of another kind", replace(archive, kind="no-such-kind")
 
 
-def _tensors(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(stored: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    tensor = torch.as_tensor(stored)
     yield "scalar", torch.tensor(1.0)
     yield "empty", tensor.reshape(-1)[:0]
     yield "integers", torch.ones(tensor.shape, dtype=torch.int32)

@@ -304,7 +304,7 @@ def test_a_loss_that_is_not_finite_is_an_error_and_takes_the_epoch_back(tmp_path
         run(net, TrainConfig(epochs=3), loss=failing, checkpoint=path)
     kept = read_archive(path).tensors
     for place, parameter in enumerate(parameter for parameter in net.parameters() if parameter.requires_grad):
-        assert torch.equal(parameter, kept[f"tensors.parameter.{place}"])
+        assert torch.equal(parameter, torch.as_tensor(kept[f"tensors.parameter.{place}"]))
     assert run(Net(), TrainConfig(epochs=3), checkpoint=path).resumed_epochs == 1
 
 

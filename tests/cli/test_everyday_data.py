@@ -75,7 +75,7 @@ def test_columns_of_other_names(shell: Shell, images: Path) -> None:
     assert shell.json("fit", "birds.csv", "-m", "m.evg", "--units", 50, *options, *columns)["n_classes"] == 3
     assert shell.json("evaluate", "m.evg", "birds.csv", *columns)["n_known"] == 18
     assert len(shell.json("predict", "m.evg", "birds.csv", "--set", "image_column=photo")["predictions"]) == 18
-    assert shell.json("update", "m.evg", "birds.csv", *columns, code=1)["samples"] == 18
+    assert shell.json("update", "m.evg", "birds.csv", *columns, "--again")["samples"] == 18
     assert shell.json("unlearn", "m.evg", "birds.csv", *columns)["samples"] == 18
     assert (
         shell.json("features", "birds.csv", "-o", "f.npz", "-b", "test_resnet", *options[2:], *columns)["n_train"] == 18

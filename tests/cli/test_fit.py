@@ -85,7 +85,8 @@ def test_image_that_cannot_be_read(shell, images):
     ):
         with unchanged(Path("p.evg")):
             assert "9.png" in shell.error(command, "p.evg", images)
-        values = shell.json(command, "p.evg", images, "--on-error", "skip", code=1)
+        again = ["--again"] if command == "update" else []
+        values = shell.json(command, "p.evg", images, "--on-error", "skip", *again, code=1)
         assert values[found[0]] == found[1]
         assert len([line for line in values["warnings"] if "9.png" in line or "left out" in line]) == 1
     assert [Path(name).name for name in values["left_out"]] == ["9.png"]

@@ -49,11 +49,11 @@ def test_update_says_what_it_settled(shell, model, later, first, wide):
     assert values["settled"]["solved"] is True
     assert values["settled"]["ridge"] == open_model(model).head_.alpha_ > 0
     assert 0 <= values["settled"]["seconds"] <= values["seconds"]
-    output = shell.run("update", model, first, "--settle", code=1).stdout
+    output = shell.run("update", model, first, "--settle", "--again").stdout
     assert "settled " in output
     assert f"ridge ({open_model(model).head_.alpha_:.4g}) are in the file" in output
     shutil.copy(model, "n.evg")
-    assert shell.json("update", "n.evg", first, code=1)["settled"] is None
+    assert shell.json("update", "n.evg", first, "--again")["settled"] is None
 
 
 def test_narrow_layers_are_settled_anyway(shell, model, later, monkeypatch):

@@ -31,7 +31,7 @@ def test_a_file_of_statistics_has_the_bytes_of_the_formula(tmp_path: Path) -> No
     template = Learner(device="cpu", options={"n_units": units}).fit((X, y)).spawn()
     write_part(tmp_path / "part.evg", learn_shard(template, Block(X, y)), {"rows": 400})
     found = (tmp_path / "part.evg").stat().st_size
-    assert found == pytest.approx(file_bytes(units, width, classes), rel=0.02)
+    assert found == pytest.approx(file_bytes(units, width, classes, 400 / classes), rel=0.02)
 
 
 def test_hours_come_from_the_parts() -> None:

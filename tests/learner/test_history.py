@@ -115,11 +115,14 @@ def test_states_share_the_tensors_they_have_in_common(tmp_path: Path) -> None:
 
 
 def test_the_history_is_bounded_by_size(path: Path, blobs: Data) -> None:
-    size = path.stat().st_size
-    done = teach(path, part(blobs, 5), keep_bytes=int(2.5 * size))
-    assert (done, done.dropped, kept_revisions(path), dropped_revisions(path)) == (4, (1,), [2, 3], [1])
-    assert pieces(path) <= 2.5 * size
-    assert teach(path, part(blobs, 5), keep_bytes=0).dropped == (2, 3, 4)
+    teach(path, part(blobs, 5))
+    room = pieces(path)  # of three states
+    done = teach(path, part(blobs, 5), keep_bytes=room)
+    kept = kept_revisions(path)
+    assert (done, done.dropped, pieces(path) <= room) == (5, tuple(dropped_revisions(path)), True)
+    assert 0 < len(kept) < 4
+    assert [*done.dropped, *kept] == [1, 2, 3, 4]
+    assert teach(path, part(blobs, 5), keep_bytes=0).dropped == (*kept, 5)
     assert (pieces(path), kept_revisions(path)) == (0, [])
     with pytest.raises(ParameterError, match="nothing to undo"):
         rollback(path)
@@ -134,7 +137,7 @@ def test_by_default_model_and_history_take_five_times_the_model_and_some_room(
     for _ in range(6):
         teach(path, part(blobs, 5))
         assert path.stat().st_size + pieces(path) <= 5 * path.stat().st_size + 1000
-    assert len(kept_revisions(path)) == 4  # nothing is shared in a model as small as this one
+    assert 4 <= len(kept_revisions(path)) < 8  # what fits if nothing is shared, and not all
 
 
 def test_a_change_that_makes_a_model_small_can_be_undone(

@@ -121,14 +121,12 @@ class Spec:
 
     Examples
     --------
-    >>> from dataclasses import dataclass
+    >>> from dataclasses import make_dataclass
     >>> from typing import Annotated
     >>> import torch
     >>> from evergrow.core.record import Spec, from_archive, record, to_archive
-    >>> @record("docs/moments")
-    ... @dataclass(frozen=True)
-    ... class Moments:
-    ...     gram: Annotated[torch.Tensor, Spec(("k", "k"), dtype=None, symmetric=True)]
+    >>> gram = ("gram", Annotated[torch.Tensor, Spec(("k", "k"), dtype=None, symmetric=True)])
+    >>> Moments = record("docs/moments")(make_dataclass("Moments", [gram], frozen=True))
     >>> archive = to_archive(Moments(torch.tensor([[1, 2], [2, 3]])))
     >>> archive.tensors["gram"].tolist(), from_archive(Moments, archive).gram.tolist()
     ([1, 2, 3], [[1, 2], [2, 3]])

@@ -108,7 +108,7 @@ def locked_model(path: str | os.PathLike[str], *, wait: bool = False, **settings
     ...     _ = rollback(path)
     ...     after = [change.what for change in history(path)]
     >>> before, after
-    ([('fit', ''), ('update', 'one more class')], ['fit', 'rollback'])
+    ([('fit', ''), ('update', 'one more class')], ['fit', 'update', 'rollback'])
     """
     with _hold(path, wait):
         yield open_model(path, **settings)

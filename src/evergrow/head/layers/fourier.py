@@ -180,7 +180,11 @@ class FourierLayer(Layer):
 
     def draw(self, Z: Tensor, Y: Tensor, *, seed: int, alpha: float | None, verbose: bool) -> FeatureMap:
         """Choose the bandwidth, the only thing that may depend on Z."""
-        bandwidth = FOURIER_BANDWIDTH / centred_rms(Z) if isinstance(self.gamma, str) else math.sqrt(2.0 * self.gamma)
+        if isinstance(self.gamma, str):
+            # Rounded, so that rows that a shard keeps in single precision give the layer that the rows themselves give.
+            bandwidth = torch.tensor(FOURIER_BANDWIDTH / centred_rms(Z), dtype=torch.float32).item()
+        else:
+            bandwidth = math.sqrt(2.0 * self.gamma)
         width = self.n_units or min(max(UNITS_PER_FEATURE * Z.shape[1], LEAST_UNITS), MOST_UNITS)
         # The gain makes inner products of rows approximate the kernel.
         gain = math.sqrt(2.0 / width)
