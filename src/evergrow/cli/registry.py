@@ -160,7 +160,6 @@ class LateCommand(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command, unless models or data are not there: that is said before anything heavy is imported."""
         from evergrow.core.files import existing_model
-        from evergrow.data.load import check_source
 
         for each in self.params:
             if each.name in ("model", "sources") and each.metavar in ("MODEL", "MODEL MODEL..."):
@@ -169,6 +168,8 @@ class LateCommand(TyperCommand):
                     if path is not None:
                         existing_model(path)
                 if ctx.params.get("data") is not None:
+                    from evergrow.data.load import check_source
+
                     check_source(ctx.params["data"])
         return super().invoke(ctx)
 

@@ -213,7 +213,7 @@ class Images(Items):
             if isinstance(value, Stored):
                 digest.update(value.store.mark(value.key, times=times).encode("utf-8", "surrogateescape") + b"\0")
             elif isinstance(value, (str, os.PathLike)):
-                path = (self.root or Path()) / value
+                path = os.path.join(self.root or "", value)
                 try:
                     status = os.stat(path)
                 except OSError as error:
