@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import TypeAliasType
 
 from evergrow.core.archive import Archive, parse_json, read_archive
 from evergrow.core.errors import FileFormatError, NewerSchemaError, ParameterError
@@ -272,6 +273,15 @@ class Note:
     text: str
     tags: tuple[str, ...] = ()
     extra: Extra = NOTHING
+
+
+def test_arrays_are_known_by_the_alias_that_newer_numpy_has() -> None:
+    T = TypeVar("T", bound=np.generic)
+    alias = TypeAliasType("alias", np.ndarray[Any, np.dtype[T]], type_params=(T,))  # NDArray from 2.5 on
+    entry = ("rows", Annotated[alias[np.float32], Spec(("n",), "float32")])
+    Rows = record("docs/rows")(make_dataclass("Rows", [entry], frozen=True))
+    archive = to_archive(Rows(np.arange(3, dtype=np.float32)))
+    assert from_archive(Rows, archive).rows.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_documents_keep_what_they_do_not_know(tmp_path: Path) -> None:

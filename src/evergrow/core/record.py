@@ -673,7 +673,9 @@ def _is_array(hint: Any) -> bool:
 
 
 def _is_numpy(hint: Any) -> bool:
-    return hint is np.ndarray or get_origin(hint) is np.ndarray
+    origin = get_origin(hint) or hint
+    value = getattr(origin, "__value__", origin)  # from NumPy 2.5 on NDArray is an alias of this kind
+    return value is np.ndarray or get_origin(value) is np.ndarray
 
 
 def _class_of(cls: type, kind: str, name: str) -> Any:
