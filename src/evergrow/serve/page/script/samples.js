@@ -2,8 +2,8 @@
  * Samples of a model as this browser knows them.
  *
  * A sample holds its bytes as they were sent (blob, text or row) and a list of events: each says under which label it
- * was after which change of the model. A change that was undone is no longer in the model's history, so the label of a
- * sample is that of its last event whose change is still there; undo, by whomever, needs no bookkeeping here.
+ * was after which change of the model. The model's history tells what was undone, so the label of a sample is that of
+ * its last event whose change was not; undo, by whomever, needs no bookkeeping here.
  */
 
 import { sentence } from "./api.js";
@@ -28,15 +28,33 @@ export function presentEvent(record, label) {
   return { revision: latest.revision, when: latest.when, label };
 }
 
+/** Return the changes of a history, the oldest first, that the model as it is now went through. */
+function changesThatHold(history) {
+  let [present, undone] = [[], []];
+  for (const change of history) {
+    const isLater = ({ what, revision }) => !["rollback", "redo"].includes(what) && revision > change.revision;
+    if (change.what === "rollback") {
+      undone = [...undone, ...present.filter(isLater)];
+      present = present.filter((each) => !isLater(each));
+    } else if (change.what === "redo") {
+      present = [...present, ...undone.filter((each) => !isLater(each))];
+      undone = undone.filter(isLater);
+    }
+    present.push(change);
+  }
+  return present;
+}
+
 /**
  * Return a function from a sample to its label in the model as it is now; null where it is not in it.
  * @param {Object} record - The model as the service describes it.
  */
 export function labelling(record) {
   const key = ({ revision, when }) => `${revision} ${when}`;
-  const present = new Set(record.history.map(key));
+  const changes = changesThatHold(record.history);
+  const present = new Set(changes.map(key));
   const holds = (event) => present.has(key(event));
-  const renamings = record.history.filter(({ what }) => what === "rename" || what === "merge-classes");
+  const renamings = changes.filter(({ what }) => what === "rename" || what === "merge-classes");
   return (sample) => {
     if (sample.queued) return null;
     if (sample.waiting) return sample.wanted;
