@@ -17,7 +17,7 @@ from evergrow.data.items import Items
 from evergrow.features import Backbone, ImageBackbone, Preprocessing, create_backbone
 from evergrow.features.feature_sets import backbone_entry, featurize
 from evergrow.lab.benchmarks import load_benchmark
-from evergrow.lab.methods.cost import inference_gflops
+from evergrow.lab.methods.cost import encoding_gflops
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class DataSource:
         backbone = self.backbone(entry)
         if not isinstance(backbone, ImageBackbone):
             return None
-        return inference_gflops(backbone.module, backbone.transform.size, backbone.device)
+        return encoding_gflops(backbone)
 
     def _load(self, entry: DataEntry) -> FeatureSet | Dataset:
         if self._data is None or self._entry != entry:

@@ -15,6 +15,7 @@ from evergrow.adapt.fsa import AdaptedBackbone, Network, training_head
 from evergrow.adapt.loop import TrainLog
 from evergrow.adapt.settings import FsaConfig
 from evergrow.core.record import Between
+from evergrow.features import ImageBackbone
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
@@ -128,6 +129,27 @@ def inference_gflops(network: nn.Module, size: tuple[int, int], device: torch.de
     return float(counter.get_total_flops()) / 1e9
 
 
+def encoding_gflops(backbone: ImageBackbone) -> float:
+    """Return the operations of a backbone for the features of one image, every view of it, in units of 10^9.
+
+    Parameters
+    ----------
+    backbone : ImageBackbone
+        With the recipe that its features are made by.
+
+    Examples
+    --------
+    >>> from evergrow.features import create_backbone
+    >>> from evergrow.lab.methods.cost import encoding_gflops
+    >>> backbone = create_backbone("test_vit", "random", recipe="final")
+    >>> round(encoding_gflops(backbone.with_recipe("final:mirror")) / encoding_gflops(backbone), 3)
+    2.0
+    """
+    with _counting() as counter:
+        backbone.encode(torch.zeros(1, 3, *backbone.transform.size))
+    return float(counter.get_total_flops()) / 1e9
+
+
 def training_gflops(
     network: nn.Module, parameters: Iterable[nn.Parameter], size: tuple[int, int], device: torch.device, loss: Loss
 ) -> float:
@@ -201,7 +223,7 @@ def adaptation_cost(adapted: AdaptedBackbone, n_classes: int) -> Cost:
     n_classes : int
         Classes of the task that it was trained on.
     """
-    log, config, size, device = adapted.log, adapted.adaptation.config, adapted.transform.size, adapted.device
+    log, config, size, device = adapted.log, adapted.adaptation.config, adapted.own.size, adapted.device
     if log is None or config is None:
         return Cost()
     n_features = adapted.with_recipe("final").n_features
@@ -211,6 +233,6 @@ def adaptation_cost(adapted: AdaptedBackbone, n_classes: int) -> Cost:
     network = Network(adapted.module, head, [tuner])
     try:
         step = training_gflops(network, trained, size, device, cross_entropy)
-        return training_cost(log, trained, step, inference_gflops(adapted.module, size, device))
+        return training_cost(log, trained, step, encoding_gflops(adapted))
     finally:
         tuner.requires_grad_(False).eval()

@@ -23,7 +23,7 @@ from evergrow.core.validation import check_choice, check_keys
 from evergrow.data.items import Items
 from evergrow.features import EncodeConfig, ImageBackbone, encode
 from evergrow.head.base import HEADS, IncrementalClassifier
-from evergrow.lab.methods.cost import Cost, adaptation_cost, inference_gflops
+from evergrow.lab.methods.cost import Cost, adaptation_cost, encoding_gflops
 from evergrow.lab.methods.image_classifier import ImageClassifier, TaskLabels
 
 FSA_SUFFIX = "+fsa"
@@ -185,8 +185,7 @@ class FsaClassifier(ImageClassifier):
         if config is None:
             if self.device_ != base.device:
                 base = ImageBackbone(shared_copy(base.module), base.spec, self.device_)
-            gflops = inference_gflops(base.module, base.transform.size, base.device)
-            return base, Cost(inference_gflops=gflops)
+            return base, Cost(inference_gflops=encoding_gflops(base))
         where: dict[str, Any] = {"seed": self.seed_, "device": self.device_, "progress": self.progress}
         adapted = adapt(base, items, codes, config, **where)
         return adapted, adaptation_cost(adapted, len(np.unique(codes)))
