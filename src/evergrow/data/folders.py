@@ -18,11 +18,9 @@ from evergrow.data.items import (
     plugin_format,
     shown,
 )
-from evergrow.data.readers import DataOptions, file_suffixes, register_reader
+from evergrow.data.readers import TEST_WORDS, TRAIN_WORDS, DataOptions, file_suffixes, register_reader
 from evergrow.data.storage import Tree
 
-TRAIN_WORDS = ("train", "training")
-TEST_WORDS = ("test", "testing", "val", "valid", "validation")
 _SYSTEM = frozenset({"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"})
 
 
@@ -185,7 +183,7 @@ def training_file(tree: Tree, suffixes: tuple[str, ...]) -> str | None:
     return None
 
 
-def _has_train_test(tree: Tree) -> bool:
+def has_train_test(tree: Tree) -> bool:
     """Return whether there are training and test folders; flat ones belong to a list or table beside them."""
     names = split_folders(tree)
     if names is None:
@@ -193,7 +191,7 @@ def _has_train_test(tree: Tree) -> bool:
     return training_file(tree, file_suffixes()) is None or bool(Walk(tree).subfolders(names[0]))
 
 
-@register_reader("train-test", fits=_has_train_test, rank=50)
+@register_reader("train-test", fits=has_train_test, rank=50)
 def read_train_test(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read ``train/<class>/*`` and ``test/<class>/*``; the test folder may be called val, valid or validation.
 

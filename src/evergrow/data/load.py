@@ -23,11 +23,11 @@ from evergrow.data.folders import Walk, images_below, is_hidden, partner_name, u
 from evergrow.data.items import Dataset, check_test_classes, listed, spelled_alike, stratified_split
 from evergrow.data.readers import (
     DEFAULTS,
-    READERS,
     DataOptions,
     file_suffixes,
     read_folder,
     reader_of_file,
+    reader_of_folder,
     register_reader,
 )
 from evergrow.data.sources import Source, make_source
@@ -170,7 +170,7 @@ def _reader(tree: Tree, pattern: str) -> str:
     if not pattern:
         if tree.remote:
             tree.listing(deep=False)  # of a place that is refused drivers list everything below as nothing
-        return _reader_of_folder(unwrapped(tree))
+        return reader_of_folder(unwrapped(tree))
     known = reader_of_file(pattern)
     if known is None:
         endings = ", ".join(file_suffixes())
@@ -179,12 +179,6 @@ def _reader(tree: Tree, pattern: str) -> str:
     if plain_tar and (glob.has_magic(pattern) or is_webdataset(tree, pattern)):
         return "webdataset"
     return known
-
-
-def _reader_of_folder(tree: Tree) -> str:
-    """Return the first reader that fits a folder; one folder per class fits any."""
-    readers = sorted(READERS.values(), key=lambda each: each.rank)
-    return next(reader.name for reader in readers if reader.fits is not None and reader.fits(tree))
 
 
 # -- archives --------------------------------------------------------------------
@@ -205,7 +199,7 @@ def read_archive(tree: Tree, name: str, options: DataOptions) -> Dataset:
         inside = inside.below(inner)
     if not options.labelled:
         return images_below(inside)
-    layout = _reader_of_folder(inside) if options.layout in ("auto", "archive") else options.layout
+    layout = reader_of_folder(inside) if options.layout in ("auto", "archive") else options.layout
     found = read_folder(layout, inside, options)
     if not isinstance(found, Dataset):
         raise InputError(f"{inside.place()} must be unpacked to be read as {layout!r}")

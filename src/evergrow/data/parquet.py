@@ -313,14 +313,7 @@ def _vectors(column: Any, title: str) -> NDArray[Any]:
     return as_features(np.asarray(values.to_numpy(zero_copy_only=False)).reshape(-1, width), title)
 
 
-def _has_parquet(tree: Tree) -> bool:
-    folders = tree.folders()
-    only = list(folders.values()) if len(folders) == 1 else []
-    places = ["", *([folders["data"]] if "data" in folders else only)]
-    return any(name.lower().endswith(".parquet") for place in places for name in tree.files(place))
-
-
-register_reader("parquet", suffixes=(".parquet",), fits=_has_parquet, rank=20)(ParquetSource)
+register_reader("parquet", suffixes=(".parquet",), signs=(".parquet",), rank=20)(ParquetSource)
 
 
 class ArrowSource(ParquetSource):
@@ -344,8 +337,4 @@ class ArrowSource(ParquetSource):
         return [(batch.num_rows, batch.nbytes) for batch in file.stream()]
 
 
-def _is_saved(tree: Tree) -> bool:
-    return tree.is_file("dataset_dict.json") or tree.is_file("state.json")
-
-
-register_reader("arrow", suffixes=(".arrow",), fits=_is_saved, rank=10)(ArrowSource)
+register_reader("arrow", suffixes=(".arrow",), signs=(".arrow", "dataset_dict.json"), rank=10)(ArrowSource)

@@ -24,9 +24,9 @@ from typing_extensions import Self
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.core.record import from_values
 from evergrow.core.validation import check_choice, check_number
-from evergrow.data.folders import TEST_WORDS, images_below, is_hidden, unwrapped
+from evergrow.data.folders import images_below, is_hidden, unwrapped
 from evergrow.data.items import Dataset, Images, Samples, Stored, Texts, concat_samples, integers
-from evergrow.data.readers import READERS, DataOptions, read_folder
+from evergrow.data.readers import READERS, TEST_WORDS, DataOptions, read_folder
 from evergrow.data.storage import LARGEST_IMAGE, Tree, public_storage
 
 if TYPE_CHECKING:

@@ -187,9 +187,9 @@ class WebDatasetSource(Source):
         return values[key]
 
 
-def _has_tars(tree: Tree) -> bool:
-    tars = [name for name in tree.files() if name.lower().endswith(".tar")]
-    return bool(tars) and not tree.folders() and is_webdataset(tree, tars[0])
+def _has_samples(tree: Tree) -> bool:
+    tars = (name for name in tree.files() if name.lower().endswith(".tar"))
+    return not tree.folders() and is_webdataset(tree, next(tars))
 
 
-register_reader("webdataset", fits=_has_tars, rank=15)(WebDatasetSource)
+register_reader("webdataset", signs=(".tar",), fits=_has_samples, rank=15)(WebDatasetSource)
