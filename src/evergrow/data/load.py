@@ -47,8 +47,8 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
     source : str or path-like
         - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid, validation), one folder per class,
           training and test lists or tables, WebDataset tars, Parquet or feature files, a saved Hugging Face set;
-        - a file: ``.npz`` or ``.safetensors`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` table of
-          ``text,label`` or ``path,label``, a ``.txt`` list of images, a ``.json`` export of Label Studio, a ``.zip`` or
+        - a file: ``.npz`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` table of
+          ``text,label`` or ``path,label``, a ``.json`` export of Label Studio, a ``.zip`` or
           ``.tar`` of a folder, which is not unpacked;
         - a pattern of such files, such as ``train-*.tar``;
         - an address that fsspec knows (``s3://``, ``gs://``, ``hf://datasets/OWNER/NAME``) of any of these;
@@ -104,7 +104,7 @@ def _located(text: str, options: DataOptions) -> tuple[Tree, str]:
     folder, name = posixpath.split(path)
     if name and reader_of_file(name):
         tree = Tree(f"{scheme}{mark}{folder}", options.storage)
-        if tree.exists(name):
+        if tree.is_file(name):
             return tree, name
     return Tree(text, options.storage), ""
 
@@ -294,10 +294,10 @@ def load_features(name: str | os.PathLike[str]) -> FeatureSet:
     Parameters
     ----------
     name : str or path-like
-        A path to a ``.npz`` or ``.safetensors`` file, or a bare name such as ``"clinc150_minilm"``, looked
+        A path to a ``.npz`` file, or a bare name such as ``"clinc150_minilm"``, looked
         for in :func:`search_path`. The file holds ``X_train, y_train, X_test, y_test`` and may hold
-        ``classes``, the names of labels 0, 1, ... (in a safetensors file: a JSON list under the metadata key
-        ``classes``). Without a test set ``X_test`` and ``y_test`` are empty or not there. Pickled arrays are refused.
+        ``classes``, the names of labels 0, 1, ... Without a test set ``X_test`` and ``y_test`` are empty or not there.
+        Pickled arrays are refused.
 
     Returns
     -------

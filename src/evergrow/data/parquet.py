@@ -176,7 +176,9 @@ class ParquetSource(Source):
         table: _Table = self._open(next(iter(self.files)))
         return table
 
-    def _look_for_kind(self) -> str:
+    @cached_property
+    def kind(self) -> str:
+        """What the column of the first file holds."""
         return self._first.kind
 
     @property

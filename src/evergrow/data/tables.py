@@ -1,4 +1,4 @@
-"""Files that list samples: tables (CSV, TSV, JSON lines) of texts or images, metadata of image folders, lines of texts."""
+"""Files that list samples: tables (CSV, TSV, JSON lines) of texts or images, metadata of images, lines of texts."""
 
 from __future__ import annotations
 
@@ -156,6 +156,8 @@ def find_images(tree: Tree, file: str, names: Sequence[str], options: DataOption
     DatasetNotFoundError
         If an image is missing.
     """
+    if tree.remote:
+        tree.sizes  # noqa: B018  # one listing, rather than a question for every image
     title, last = tree.place(file), posixpath.splitext(posixpath.basename(file))[0].rpartition("_")[2]
     bases = [""]
     if options.root_path is not None:

@@ -107,9 +107,7 @@ class WebDatasetSource(Source):
 
     format = "webdataset"
     suffixes = (".tar",)
-
-    def _look_for_kind(self) -> str:
-        return "image"
+    kind = "image"
 
     def _parts(self, rows: int, size: int) -> Iterator[Shard]:
         first = None

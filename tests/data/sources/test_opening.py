@@ -181,9 +181,7 @@ def test_a_source_of_ones_own(tmp_path: Path) -> None:
 
         format = "lines"
         suffixes = (".lines",)
-
-        def _look_for_kind(self) -> str:
-            return "text"
+        kind = "text"
 
         def _parts(self, rows: int, size: int) -> Iterator[Shard]:
             for name, length in self.files.items():

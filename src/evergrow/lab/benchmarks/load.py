@@ -13,7 +13,7 @@ from evergrow.core.optional import require
 from evergrow.core.registry import nearest
 from evergrow.core.validation import with_changes
 from evergrow.data import DataOptions, Dataset, FeatureSet, inspect_data, load_data, read, search_path
-from evergrow.data.arrays import SUFFIXES
+from evergrow.data.arrays import SUFFIX
 from evergrow.data.items import is_image, listed
 from evergrow.data.load import finish
 from evergrow.data.storage import Tree
@@ -208,7 +208,7 @@ def read_yaml_list(path: Path) -> SampleList:
 
 
 def _is_feature_file(name: str) -> bool:
-    return any((folder / f"{name}{suffix}").is_file() for folder in search_path() for suffix in SUFFIXES)
+    return any((folder / f"{name}{SUFFIX}").is_file() for folder in search_path())
 
 
 def _benchmark_of(data: Dataset | FeatureSet) -> Benchmark | None:
