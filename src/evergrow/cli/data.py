@@ -34,7 +34,6 @@ def data_command(
     root: Path | None = None,
     test_size: float = 0.0,
     seed: int = 1993,
-    allow_empty: bool = False,
     reading: options.Reading = options.AS_FOUND,
     check: bool = False,
     html: Path | None = None,
@@ -68,8 +67,6 @@ def data_command(
         Draw a test set of this share where there is none, as the laboratory does.
     seed
         Seed of that draw.
-    allow_empty
-        Leave class folders without images out.
     check
         Look for samples under two labels, in training and test, or misplaced.
     html
@@ -85,7 +82,7 @@ def data_command(
         if not check:
             raise ParameterError("--html is the page of --check; add --check.")
         check_target("--html", html)
-    how = reading.options(layout=layout, root=root, seed=seed, allow_empty=allow_empty, test_size=test_size)
+    how = reading.options(layout=layout, root=root, seed=seed, test_size=test_size)
     report = inspect_data(source, how)
     lines, values = report_lines(report.to_dict()), report.to_dict()
     if levels:

@@ -9,15 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from evergrow.core.errors import InputError
-from evergrow.data.items import (
-    Dataset,
-    PluginFormat,
-    check_test_classes,
-    is_image,
-    listed,
-    plugin_format,
-    shown,
-)
+from evergrow.data.items import Dataset, PluginFormat, check_test_classes, is_image, listed, plugin_format, shown
 from evergrow.data.readers import TEST_WORDS, TRAIN_WORDS, DataOptions, file_suffixes, register_reader
 from evergrow.data.storage import Tree
 
@@ -234,11 +226,9 @@ def _read_parts(walk: Walk, parts: list[str], options: DataOptions, layout: str,
     for folders in [_class_folders(walk, part, options, cautions) for part in parts]:
         files = {folder: walk.images(folder) for folder in folders}
         empty = [folder for folder, names in files.items() if not names]
-        if len(empty) == len(files) or (empty and not options.allow_empty):
-            raise InputError(
-                f"class folders must hold at least one image, got none in {listed(empty)} of {tree.place()}; delete "
-                f"them, or go on without them by allow_empty{walk.unread_hint()}"
-            )
+        if len(empty) == len(files):
+            where = f"{listed(empty)} of {tree.place()}{walk.unread_hint()}"
+            raise InputError(f"class folders must hold at least one image, got none in {where}")
         cautions += [f"class folders without images left out: {listed(empty)}"] if empty else []
         labels = [posixpath.basename(folder) for folder, names in files.items() for _ in names]
         found.append(([name for names in files.values() for name in names], labels))

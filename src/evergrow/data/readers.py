@@ -62,8 +62,6 @@ class DataOptions:
         same names repeat one level down.
     root : path-like, optional
         Folder that names are looked for in, and that the paths of a table are relative to.
-    allow_empty : bool
-        Whether class folders without images are left out with a warning; they are an error otherwise.
     test_size : float
         Share of each class that becomes the test part where one is drawn, see :func:`evergrow.data.load_data`; 0 draws
         none.
@@ -92,7 +90,6 @@ class DataOptions:
     label_column: str = ""
     class_level: int = 0
     root: str | os.PathLike[str] | None = None
-    allow_empty: bool = False
     test_size: float = 0.2
     seed: int = 1993
     storage: Mapping[str, Any] = field(default_factory=dict, repr=False)
