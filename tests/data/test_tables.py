@@ -114,8 +114,8 @@ def test_images_named_from_elsewhere_are_found(tree: Tree) -> None:
     (root / "splits").mkdir()
     rows = [(f"data/imagenet/{name}", label) for name, label in NAMED]
     table = _csv(root / "splits" / "imagenet_train.csv", rows, "path,label")
-    assert load_data(table).train.items.raw(0) == root / "data/imagenet/n01/000.png"
-    assert load_data(table, root=root / "data" / "imagenet").train.items.name(0) == "n01/000.png"
+    assert load_data(table, test_size=0).train.items.raw(0) == root / "data/imagenet/n01/000.png"
+    assert load_data(table, test_size=0, root=root / "data" / "imagenet").train.items.name(0) == "n01/000.png"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Feature files: what is read and written, the search path, every way a file can be wrong, and no more is read than is needed."""
+"""Feature files: the search path, every way a file can be wrong, and no more is read than is needed."""
 
 from __future__ import annotations
 

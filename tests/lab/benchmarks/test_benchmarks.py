@@ -8,7 +8,7 @@ import os
 import pickle
 import struct
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
