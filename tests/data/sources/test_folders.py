@@ -286,17 +286,7 @@ def test_unreadable_folder(tree: Tree) -> None:
         (root / "train/cat").chmod(0o700)
 
 
-def test_real_birds(shared: Path) -> None:
-    data = load_data(shared / "images" / "birds")
-    assert (data.n_classes, len(data.train), len(data.test)) == (20, 120, 60)
-    features = np.load(shared / "features" / "cub200_efficientnet_lite0.npz")
-    assert set(data.class_names) <= set(features["classes"].tolist())
-    assert {name.rpartition("/")[2] for name in data.train.items.names} <= {
-        name.rpartition("/")[2] for name in features["files_train"].tolist()
-    }
-
-
-# -- folders, tables and lists as sources ------------------------------------------------------------------
+# -- folders and tables as sources ------------------------------------------------------------------
 
 
 def test_shards_do_not_depend_on_what_was_asked_before_and_follow_sizes(images: Path) -> None:

@@ -217,18 +217,3 @@ def test_row_counts_that_lie_are_refused(tmp_path: Path) -> None:
         path.write_bytes(body[: -8 - footer] + told + len(told).to_bytes(4, "little") + b"PAR1")
         with pytest.raises(FileFormatError, match=r"a\.parquet must"):
             parts_of(read(path), rows=50)
-
-
-def test_real_sentences(shared: Path, tmp_path: Path) -> None:
-    import pandas
-
-    frame = pandas.read_csv(shared / "texts" / "clinc150.csv", keep_default_na=False)
-    frame = frame[frame["split"] != "unknown"]
-    source = tmp_path / "clinc150.csv"
-    frame.to_csv(source, index=False)
-    (tmp_path / "parts").mkdir()
-    for part in ("train", "test"):
-        frame[frame["split"] == part].drop(columns="split").to_parquet(tmp_path / "parts" / f"{part}.parquet")
-    one, two = load_data(source), load_data(tmp_path / "parts")
-    assert (one.class_names, one.train.items.texts) == (two.class_names, two.train.items.texts)
-    assert one.y_test.tolist() == two.y_test.tolist()
