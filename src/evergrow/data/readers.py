@@ -200,7 +200,7 @@ def list_readers() -> list[str]:
     --------
     >>> from evergrow.data import list_readers
     >>> list_readers()[-2:]
-    ['tables', 'class-folders']
+    ['train-test', 'class-folders']
     """
     return [reader.name for reader in sorted(READERS.values(), key=lambda each: (each.of_folders, each.rank))]
 
