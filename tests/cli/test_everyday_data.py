@@ -41,13 +41,11 @@ def test_fit_and_data_say_the_same_number(shell: Shell, images: Path) -> None:
 
 def test_features_of_a_folder_are_learned_whole(shell: Shell, images: Path) -> None:
     options = ("--backbone", "test_resnet", "--set", "weights=random", "--device", "cpu")
-    for suffix in ("npz", "safetensors"):
-        written = shell.json("features", images, "-o", f"f.{suffix}", *options)
-        assert (written["n_train"], written["n_test"]) == (18, 0)
-        assert shell.json("data", f"f.{suffix}")["n_train"] == 18
-        learned = shell.json("fit", f"f.{suffix}", "-m", f"{suffix}.evg", "--units", 50)
-        assert learned["samples"] == 18
-        assert shell.json("evaluate", f"{suffix}.evg", f"f.{suffix}")["n_known"] == 18
+    written = shell.json("features", images, "-o", "f.npz", *options)
+    assert (written["n_train"], written["n_test"]) == (18, 0)
+    assert shell.json("data", "f.npz")["n_train"] == 18
+    assert shell.json("fit", "f.npz", "-m", "f.evg", "--units", 50)["samples"] == 18
+    assert shell.json("evaluate", "f.evg", "f.npz")["n_known"] == 18
     drawn = shell.json("features", images, "-o", "split.npz", *options, "--test-size", 0.34)
     assert (drawn["n_train"], drawn["n_test"]) == (12, 6)
 

@@ -15,7 +15,7 @@ import pytest
 from tests.data.conftest import PNG, Tree
 
 from evergrow.core.errors import DataWarning, FileFormatError, ImageError, InputError
-from evergrow.data import DataOptions, archives, load_data
+from evergrow.data import archives, load_data
 from evergrow.data.archives import ARCHIVE_SUFFIXES
 from evergrow.data.intake import read_items, read_parts
 from evergrow.data.items import concat_items
@@ -220,7 +220,7 @@ def test_a_damaged_image_in_a_zip_is_one_that_can_be_skipped(tmp_path: Path) -> 
             archive.writestr(name, PNG)
     body = path.read_bytes()
     path.write_bytes(body.replace(PNG, PNG[:-1] + b"X", 1))
-    reading = read_parts(path, DataOptions(allow_empty=True))
+    reading = read_parts(path)
     with pytest.raises(ImageError, match=r"cat/1\.png cannot be read"):
         reading.train.items.raw(0)
     assert reading.train.items.raw(1) == PNG

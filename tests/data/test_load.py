@@ -88,7 +88,7 @@ def test_real_cifar_images(shared: Path) -> None:
         ({"part": "half"}, "part must be one of"),
         ({"seed": -1}, "seed"),
         ({"layout": "folder"}, "layout must be one of"),
-        ({"allow_empty": "yes"}, "allow_empty must be true or false"),
+        ({"labelled": "yes"}, "labelled must be true or false"),
         ({"text_column": 3}, "text_column must be a string"),
         ({"root": 3}, "root must be a path"),
     ],

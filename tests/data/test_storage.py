@@ -6,7 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from evergrow.core.errors import DatasetNotFoundError, EngineError, ImageError, MissingExtraError, ParameterError
@@ -29,9 +28,9 @@ def test_files_are_listed_read_and_replaced(tree: Tree) -> None:
     assert tree.read("b/c.bin", 3, 6) == b"345"
     assert tree.read("b/c.bin", 8, 20) == b"89"
     assert tree.size("b/c.bin") == 10
-    assert tree.exists("a.bin")
-    assert not tree.exists("b")
-    assert not tree.exists("none")
+    assert tree.is_file("a.bin")
+    assert not tree.is_file("b")
+    assert not tree.is_file("none")
 
 
 def test_several_files_with_one_that_is_not_there() -> None:
@@ -95,44 +94,6 @@ def test_an_address_of_no_known_scheme_or_without_its_driver(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'evergrow\[gcs\]'"):
         read("gs://bucket/x")
-
-
-def test_a_storage_without_one_step_uploads_is_written_under_another_name_first(tmp_path: Path) -> None:
-    class Renaming(fsspec.AbstractFileSystem):
-        """A folder on disk whose uploads can be seen half-done."""
-
-        protocol = "renaming"
-        cachable = False
-        steps: list[str] = []  # noqa: RUF012
-
-        def pipe_file(self, path: str, value: bytes, **more: object) -> None:
-            self.steps.append(f"pipe {Path(path).suffix}")
-            if value == b"fail":
-                Path(path).write_bytes(b"fa")
-                raise OSError("gone")
-            Path(path).write_bytes(value)
-
-        def mv(self, path1: str, path2: str, **more: object) -> None:
-            self.steps.append(f"move {Path(path2).name}")
-            os.replace(path1, path2)
-
-        def makedirs(self, path: str, exist_ok: bool = False) -> None:
-            os.makedirs(path, exist_ok=exist_ok)
-
-        def exists(self, path: str, **more: object) -> bool:
-            return os.path.exists(path)
-
-        def rm_file(self, path: str) -> None:
-            os.remove(path)
-
-    fsspec.register_implementation("renaming", Renaming, clobber=True)
-    tree = Tree(f"renaming://{tmp_path}/out")
-    write_file(tree.address, "a.bin", b"whole")
-    assert Renaming.steps == ["pipe .part", "move a.bin"]
-    with pytest.raises(EngineError, match="gone"):
-        write_file(tree.address, "a.bin", b"fail")
-    assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.bin"]
-    assert (tmp_path / "out/a.bin").read_bytes() == b"whole"
 
 
 def test_a_listing_that_is_refused_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.data.conftest import Tree
 
-from evergrow.core.errors import FileFormatError, InputError, LabelError
+from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError, LabelError
 from evergrow.data import load_data
 from evergrow.data.items import Texts
 
@@ -106,6 +106,38 @@ def test_tables_of_images(tree: Tree) -> None:
     assert load_data(both, image_column="photo").kind == "image"
 
 
+NAMED = [(f"n{code + 1:02d}/{row:03d}.png", str(code)) for code in (0, 1) for row in range(5)]
+
+
+def test_images_named_from_elsewhere_are_found(tree: Tree) -> None:
+    root = tree({"data/imagenet/n01": 7, "data/imagenet/n02": 7})
+    (root / "splits").mkdir()
+    rows = [(f"data/imagenet/{name}", label) for name, label in NAMED]
+    table = _csv(root / "splits" / "imagenet_train.csv", rows, "path,label")
+    assert load_data(table, test_size=0).train.items.raw(0) == root / "data/imagenet/n01/000.png"
+    assert load_data(table, test_size=0, root=root / "data" / "imagenet").train.items.name(0) == "n01/000.png"
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "match"),
+    [
+        ([*NAMED, NAMED[0]], InputError, "'n01/000.png' twice in train.csv"),
+        ([*NAMED, ("./n01//000.png", "1")], InputError, "'n01/000.png' twice in train.csv"),
+        ([("n01/006.png", "0")], InputError, "'n01/006.png' twice in train.csv and test.csv"),
+        ([("n01/gone.png", "0"), *NAMED], DatasetNotFoundError, "but 1 of 11 are not: 'n01/gone.png'"),
+        ([("x/gone.png", "0"), ("x/lost.png", "1")], DatasetNotFoundError, "2 of 2 are not.*by root"),
+    ],
+)
+def test_images_that_are_missing_or_named_twice(
+    rows: list[tuple[str, ...]], error: type[Exception], match: str, tree: Tree
+) -> None:
+    root = tree({"n01": 7, "n02": 7})
+    _csv(root / "train.csv", rows, "path,label")
+    _csv(root / "test.csv", [("n01/006.png", "0"), ("n02/006.png", "1")], "path,label")
+    with pytest.raises(error, match=match):
+        load_data(root)
+
+
 def test_flat_folders_with_tables_beside_them(tree: Tree) -> None:
     root = tree({"train": 12, "test": 4})
     _csv(root / "train.csv", [(f"train/{row:03d}.png", "ab"[row % 2]) for row in range(12)], "path,label")
@@ -146,6 +178,7 @@ def test_bad_csv(body: str, error: type[Exception], match: str, tmp_path: Path) 
         (b'{"text": "a", "label": "x"}\n{"text": null, "label": "x"}\n', "line 2 must have 'text' as a string"),
         (b'{"text": "a", "label": 1.5}\n', "column 'label'"),
         (b'{"text": "caf\xe9", "label": "x"}\n', "UTF-8, but line 1"),
+        ("{}".encode("utf-16"), "line 1 is not; it looks like UTF-16"),
         (b"\n\n", "at least one row"),
     ],
 )

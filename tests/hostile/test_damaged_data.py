@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from tests.commands import evergrow
+from tests.data.sources.samples import jpeg
+from tests.data.test_archives import write_archive
 from tests.hostile.trial import limited
 
 from evergrow.learner.modelfile import open_model
@@ -19,38 +18,25 @@ from evergrow.learner.modelfile import open_model
 pytestmark = pytest.mark.filterwarnings("ignore::evergrow.core.errors.EvergrowWarning")
 
 OPTIONS = ("--backbone", "test_resnet", "--set", "weights=random", "--units", "10")
-SAMPLES = [(name, number) for number in range(4) for name in ("ant", "bee", "cat")]
-
-
-def image(name: str, number: int) -> bytes:
-    pixels = np.random.default_rng([number, len(name)]).integers(0, 80, (24, 24, 3), dtype=np.uint8)
-    body = io.BytesIO()
-    Image.fromarray(pixels + 50 * ("ant", "bee", "cat").index(name)).save(body, "JPEG")
-    return body.getvalue()
+CLASSES = ("ant", "bee", "cat")
+SAMPLES = [(name, number, jpeg(3 * number + code)) for number in range(4) for code, name in enumerate(CLASSES)]
 
 
 def write_tar(path: Path) -> None:
-    with tarfile.open(path, "w") as tar:
-        for name, number in SAMPLES:
-            for suffix, body in (("jpg", image(name, number)), ("cls", name.encode())):
-                info = tarfile.TarInfo(f"{name}{number}.{suffix}")
-                info.size = len(body)
-                tar.addfile(info, io.BytesIO(body))
+    members: dict[str, bytes] = {}
+    for name, number, body in SAMPLES:
+        members |= {f"{name}{number}.jpg": body, f"{name}{number}.cls": name.encode()}
+    write_archive(path, members)
 
 
 def write_class_folders(path: Path) -> None:
-    with tarfile.open(path, "w:gz") as tar:
-        for name, number in SAMPLES:
-            body = image(name, number)
-            info = tarfile.TarInfo(f"{name}/{number}.jpg")
-            info.size = len(body)
-            tar.addfile(info, io.BytesIO(body))
+    write_archive(path, {f"{name}/{number}.jpg": body for name, number, body in SAMPLES})
 
 
 def write_parquet(path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    table = arrow.table({"image": [image(*sample) for sample in SAMPLES], "label": [name for name, _ in SAMPLES]})
-    parquet.write_table(table, path, row_group_size=5)
+    names, _, bodies = zip(*SAMPLES, strict=True)
+    parquet.write_table(arrow.table({"image": list(bodies), "label": list(names)}), path, row_group_size=5)
 
 
 FORMS = {"shards.tar": write_tar, "folders.tar.gz": write_class_folders, "table.parquet": write_parquet}

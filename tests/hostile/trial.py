@@ -382,17 +382,8 @@ def try_all(job: Job) -> list[Result]:
 
 
 def summary(results: Iterable[Result]) -> str:
-    """Return how often there was which outcome, and an example of each fault."""
-    found = list(results)
-    lines = [f"{len(found)} hostile files, {sum(not result.good for result in found)} faults"]
-    counts = Counter(result.outcome for result in found)
-    for outcome, count in sorted(counts.items(), key=lambda item: (item[0] not in GOOD, -item[1], item[0])):
-        lines.append(f"{count:6}  {outcome}")
-    seen: set[str] = set()
-    for result in found:
-        if not result.good and result.outcome not in seen:
-            seen.add(result.outcome)
-            lines.append(f"- {result.outcome}: {result.subject} #{result.number}, {result.words[:160]}")
-            if result.detail:
-                lines.append(f"    {result.detail[:240]}")
-    return "\n".join(lines)
+    """Return the first fault of every sort, and how many there are of each."""
+    faults = [result for result in results if not result.good]
+    first = {result.outcome: result for result in reversed(faults)}
+    counts = Counter(result.outcome for result in faults)
+    return "\n".join(f"{counts[outcome]} x {outcome}: {result!r:.500}" for outcome, result in first.items())

@@ -34,7 +34,6 @@ def data_command(
     root: Path | None = None,
     test_size: float = 0.0,
     seed: int = 1993,
-    allow_empty: bool = False,
     reading: options.Reading = options.AS_FOUND,
     check: bool = False,
     html: Path | None = None,
@@ -68,8 +67,6 @@ def data_command(
         Draw a test set of this share where there is none, as the laboratory does.
     seed
         Seed of that draw.
-    allow_empty
-        Leave class folders without images out.
     check
         Look for samples under two labels, in training and test, or misplaced.
     html
@@ -85,7 +82,7 @@ def data_command(
         if not check:
             raise ParameterError("--html is the page of --check; add --check.")
         check_target("--html", html)
-    how = reading.options(layout=layout, root=root, seed=seed, allow_empty=allow_empty, test_size=test_size)
+    how = reading.options(layout=layout, root=root, seed=seed, test_size=test_size)
     report = inspect_data(source, how)
     lines, values = report_lines(report.to_dict()), report.to_dict()
     if levels:
@@ -199,12 +196,10 @@ def _check_lines(check: DataCheck) -> list[str]:
             (name, other), (label, others) = pair.names, pair.labels
             rows.append([name, label, other, others, "same" if pair.exact else f"{pair.similarity:.3f}"])
     misplaced = [[entry.name, entry.label, entry.looks_like] for entry in check.misplaced]
-    overlaps = [[entry.label, entry.other, f"{entry.n} of {entry.of}"] for entry in check.overlaps]
     for title, columns, rows in (
         ("the same under two labels", pair_columns, pairs["two labels"]),
         ("the same in training and test", pair_columns, pairs["training and test"]),
         ("perhaps of another class", ["sample", "class", "looks like"], misplaced),
-        ("classes with another's samples", ["class", "holds", "how many"], overlaps),
         ("cannot be read", ["sample"], [[name] for name in check.unread]),
     ):
         if rows:
@@ -252,7 +247,7 @@ def features_command(
 
       evergrow features data/birds --features rich --out birds_rich.npz
 
-      evergrow features imagenet-r -b vit_base_patch16_224.augreg_in21k --preset pilot -o imagenet-r.safetensors
+      evergrow features imagenet-r -b vit_base_patch16_224.augreg_in21k --preset pilot -o imagenet-r.npz
 
       evergrow features s3://bucket/photos/ --out features/ --engine local --workers 4
 
@@ -270,7 +265,7 @@ def features_command(
     data
         Folder, table, array file or name of a data set; see the docs on data.
     out
-        File to write: .npz or .safetensors; with --engine a folder.
+        File to write: .npz; with --engine a folder.
     backbone
         Name, or 'auto' for the best at hand.
     preset
@@ -283,7 +278,6 @@ def features_command(
         Overwrite the file if it exists.
     """
     from evergrow.data import FeatureSet, load_data, save_features
-    from evergrow.data.arrays import SUFFIXES
 
     def created(kind: Any) -> Backbone:
         from evergrow.features import best_backbone, create_backbone
@@ -305,8 +299,8 @@ def features_command(
         values = {"folder": f"{out}/features", "backbone": name, "seconds": seconds, "engine": found}
         line = f"{found['rows']:,} features of width {encoder.n_features} from {name} in {seconds:.1f} s"
         return Answer(values, [f"{out}/features: {line}"], report.summary(), done=f"{out} was written")
-    if out.suffix not in SUFFIXES:
-        raise ParameterError(f"{out.name!r} does not end in {' or '.join(SUFFIXES)}; choose one of them for --out.")
+    if out.suffix != ".npz":
+        raise ParameterError(f"{out.name!r} does not end in .npz; choose such a name for --out.")
     check_target("--out", out, force=force)
     loaded = load_data(data, reading.options(test_size=test_size or 0))
     if isinstance(loaded, FeatureSet):

@@ -1,4 +1,4 @@
-"""Labelled features, or images as pixels, in NPZ and safetensors files: by path or name, whole or by ranges of rows.
+"""Labelled features, or images as pixels, in NPZ files: whole or by ranges of rows.
 
 Nothing is unpickled, and no claim of a header is believed that the bytes of the file do not bear out.
 """
@@ -19,7 +19,6 @@ from typing import Annotated, Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, InputError, LabelError, ParameterError
@@ -32,22 +31,18 @@ from evergrow.data.readers import register_reader
 from evergrow.data.sources import Shard, Source, as_features, check_alike, check_finite, class_labels, where_of
 from evergrow.data.storage import RATIO, ROOM, Tree
 
-SUFFIXES = (".npz", ".safetensors")
+SUFFIX = ".npz"
 REQUIRED = ("X_train", "y_train", "X_test", "y_test")
 _KEYS = {
     "train": (("X_train", "y_train"), ("X", "y"), ("features", "labels")),
     "test": (("X_test", "y_test"), ("X", "y"), ("features", "labels"), ("X_train", "y_train")),
 }
 STAMP = "evergrow"
-"""Name of the array or metadata entry that states kind, version and writer; files of others have none."""
+"""Name of the array that states kind, version and writer; files of others have none."""
 
 _TEXTS = ("classes", "backbone", STAMP)
 _FORMAT: Any = np.lib.format  # which has no types for some of the Pythons that this runs on
-_BLOCK, _LONGEST_HEADER, _LOCAL_HEADER = 8192, 100 * 2**20, 30
-_TYPES = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
-}  # fmt: skip
+_BLOCK, _LOCAL_HEADER = 8192, 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +192,7 @@ def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
     Parameters
     ----------
     path : path-like
-        A ``.npz`` or ``.safetensors`` file. The latter holds integer labels only.
+        A ``.npz`` file.
     data : FeatureSet
         What to write; its backbone is written beside the arrays, for people.
 
@@ -208,26 +203,21 @@ def save_features(path: str | os.PathLike[str], data: FeatureSet) -> None:
     >>> from evergrow.data import FeatureSet, load_features, save_features
     >>> data = FeatureSet("toy", np.eye(2), np.array([0, 1]), np.eye(2), np.array([0, 1]), ("cat", "dog"))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_features(f"{folder}/toy.safetensors", data)
-    ...     load_features(f"{folder}/toy.safetensors").class_names
+    ...     save_features(f"{folder}/toy.npz", data)
+    ...     load_features(f"{folder}/toy.npz").class_names
     ('cat', 'dog')
     """
     target = Path(path)
-    if target.suffix not in SUFFIXES:
-        raise ParameterError(f"feature file must end in {' or '.join(SUFFIXES)}, got {target.name!r}")
-    if target.suffix != ".npz" and "U" in (data.y_train.dtype.kind, data.y_test.dtype.kind):
-        raise ParameterError("labels must be integers in a .safetensors file, got strings: write .npz instead")
-    arrays = {name: getattr(data, name) for name in REQUIRED}
-    stamp = json.dumps(to_document(Stamp(data.widths, Extra(data.unknown))))
-    about = json.dumps(dict(data.backbone))
-    with atomic_path(target) as temporary:
-        if target.suffix == ".npz":
-            entries = {"classes": np.array(data.class_names, dtype=np.str_), "backbone": np.array(about)}
-            with open(temporary, "wb") as file:
-                np.savez(file, **cast("Mapping[str, Any]", {**entries, STAMP: np.array(stamp), **arrays}))
-        else:
-            metadata = {"classes": json.dumps(list(data.class_names)), "backbone": about, STAMP: stamp}
-            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata)
+    if target.suffix != SUFFIX:
+        raise ParameterError(f"feature file must end in {SUFFIX}, got {target.name!r}")
+    arrays: dict[str, Any] = {
+        "classes": np.array(data.class_names, dtype=np.str_),
+        "backbone": np.array(json.dumps(dict(data.backbone))),
+        STAMP: np.array(json.dumps(to_document(Stamp(data.widths, Extra(data.unknown))))),
+        **{name: getattr(data, name) for name in REQUIRED},
+    }
+    with atomic_path(target) as temporary, open(temporary, "wb") as file:
+        np.savez(file, **arrays)
 
 
 # -- where arrays lie -----------------------------------------------------------------------------------------------
@@ -241,17 +231,14 @@ class StoredArray(NamedTuple):
     shape : tuple of int
         Its shape.
     dtype : numpy.dtype
-        Type of its values; that of the bits where ``halved``.
+        Type of its values.
     offset : int
         First byte of its values, or -1 where they are not rows one after another and must be read whole.
-    halved : bool
-        Whether values are bfloat16, which numpy does not have.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     offset: int
-    halved: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -261,11 +248,11 @@ class StoredArray(NamedTuple):
     @property
     def is_pixels(self) -> bool:
         """Whether rows are images."""
-        return self.dtype == np.uint8 and not self.halved and len(self.shape) in (3, 4)
+        return self.dtype == np.uint8 and len(self.shape) in (3, 4)
 
 
 class ArrayFile:
-    """The arrays of an NPZ or safetensors file, and the texts beside them; only headers are read at first.
+    """The arrays of an NPZ file, and the texts beside them; only headers are read at first.
 
     Parameters
     ----------
@@ -286,9 +273,8 @@ class ArrayFile:
         self.arrays: dict[str, StoredArray] = {}
         self.texts: dict[str, str] = {}
         self.others: list[str] = []
-        npz = name.lower().endswith(".npz")
-        with sound(self.title, f"{'NPZ' if npz else 'safetensors'} file of plain arrays"):
-            (self._index_npz if npz else self._index_safetensors)()
+        with sound(self.title, "NPZ file of plain arrays"):
+            self._index()
 
     def rows(self, key: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
         """Return rows of an array, and nothing else of the file where they can be had alone."""
@@ -304,10 +290,7 @@ class ArrayFile:
             body = np.frombuffer(bytearray(self._tree.read(self._name, first, first + count)), np.uint8)
         if len(body) != count:
             raise FileFormatError(f"{self.title} must hold {array.shape[0]} rows of {key}, but it ends early")
-        values = body.view(array.dtype).reshape((stop - start, *array.shape[1:]))
-        if array.halved:  # the upper half of a float32
-            return (values.astype(np.uint32) << 16).view(np.float32)
-        return values
+        return body.view(array.dtype).reshape((stop - start, *array.shape[1:]))
 
     def class_names(self) -> tuple[str, ...]:
         """Return the names of labels 0, 1, ..."""
@@ -336,9 +319,8 @@ class ArrayFile:
             raise FileFormatError(f"{self.title}: the stamp must fit the features: {error}") from error
         return backbone, stamp.widths, dict(stamp.extra.values)
 
-    # -- NPZ --
-
-    def _index_npz(self) -> None:
+    def _index(self) -> None:
+        """Find out where the arrays lie, and read the texts."""
         known = {name for pairs in _KEYS.values() for pair in pairs for name in pair} | set(_TEXTS)
         with self._tree.open(self._name, _BLOCK) as file, open_zip(file, self.title) as archive:
             found = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -366,26 +348,6 @@ class ArrayFile:
                     if offset + math.prod(shape) * dtype.itemsize > self._size:
                         raise EOFError(f"{key} goes beyond the end of it")
                 self.arrays[key] = StoredArray(shape, dtype, offset)
-
-    def _index_safetensors(self) -> None:
-        """Parse the header by its published layout: its length in 8 bytes, then JSON."""
-        (length,) = struct.unpack("<Q", self._tree.read(self._name, 0, 8))
-        if length > min(self._size - 8, _LONGEST_HEADER):
-            raise EOFError("the header is cut off")
-        header = parse_json(self._tree.read(self._name, 8, 8 + length), self.title)
-        if not isinstance(header, dict):
-            raise ValueError("the header must be an object")
-        about = header.pop("__metadata__", {})
-        for key, entry in header.items():
-            shape, (start, stop), kind = entry["shape"], entry["data_offsets"], entry["dtype"]
-            plain = all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop))
-            if not plain or kind not in _TYPES:
-                raise ValueError(f"{key} must be an array of plain numbers, got {kind!r} of shape {shape!r}")
-            dtype = np.dtype(_TYPES[kind])
-            if stop - start != math.prod(shape) * dtype.itemsize or 8 + length + stop > self._size:
-                raise EOFError(f"{key} must hold the bytes that it states")
-            self.arrays[key] = StoredArray(tuple(shape), dtype, 8 + length + start, kind == "BF16")
-        self.texts = {key: about[key] for key in _TEXTS if isinstance(about.get(key), str)}
 
 
 def _header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
@@ -449,6 +411,7 @@ def read_npy(path: Path) -> NDArray[Any]:
 # -- the source -----------------------------------------------------------------------------------------------------
 
 
+@register_reader("arrays", suffixes=(SUFFIX,), signs=(SUFFIX,), fits=lambda tree: not tree.folders(), rank=40)
 class ArraySource(Source):
     """Rows of the arrays ``X_train`` and ``y_train`` (or ``X`` and ``y``) of one file or many.
 
@@ -456,12 +419,14 @@ class ArraySource(Source):
     """
 
     format = "arrays"
-    suffixes = SUFFIXES
+    suffixes = (SUFFIX,)
 
     def _open_file(self, name: str) -> ArrayFile:
         return ArrayFile(self.tree, name)
 
-    def _look_for_kind(self) -> str:
+    @cached_property
+    def kind(self) -> str:
+        """Images where rows are bytes of two or three dimensions, and features elsewhere."""
         name = next(iter(self.files))
         return "image" if self._open(name).arrays[self._keys(name)[0][0]].is_pixels else "features"
 
@@ -556,17 +521,9 @@ class ArraySource(Source):
             raise FileFormatError(f"{file.title} must hold labelled features or images: {error}") from error
 
 
-def _has_arrays(tree: Tree) -> bool:
-    return any(name.lower().endswith(SUFFIXES) for name in tree.files()) and not tree.folders()
-
-
-register_reader("arrays", suffixes=SUFFIXES, fits=_has_arrays, rank=40)(ArraySource)
-
-
 def _check_arrays(file: ArrayFile, x: str, y: str) -> None:
     samples, labels = file.arrays[x], file.arrays.get(y)
-    numbers = samples.halved or samples.dtype.kind in "fiu"
-    vectors = len(samples.shape) == 2 and samples.shape[1] > 0 and numbers
+    vectors = len(samples.shape) == 2 and samples.shape[1] > 0 and samples.dtype.kind in "fiu"
     if not vectors and not samples.is_pixels:
         raise FileFormatError(
             f"{file.title}: {x} must be feature vectors or bytes of images, got {_described(samples)}"

@@ -87,24 +87,6 @@ class Misplaced:
 
 
 @dataclass(frozen=True)
-class ClassOverlap:
-    """A class of which more than half belongs to another: the same content, or more neighbours there than in its own.
-
-    Parameters
-    ----------
-    label, other : str
-        The class, and the one that its samples belong to.
-    n, of : int
-        How many, of how many.
-    """
-
-    label: str
-    other: str
-    n: int
-    of: int
-
-
-@dataclass(frozen=True)
 class DataCheck:
     """The findings of a check of labelled data.
 
@@ -114,8 +96,6 @@ class DataCheck:
         The same sample under two labels, or in training and test; exact ones first, then by similarity.
     misplaced : tuple of Misplaced
         Samples that look like another class.
-    overlaps : tuple of ClassOverlap
-        Classes that hold another's samples.
     n_samples, n_test : int
         Samples that were checked, and how many of them are test samples.
     repeated : int
@@ -130,7 +110,6 @@ class DataCheck:
 
     pairs: tuple[SamplePair, ...]
     misplaced: tuple[Misplaced, ...]
-    overlaps: tuple[ClassOverlap, ...]
     n_samples: int
     n_test: int
     repeated: int
@@ -141,7 +120,7 @@ class DataCheck:
     @property
     def clean(self) -> bool:
         """Whether nothing was found."""
-        return not (self.pairs or self.misplaced or self.overlaps or self.unread)
+        return not (self.pairs or self.misplaced or self.unread)
 
     def of_kind(self, kind: PairKind) -> list[SamplePair]:
         """Return the pairs of a kind."""
@@ -213,18 +192,16 @@ def check_samples(
     pairs, repeated, unread = _by_content(checked)
     misplaced: list[Misplaced] = []
     notes: list[str] = []
-    votes: dict[int, str] = {}
     if encode is not None or train.kind == "features":
         X, rows, missing = _vectors(checked, encode, notes)
         unread |= missing
-        near, misplaced, votes = _by_features(checked, X, rows, SIMILAR[train.kind])
+        near, misplaced = _by_features(checked, X, rows, SIMILAR[train.kind])
         known = {(pair.first, pair.second) for pair in pairs}
         pairs += [pair for pair in near if (pair.first, pair.second) not in known]
     pairs.sort(key=lambda pair: (not pair.exact, -pair.similarity, pair.first, pair.second))
     counts = (len(labels), 0 if test is None else len(test), repeated)
     names = tuple(checked.names[row] for row in sorted(unread))
-    overlaps = tuple(_overlaps(labels, pairs, votes))
-    return DataCheck(tuple(pairs), tuple(misplaced), overlaps, *counts, backbone, names, tuple(notes))
+    return DataCheck(tuple(pairs), tuple(misplaced), *counts, backbone, names, tuple(notes))
 
 
 # -- by content -----------------------------------------------------------------------------------------------
@@ -299,15 +276,14 @@ def _vectors(
 
 def _by_features(
     checked: _Checked, X: NDArray[np.float32], rows: NDArray[np.int64], similar: float
-) -> tuple[list[SamplePair], list[Misplaced], dict[int, str]]:
-    """Return nearly equal pairs, misplaced samples, and the class that the neighbours of samples vote for."""
+) -> tuple[list[SamplePair], list[Misplaced]]:
+    """Return nearly equal pairs, and misplaced samples."""
     numbers = rows.tolist()
     labels = [checked.labels[number] for number in numbers]
     n_train = sum(checked.part(number) == "training" for number in numbers)
     sizes = Counter(labels[:n_train])
     pairs: dict[tuple[int, int], SamplePair] = {}
     misplaced: list[Misplaced] = []
-    votes: dict[int, str] = {}
     for row, near in _neighbours(X, n_train):
         mine, number = labels[row], numbers[row]
         for other, value in near:
@@ -317,14 +293,12 @@ def _by_features(
             continue
         around = Counter(labels[other] for other, _ in near)
         vote, count = max(around.items(), key=lambda entry: (entry[1], entry[0]))
-        if vote != mine and count > around[mine]:
-            votes[number] = vote
         if vote != mine and not around[mine] and count >= _AGREEING:
             other, value = next(entry for entry in near if labels[entry[0]] == vote)
             name, part = checked.names[number], checked.part(number)
             misplaced.append(Misplaced(number, name, mine, part, vote, numbers[other], value))
     misplaced.sort(key=lambda entry: (-entry.similarity, entry.row))
-    return list(pairs.values()), misplaced, votes
+    return list(pairs.values()), misplaced
 
 
 def _neighbours(X: NDArray[np.float32], n_train: int) -> Iterator[tuple[int, list[tuple[int, float]]]]:
@@ -339,24 +313,3 @@ def _neighbours(X: NDArray[np.float32], n_train: int) -> Iterator[tuple[int, lis
         order = np.argsort(-values, axis=1, kind="stable")
         for row, places in enumerate(order):
             yield start + row, list(zip(near[row, places].tolist(), values[row, places].tolist(), strict=True))
-
-
-# -- classes --------------------------------------------------------------------------------------------------
-
-
-def _overlaps(labels: list[str], pairs: list[SamplePair], votes: dict[int, str]) -> list[ClassOverlap]:
-    """Return the classes of which more than half is another's: the same content, or the look of it."""
-    others: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for pair in pairs:
-        if pair.kind == "two labels":
-            others[pair.labels].add(pair.first)
-            others[pair.labels[::-1]].add(pair.second)
-    for row, vote in votes.items():
-        others[labels[row], vote].add(row)
-    sizes = Counter(labels)
-    found = [
-        ClassOverlap(mine, theirs, len(rows), sizes[mine])
-        for (mine, theirs), rows in others.items()
-        if len(rows) > 1 and 2 * len(rows) > sizes[mine]
-    ]
-    return sorted(found, key=lambda overlap: (-overlap.n / overlap.of, overlap.label, overlap.other))

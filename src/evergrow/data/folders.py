@@ -9,20 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from evergrow.core.errors import InputError
-from evergrow.data.items import (
-    Dataset,
-    PluginFormat,
-    check_test_classes,
-    is_image,
-    listed,
-    plugin_format,
-    shown,
-)
-from evergrow.data.readers import DataOptions, file_suffixes, register_reader
+from evergrow.data.items import Dataset, PluginFormat, check_test_classes, is_image, listed, plugin_format, shown
+from evergrow.data.readers import TEST_WORDS, TRAIN_WORDS, DataOptions, file_suffixes, register_reader
 from evergrow.data.storage import Tree
 
-TRAIN_WORDS = ("train", "training")
-TEST_WORDS = ("test", "testing", "val", "valid", "validation")
 _SYSTEM = frozenset({"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"})
 
 
@@ -185,7 +175,7 @@ def training_file(tree: Tree, suffixes: tuple[str, ...]) -> str | None:
     return None
 
 
-def _has_train_test(tree: Tree) -> bool:
+def has_train_test(tree: Tree) -> bool:
     """Return whether there are training and test folders; flat ones belong to a list or table beside them."""
     names = split_folders(tree)
     if names is None:
@@ -193,7 +183,7 @@ def _has_train_test(tree: Tree) -> bool:
     return training_file(tree, file_suffixes()) is None or bool(Walk(tree).subfolders(names[0]))
 
 
-@register_reader("train-test", fits=_has_train_test, rank=50)
+@register_reader("train-test", fits=has_train_test, rank=50)
 def read_train_test(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read ``train/<class>/*`` and ``test/<class>/*``; the test folder may be called val, valid or validation.
 
@@ -236,11 +226,9 @@ def _read_parts(walk: Walk, parts: list[str], options: DataOptions, layout: str,
     for folders in [_class_folders(walk, part, options, cautions) for part in parts]:
         files = {folder: walk.images(folder) for folder in folders}
         empty = [folder for folder, names in files.items() if not names]
-        if len(empty) == len(files) or (empty and not options.allow_empty):
-            raise InputError(
-                f"class folders must hold at least one image, got none in {listed(empty)} of {tree.place()}; delete "
-                f"them, or go on without them by allow_empty{walk.unread_hint()}"
-            )
+        if len(empty) == len(files):
+            where = f"{listed(empty)} of {tree.place()}{walk.unread_hint()}"
+            raise InputError(f"class folders must hold at least one image, got none in {where}")
         cautions += [f"class folders without images left out: {listed(empty)}"] if empty else []
         labels = [posixpath.basename(folder) for folder, names in files.items() for _ in names]
         found.append(([name for names in files.values() for name in names], labels))

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +32,6 @@ CHUNK = 256
 """Samples of a stream that are held at a time, before they are feature vectors."""
 
 _TORCH = "torch.utils.data"
-_NONE = object()
 
 
 def is_instance_of(value: Any, module: str, *names: str) -> bool:
@@ -470,7 +469,7 @@ def labelled_chunks(data: Any, y: Any, sample_weight: Any, part: Part, kind: str
     Raises
     ------
     InputError
-        If there is no sample, or weights are not one per sample.
+        If there is no sample, weights are not one per sample, or labels or weights come beside a stream.
     """
     if not is_stream(data):
         samples = read_labelled(data if y is None else (data, y), part, kind)
@@ -478,19 +477,9 @@ def labelled_chunks(data: Any, y: Any, sample_weight: Any, part: Part, kind: str
             raise InputError("data must hold at least one sample, got none")
         weights = as_weights(sample_weight, len(samples))
         return [samples if weights is None else replace(samples, weights=weights)]
-    return _weighted_chunks(data, y, sample_weight, kind)
-
-
-def _weighted_chunks(data: Any, y: Any, sample_weight: Any, kind: str | None) -> Iterator[Samples]:
-    weights = None if sample_weight is None else as_weights(sample_weight, np.size(sample_weight))
-    seen = 0
-    for samples in read_chunks(data, kind, y):
-        start, seen = seen, seen + len(samples)
-        yield samples if weights is None else replace(samples, weights=as_weights(weights[start:seen], len(samples)))
-    if not seen:
-        raise InputError("data must hold at least one sample, got none")
-    if sample_weight is not None and np.size(sample_weight) != seen:
-        raise InputError(f"sample_weight must be one number per sample ({seen}), got {np.size(sample_weight)}")
+    if y is not None or sample_weight is not None:
+        raise InputError("a stream must come as pairs (item, label), got labels or weights beside it")
+    return read_chunks(data, kind)
 
 
 def item_chunks(items: Any, kind: str | None) -> Iterable[Samples]:
@@ -508,29 +497,25 @@ def item_chunks(items: Any, kind: str | None) -> Iterable[Samples]:
     InputError
         If a stream has no item.
     """
-    if not is_stream(items):
-        return [read_items(items, kind)]
-    chunks = read_chunks(items, kind, labelled=False)
-    first = next(chunks, None)
-    if first is None:
-        raise InputError("items must hold at least one item, got none")
-    return chain([first], chunks)
+    return read_chunks(items, kind, labelled=False) if is_stream(items) else [read_items(items, kind)]
 
 
-def read_chunks(data: Any, kind: str | None, labels: Any = None, *, labelled: bool = True) -> Iterator[Samples]:
+def read_chunks(data: Any, kind: str | None, *, labelled: bool = True) -> Iterator[Samples]:
     """Yield samples of a stream, :data:`CHUNK` at a time, each of them read once.
 
     Parameters
     ----------
     data : iterator, Dataset or DataLoader
-        Samples: pairs (item, label) or whole batches (items, labels); items alone where ``labels`` has the labels or
-        none are wanted.
+        Samples: pairs (item, label) or whole batches (items, labels); items alone where no labels are wanted.
     kind : {"image", "text", "features"}, optional
         What the model takes.
-    labels : iterable, optional
-        Labels of the items, where these come without.
     labelled : bool
         Whether labels are wanted; those of pairs are else passed over.
+
+    Raises
+    ------
+    InputError
+        If there is no sample.
 
     Examples
     --------
@@ -540,27 +525,15 @@ def read_chunks(data: Any, kind: str | None, labels: Any = None, *, labelled: bo
     >>> [len(samples) for samples in read_chunks(pairs, "features")]
     [256, 44]
     """
-    pairs = _pairs(data, labelled=labelled and labels is None)
-    if labels is not None:
-        pairs = _together((item for item, _ in pairs), labels)
+    pairs, empty = _pairs(data, labelled=labelled), True
     while held := list(islice(pairs, CHUNK)):
-        items = [item for item, _ in held]
+        items, empty = [item for item, _ in held], False
         if labelled:
             yield read_labelled((items, [label for _, label in held]), "all", kind)
         else:
             yield read_items(items, kind)
-
-
-def _together(items: Iterator[Any], labels: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    if isinstance(labels, (str, bytes)) or not hasattr(labels, "__iter__"):
-        raise LabelError(f"labels must be a sequence of class names, got {type(labels).__name__}")
-    values = labels.tolist() if hasattr(labels, "tolist") else labels
-    for number, (item, label) in enumerate(zip_longest(items, values, fillvalue=_NONE)):
-        if label is _NONE:
-            raise LabelError(f"labels must be one per sample, got {number} and more samples")
-        if item is _NONE:
-            raise LabelError(f"labels must be one per sample ({number}), got more")
-        yield item, label
+    if empty:
+        raise InputError(f"data must hold at least one {'sample' if labelled else 'item'}, got none")
 
 
 def _pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:

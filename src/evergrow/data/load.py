@@ -23,11 +23,11 @@ from evergrow.data.folders import Walk, images_below, is_hidden, partner_name, u
 from evergrow.data.items import Dataset, check_test_classes, listed, spelled_alike, stratified_split
 from evergrow.data.readers import (
     DEFAULTS,
-    READERS,
     DataOptions,
     file_suffixes,
     read_folder,
     reader_of_file,
+    reader_of_folder,
     register_reader,
 )
 from evergrow.data.sources import Source, make_source
@@ -47,8 +47,8 @@ def read(source: str | os.PathLike[str], options: DataOptions | None = None, **s
     source : str or path-like
         - a folder: ``train/<class>/*`` and ``test/<class>/*`` (or val, valid, validation), one folder per class,
           training and test lists or tables, WebDataset tars, Parquet or feature files, a saved Hugging Face set;
-        - a file: ``.npz`` or ``.safetensors`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` table of
-          ``text,label`` or ``path,label``, a ``.txt`` list of images, a ``.json`` export of Label Studio, a ``.zip`` or
+        - a file: ``.npz`` arrays, a ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` table of
+          ``text,label`` or ``path,label``, a ``.json`` export of Label Studio, a ``.zip`` or
           ``.tar`` of a folder, which is not unpacked;
         - a pattern of such files, such as ``train-*.tar``;
         - an address that fsspec knows (``s3://``, ``gs://``, ``hf://datasets/OWNER/NAME``) of any of these;
@@ -104,7 +104,7 @@ def _located(text: str, options: DataOptions) -> tuple[Tree, str]:
     folder, name = posixpath.split(path)
     if name and reader_of_file(name):
         tree = Tree(f"{scheme}{mark}{folder}", options.storage)
-        if tree.exists(name):
+        if tree.is_file(name):
             return tree, name
     return Tree(text, options.storage), ""
 
@@ -170,7 +170,7 @@ def _reader(tree: Tree, pattern: str) -> str:
     if not pattern:
         if tree.remote:
             tree.listing(deep=False)  # of a place that is refused drivers list everything below as nothing
-        return _reader_of_folder(unwrapped(tree))
+        return reader_of_folder(unwrapped(tree))
     known = reader_of_file(pattern)
     if known is None:
         endings = ", ".join(file_suffixes())
@@ -179,12 +179,6 @@ def _reader(tree: Tree, pattern: str) -> str:
     if plain_tar and (glob.has_magic(pattern) or is_webdataset(tree, pattern)):
         return "webdataset"
     return known
-
-
-def _reader_of_folder(tree: Tree) -> str:
-    """Return the first reader that fits a folder; one folder per class fits any."""
-    readers = sorted(READERS.values(), key=lambda each: each.rank)
-    return next(reader.name for reader in readers if reader.fits is not None and reader.fits(tree))
 
 
 # -- archives --------------------------------------------------------------------
@@ -205,7 +199,7 @@ def read_archive(tree: Tree, name: str, options: DataOptions) -> Dataset:
         inside = inside.below(inner)
     if not options.labelled:
         return images_below(inside)
-    layout = _reader_of_folder(inside) if options.layout in ("auto", "archive") else options.layout
+    layout = reader_of_folder(inside) if options.layout in ("auto", "archive") else options.layout
     found = read_folder(layout, inside, options)
     if not isinstance(found, Dataset):
         raise InputError(f"{inside.place()} must be unpacked to be read as {layout!r}")
@@ -300,10 +294,10 @@ def load_features(name: str | os.PathLike[str]) -> FeatureSet:
     Parameters
     ----------
     name : str or path-like
-        A path to a ``.npz`` or ``.safetensors`` file, or a bare name such as ``"clinc150_minilm"``, looked
+        A path to a ``.npz`` file, or a bare name such as ``"clinc150_minilm"``, looked
         for in :func:`search_path`. The file holds ``X_train, y_train, X_test, y_test`` and may hold
-        ``classes``, the names of labels 0, 1, ... (in a safetensors file: a JSON list under the metadata key
-        ``classes``). Without a test set ``X_test`` and ``y_test`` are empty or not there. Pickled arrays are refused.
+        ``classes``, the names of labels 0, 1, ... Without a test set ``X_test`` and ``y_test`` are empty or not there.
+        Pickled arrays are refused.
 
     Returns
     -------

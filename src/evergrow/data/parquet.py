@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, ImageError, InputError
 from evergrow.data.archives import sound
-from evergrow.data.items import Images, Samples, Texts, check_widths, concat_samples, listed
+from evergrow.data.items import Images, Samples, Texts, check_widths, listed
 from evergrow.data.readers import register_reader
 from evergrow.data.sources import Shard, Source, as_features, check_alike, class_labels, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, RATIO, ROOM, Tree
-from evergrow.data.tables import NAME_COLUMNS, SPLIT_COLUMN, choose_columns, find_images
+from evergrow.data.tables import NAME_COLUMNS, SPLIT_COLUMN, choose_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,8 +47,6 @@ class _Table:
         What the samples are.
     sample, label, name : str
         Columns of samples, labels and names; empty where there are none.
-    paths : bool
-        Whether images are paths, relative to the folder of the table.
     classes : mapping of int to str
         Names of integer labels, where the table has them.
     groups : list of (int, int)
@@ -60,7 +58,6 @@ class _Table:
     sample: str
     label: str
     name: str
-    paths: bool
     classes: Mapping[int, str]
     groups: list[tuple[int, int]]
 
@@ -141,10 +138,11 @@ class ParquetSource(Source):
                 raise FileFormatError(f"{title} has a column {SPLIT_COLUMN!r}; write the parts to files of their own")
             kind, sample, label = choose_columns(contents, self.options, title)
             names = (column for column in NAME_COLUMNS if contents.get(column) == "text" and column != sample)
-            paths = kind == "image" and contents[sample] == "text"
+            if kind == "image" and contents[sample] == "text":
+                raise FileFormatError(f"{title}: {sample!r} must hold images, got their names, which a .csv can hold")
             own = next(names, "")
             groups = self._row_groups(file, [sample, label, own], title)
-            return _Table(file, kind, sample, label, own, paths, _label_names(schema, label), groups)
+            return _Table(file, kind, sample, label, own, _label_names(schema, label), groups)
 
     def _file(self, name: str) -> Any:
         import pyarrow.parquet as pq
@@ -176,7 +174,9 @@ class ParquetSource(Source):
         table: _Table = self._open(next(iter(self.files)))
         return table
 
-    def _look_for_kind(self) -> str:
+    @cached_property
+    def kind(self) -> str:
+        """What the column of the first file holds."""
         return self._first.kind
 
     @property
@@ -269,35 +269,22 @@ class ParquetSource(Source):
             vectors = _vectors(column, f"{title}: {table.sample}")
             return Samples("features", features=vectors, labels=labels, row_names=names)
         values = column.to_pylist()
-        if table.kind == "image" and not table.paths:
-            folder = self.tree.below(posixpath.dirname(name))
-            images = tuple(_image(cell, folder, own) for cell, own in zip(values, names, strict=True))
+        if table.kind == "image":
+            images = tuple(_image(cell, own) for cell, own in zip(values, names, strict=True))
             return Samples("image", Images(images, names), labels=labels)
         for own, text in zip(names, values, strict=True):
             if not isinstance(text, str) or not text.strip():
                 raise InputError(f"{title}: {table.sample} must not be empty, got {text!r} for {own}")
-        if table.kind == "text":
-            return Samples("text", Texts(tuple(values)), labels=labels, row_names=names)
-        folder, found = find_images(self.tree, name, values, self.options)
-        return Samples("image", folder.images(found), labels=labels)
-
-    def samples(self) -> Samples:
-        """Return all samples of the part; images are read when they are wanted, unless the table names files."""
-        return concat_samples(list(self.chunks(2**20))) if self._first.paths else super().samples()
+        return Samples("text", Texts(tuple(values)), labels=labels, row_names=names)
 
 
-def _image(cell: Any, folder: Tree, title: str) -> Any:
-    """Return the bytes of an image, its path, or why there are none: one bad cell is one bad image, not a bad shard."""
-    body, path = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
-    if isinstance(body, bytes) and body:
-        large = len(body) > LARGEST_IMAGE
-        return ImageError(f"{title} must have at most {LARGEST_IMAGE // 2**20} MiB, got more") if large else body
-    if not isinstance(path, str) or not path or not folder.on_disk:
+def _image(cell: Any, title: str) -> bytes | ImageError:
+    """Return the bytes of an image, or why there are none: one bad cell is one bad image, not a bad shard."""
+    body = cell.get("bytes") if isinstance(cell, dict) else cell
+    if not isinstance(body, bytes) or not body:
         return ImageError(f"image must be there, but its bytes are not in the table: {title}")
-    name = posixpath.normpath(path.replace("\\", "/"))
-    if posixpath.isabs(name) or name.startswith(".."):
-        return ImageError(f"image must be in the folder of the table, got {path!r} for {title}")
-    return folder.root / name
+    large = len(body) > LARGEST_IMAGE
+    return ImageError(f"{title} must have at most {LARGEST_IMAGE // 2**20} MiB, got more") if large else body
 
 
 def _vectors(column: Any, title: str) -> NDArray[Any]:
@@ -313,14 +300,7 @@ def _vectors(column: Any, title: str) -> NDArray[Any]:
     return as_features(np.asarray(values.to_numpy(zero_copy_only=False)).reshape(-1, width), title)
 
 
-def _has_parquet(tree: Tree) -> bool:
-    folders = tree.folders()
-    only = list(folders.values()) if len(folders) == 1 else []
-    places = ["", *([folders["data"]] if "data" in folders else only)]
-    return any(name.lower().endswith(".parquet") for place in places for name in tree.files(place))
-
-
-register_reader("parquet", suffixes=(".parquet",), fits=_has_parquet, rank=20)(ParquetSource)
+register_reader("parquet", suffixes=(".parquet",), signs=(".parquet",), rank=20)(ParquetSource)
 
 
 class ArrowSource(ParquetSource):
@@ -344,8 +324,4 @@ class ArrowSource(ParquetSource):
         return [(batch.num_rows, batch.nbytes) for batch in file.stream()]
 
 
-def _is_saved(tree: Tree) -> bool:
-    return tree.is_file("dataset_dict.json") or tree.is_file("state.json")
-
-
-register_reader("arrow", suffixes=(".arrow",), fits=_is_saved, rank=10)(ArrowSource)
+register_reader("arrow", suffixes=(".arrow",), signs=(".arrow", "dataset_dict.json"), rank=10)(ArrowSource)

@@ -27,6 +27,9 @@ Read: TypeAlias = "Callable[[Tree, str, DataOptions], Dataset | Source]"
 ReadT = TypeVar("ReadT", bound="Callable[..., Dataset | Source]")
 
 PARTS = ("train", "test", "all")
+TRAIN_WORDS = ("train", "training")
+TEST_WORDS = ("test", "testing", "val", "valid", "validation")
+_TELLING = ("data", "splits", *TRAIN_WORDS, *TEST_WORDS)  # folders whose files tell how a data set is laid out
 _TYPES: dict[str, tuple[Any, str]] = {
     "str": (str, "a string"),
     "bool": (bool, "true or false"),
@@ -58,16 +61,12 @@ class DataOptions:
         ``<class>/``, 2 for ``<line>/<class>/`` with the same class in several lines. 0 is 1, with a warning where the
         same names repeat one level down.
     root : path-like, optional
-        Folder that names are looked for in, that the paths of a list are relative to, and that data are downloaded to.
-    allow_empty : bool
-        Whether class folders without images are left out with a warning; they are an error otherwise.
+        Folder that names are looked for in, and that the paths of a table are relative to.
     test_size : float
         Share of each class that becomes the test part where one is drawn, see :func:`evergrow.data.load_data`; 0 draws
         none.
     seed : int
         Seed of that draw.
-    download : bool
-        Whether data sets asked for by name may be downloaded.
     storage : mapping
         Settings of a bucket, as fsspec takes them. Those that may be secret are never written down.
 
@@ -91,10 +90,8 @@ class DataOptions:
     label_column: str = ""
     class_level: int = 0
     root: str | os.PathLike[str] | None = None
-    allow_empty: bool = False
     test_size: float = 0.2
     seed: int = 1993
-    download: bool = True
     storage: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -132,8 +129,19 @@ class Reader:
     name: str
     read: Read
     suffixes: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
     fits: Callable[[Tree], bool] | None = None
     rank: int = 0
+
+    @property
+    def of_folders(self) -> bool:
+        """Whether it reads folders."""
+        return bool(self.signs) or self.fits is not None
+
+    def fits_folder(self, tree: Tree, names: list[str]) -> bool:
+        """Return whether it reads a folder in which, or one level below, files of these names tell the layout."""
+        signed = not self.signs or any(name.endswith(self.signs) for name in names)
+        return self.of_folders and signed and (self.fits is None or self.fits(tree))
 
 
 READERS: dict[str, Reader] = {}
@@ -153,8 +161,11 @@ def register_reader(name: str, **about: Any) -> Callable[[ReadT], ReadT]:
         What ``DataOptions(layout=...)`` and ``evergrow data --layout`` call it.
     suffixes : tuple of str
         Endings of files that it reads, in lower case.
+    signs : tuple of str
+        Endings of files, in lower case, that a folder must hold for it: in itself, in ``data``, ``splits`` and folders
+        named after parts, or in its only folder.
     fits : callable, optional
-        Tells from a :class:`~evergrow.data.storage.Tree` whether it reads that folder; must be quick.
+        Tells from a :class:`~evergrow.data.storage.Tree` with such files whether it reads that folder; must be quick.
     rank : int
         Folders are tried from the lowest rank up. Readers of evergrow have 10 (files of telling names) to 100 (one
         folder per class, which fits any folder), so that others come first unless they ask for more.
@@ -189,9 +200,9 @@ def list_readers() -> list[str]:
     --------
     >>> from evergrow.data import list_readers
     >>> list_readers()[-2:]
-    ['tables', 'class-folders']
+    ['train-test', 'class-folders']
     """
-    return [reader.name for reader in sorted(READERS.values(), key=lambda each: (each.fits is not None, each.rank))]
+    return [reader.name for reader in sorted(READERS.values(), key=lambda each: (each.of_folders, each.rank))]
 
 
 def reader_of_file(name: str) -> str | None:
@@ -205,9 +216,21 @@ def file_suffixes() -> tuple[str, ...]:
     return tuple(suffix for reader in READERS.values() for suffix in reader.suffixes)
 
 
+def reader_of_folder(tree: Tree) -> str:
+    """Return the first reader that fits a folder; one folder per class fits any."""
+    names = _telling_files(tree)
+    readers = sorted(READERS.values(), key=lambda each: each.rank)
+    return next(reader.name for reader in readers if reader.fits_folder(tree, names))
+
+
+def _telling_files(tree: Tree) -> list[str]:
+    folders = tree.folders()
+    inner = folders.values() if len(folders) == 1 else [folders[name] for name in _TELLING if name in folders]
+    return [name.lower() for place in ("", *inner) for name in tree.files(place)]
+
+
 def read_folder(layout: str, tree: Tree, options: DataOptions) -> Dataset | Source:
     """Return what the reader of a layout reads from a folder; :class:`InputError` where it is no such folder."""
-    reader = READERS[layout]
-    if reader.fits is None or not reader.fits(tree):
+    if not READERS[layout].fits_folder(tree, _telling_files(tree)):
         raise InputError(f"{tree.place()} must be a folder of the layout {layout!r}, got another")
-    return reader.read(tree, "", options)
+    return READERS[layout].read(tree, "", options)

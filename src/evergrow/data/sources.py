@@ -24,9 +24,9 @@ from typing_extensions import Self
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
 from evergrow.core.record import from_values
 from evergrow.core.validation import check_choice, check_number
-from evergrow.data.folders import TEST_WORDS, images_below, is_hidden, unwrapped
+from evergrow.data.folders import images_below, is_hidden, unwrapped
 from evergrow.data.items import Dataset, Images, Samples, Stored, Texts, concat_samples, integers
-from evergrow.data.readers import READERS, DataOptions, read_folder
+from evergrow.data.readers import READERS, TEST_WORDS, DataOptions, read_folder
 from evergrow.data.storage import LARGEST_IMAGE, Tree, public_storage
 
 if TYPE_CHECKING:
@@ -100,9 +100,9 @@ class Source(ABC):
         raise NotImplementedError
 
     @cached_property
+    @abstractmethod
     def kind(self) -> str:
-        """``"image"``, ``"text"`` or ``"features"``."""
-        return self._look_for_kind()
+        """What the samples are: ``"image"``, ``"text"`` or ``"features"``."""
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -114,10 +114,6 @@ class Source(ABC):
         """Names of integer labels, where the data have them; they give the order of the classes."""
         return {}
 
-    @abstractmethod
-    def _look_for_kind(self) -> str:
-        """Return what the samples are."""
-
     @cached_property
     def files(self) -> dict[str, int]:
         """Names and sizes of the files of the part, sorted by name; the place is asked once."""
@@ -126,7 +122,7 @@ class Source(ABC):
     @cached_property
     def _every_file(self) -> dict[str, int]:
         tree, pattern = self.tree, self.pattern
-        if pattern and (not glob.has_magic(pattern) or tree.exists(pattern)):
+        if pattern and (not glob.has_magic(pattern) or tree.is_file(pattern)):
             return {pattern: tree.size(pattern)}
         listing = tree.listing(deep=not pattern or "/" in pattern)
         if pattern:
@@ -294,7 +290,9 @@ class ListedSource(Source):
         super().__init__(tree, pattern, options)
         self.format = reader  # type: ignore[misc]
 
-    def _look_for_kind(self) -> str:
+    @cached_property
+    def kind(self) -> str:
+        """What the reader lists."""
         return self._samples.kind
 
     @cached_property

@@ -10,7 +10,6 @@ import copy
 import os
 import posixpath
 import re
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -44,9 +43,7 @@ PUBLIC_STORAGE = frozenset(
 )
 """Settings of a storage that are no secrets, and so may be written to a manifest."""
 
-_AT_ONCE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci", "r2", "hf", "memory"})
-"""Storages on which one upload appears whole or not at all."""
-
+_WITHOUT_FOLDERS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci", "r2", "hf"})
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 _REMOTE = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
@@ -130,34 +127,28 @@ class Tree:
         return "" if full == "." else full
 
     def _connection(self) -> tuple[Any, str]:
-        """Return the file system and the path of the root in it; a forked process opens its own."""
-        opened = self.__dict__.get("_opened")
-        if opened is None or opened[2] != os.getpid():
-            try:
-                import fsspec.core  # type: ignore[import-untyped]
+        """Return the file system, of which fsspec keeps one in every process, and the path of the root in it."""
+        try:
+            import fsspec.core  # type: ignore[import-untyped]
 
-                system, root = fsspec.core.url_to_fs(self.address, **self.storage)
-            except ImportError as error:
-                scheme = self.address.partition("://")[0].lower()
-                extra = f" (pip install 'evergrow[{_EXTRAS[scheme]}]')" if scheme in _EXTRAS else ""
-                raise MissingExtraError(
-                    f"reading {self.address} must have a driver installed, but: {one_line(str(error))}{extra}"
-                ) from error
-            except (ValueError, TypeError) as error:
-                raise ParameterError(
-                    f"an address must be one that fsspec knows, got {self.address}: {self._said(error)}"
-                ) from error
-            opened = self.__dict__["_opened"] = (system, str(root).rstrip("/"), os.getpid())
-        return opened[0], opened[1]
+            system, root = fsspec.core.url_to_fs(self.address, **self.storage)
+        except ImportError as error:
+            scheme = self.address.partition("://")[0].lower()
+            extra = f" (pip install 'evergrow[{_EXTRAS[scheme]}]')" if scheme in _EXTRAS else ""
+            raise MissingExtraError(
+                f"reading {self.address} must have a driver installed, but: {one_line(str(error))}{extra}"
+            ) from error
+        except (ValueError, TypeError) as error:
+            raise ParameterError(
+                f"an address must be one that fsspec knows, got {self.address}: {self._said(error)}"
+            ) from error
+        return system, str(root).rstrip("/")
 
     def _at(self, name: str) -> tuple[Any, str]:
         """Return the file system of a storage, and the path of a file or folder in it."""
         system, root = self._connection()
         full = self._full(name)
         return system, f"{root}/{full}" if full else root
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_opened"}
 
     def below(self, folder: str) -> Tree:
         """Return the tree whose root is a folder of this one."""
@@ -194,16 +185,16 @@ class Tree:
                     plain = name and all(part not in ("", ".", "..") for part in name.split("/"))
                     if entry.get("type") == "file" and plain:  # a key may stand for a folder
                         found[name] = int(entry.get("size") or 0)
-            pending = [""] if self.on_disk else []
+                return dict(sorted(found.items()))
+            pending = [""]
             while pending:
                 folder = pending.pop()
-                with os.scandir(self.root / folder) as inside:
-                    for item in inside:
-                        name = posixpath.join(folder, item.name)
-                        if item.is_file():
-                            found[name] = item.stat().st_size
-                        elif deep and item.is_dir(follow_symlinks=False):
-                            pending.append(name)
+                for name, kind in self.entries(folder):
+                    path = posixpath.join(folder, name)
+                    if kind == "file":
+                        found[path] = os.stat(self.root / path).st_size
+                    elif deep and kind == "folder" and not os.path.islink(self.root / path):
+                        pending.append(path)
         return dict(sorted(found.items()))
 
     @cached_property
@@ -242,13 +233,11 @@ class Tree:
         return {name.lower(): name for name, kind in self.entries(folder) if kind == "folder"}
 
     def is_file(self, name: str) -> bool:
-        """Return whether there is a file of that name."""
-        return os.path.isfile(self.root / name) if self.on_disk else self._full(name) in self.sizes
-
-    def exists(self, name: str) -> bool:
-        """Return whether there is a file of that name, without a listing of a storage."""
-        if not self.remote:
-            return self.is_file(name)
+        """Return whether there is a file of that name; a storage that was not listed is asked for this one."""
+        if self.on_disk:
+            return os.path.isfile(self.root / name)
+        if self.archive is not None or "sizes" in self.__dict__:
+            return self._full(name) in self.sizes
         system, path = self._at(name)
         with self._reaching(name):
             system.invalidate_cache()
@@ -357,7 +346,7 @@ def decoded_text(body: bytes, title: str) -> str:
 def write_file(
     folder: str | os.PathLike[str], name: str, body: bytes, storage: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a file in one step, on disk or in a bucket: others see the old one or the new one, never half."""
+    """Write a file, on disk or in a bucket, where others see the old one or the new one, never half."""
     tree = Tree(folder, storage)
     if not tree.remote:
         target = tree.root / name
@@ -370,18 +359,9 @@ def write_file(
         return
     with tree._reaching(name):
         system, path = tree._at(name)
-        if tree.address.partition("://")[0].lower() in _AT_ONCE:
-            system.pipe_file(path, body)
-            return
-        system.makedirs(path.rpartition("/")[0], exist_ok=True)
-        temporary = f"{path}.{uuid.uuid4().hex}.part"
-        try:
-            system.pipe_file(temporary, body)
-            system.mv(temporary, path)
-        except BaseException:
-            if system.exists(temporary):
-                system.rm_file(temporary)
-            raise
+        if tree.address.partition("://")[0].lower() not in _WITHOUT_FOLDERS:
+            system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        system.pipe_file(path, body)
 
 
 # -- secrets --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Files that list samples: tables (CSV, TSV, JSON lines) of texts or images, lists of images, image folder metadata."""
+"""Files that list samples: tables (CSV, TSV, JSON lines) of texts or images, metadata of images, lines of texts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
-from evergrow.data.folders import TEST_WORDS, TRAIN_WORDS, Walk, is_hidden, partner_name, training_file
-from evergrow.data.items import Dataset, Items, Label, Texts, integers, is_image, listed
-from evergrow.data.readers import DataOptions, register_reader
+from evergrow.data.folders import has_train_test, is_hidden, partner_name, training_file
+from evergrow.data.items import Dataset, Items, Texts, integers, listed
+from evergrow.data.readers import TEST_WORDS, TRAIN_WORDS, DataOptions, register_reader
 from evergrow.data.storage import Tree
 
-TABLE_SUFFIXES, LIST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson"), (".txt",)
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
 FILE_COLUMN, SPLIT_COLUMN = "file_name", "split"
 NAME_COLUMNS = ("name", FILE_COLUMN)
 LABEL_COLUMNS = ("label", "fine_label", "labels", "class", "target")
@@ -108,9 +108,7 @@ class SampleList:
         return replace(self, samples=[self.samples[row] for row in rows], labels=[self.labels[row] for row in rows])
 
 
-def listed_data(
-    tree: Tree, lists: Sequence[SampleList], options: DataOptions, *, folder_names: bool = False, **about: Any
-) -> Dataset:
+def listed_data(tree: Tree, lists: Sequence[SampleList], options: DataOptions, **about: Any) -> Dataset:
     """Return the data set of a training list and, where there is one, a test list.
 
     Parameters
@@ -121,17 +119,15 @@ def listed_data(
         One or two.
     options : DataOptions
         The folder of the images, if it is given.
-    folder_names : bool
-        Whether integer labels are named after the folders of their images, where these go together one to one.
     **about
-        Other fields of the data set.
+        Names of integer labels, and other fields of the data set.
     """
     if len({part.images for part in lists}) > 1:
         first, second = (tree.place(part.file) for part in lists)
         raise FileFormatError(f"{second} must hold texts or images like {first}, got the other")
     labels = integers([label for part in lists for label in part.labels])
     items: list[Items] = []
-    seen: dict[str, str] = {}
+    seen: set[str] = set()
     for part in lists:
         if not part.images:
             items.append(Texts(tuple(part.samples)))
@@ -142,18 +138,11 @@ def listed_data(
             if full in seen:
                 files = dict.fromkeys(posixpath.basename(each.file) for each in lists)
                 raise InputError(f"images must be named once, got {name!r} twice in {' and '.join(files)}")
-            seen[full] = posixpath.basename(posixpath.dirname(full))
+            seen.add(full)
         items.append(folder.images(names))
     n = len(lists[0].samples)
     test = (items[1], labels[n:]) if len(lists) == 2 else (None, ())
-    named = _folder_names(labels, list(seen.values())) if folder_names else {}
-    return Dataset.of(items[0], labels[:n], *test, names=named, **about)
-
-
-def _folder_names(labels: Sequence[Label], folders: Sequence[str]) -> dict[int, str]:
-    pairs = set(zip(labels, folders, strict=True))
-    names = {label: folder for label, folder in pairs if isinstance(label, int) and folder}
-    return names if len(names) == len(pairs) == len(set(names.values())) else {}
+    return Dataset.of(items[0], labels[:n], *test, **about)
 
 
 def find_images(tree: Tree, file: str, names: Sequence[str], options: DataOptions) -> tuple[Tree, list[str]]:
@@ -167,6 +156,8 @@ def find_images(tree: Tree, file: str, names: Sequence[str], options: DataOption
     DatasetNotFoundError
         If an image is missing.
     """
+    if tree.remote:
+        tree.sizes  # noqa: B018  # one listing, rather than a question for every image
     title, last = tree.place(file), posixpath.splitext(posixpath.basename(file))[0].rpartition("_")[2]
     bases = [""]
     if options.root_path is not None:
@@ -205,9 +196,9 @@ def _without_folders(name: str, drop: int) -> str:
 # -- readers --------------------------------------------------------------------------------------------------
 
 
-@register_reader("table", suffixes=TABLE_SUFFIXES)
+@register_reader("table", suffixes=(*TABLE_SUFFIXES, ".txt"))
 def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    """Read a table and, if there is one, the table of test samples that goes with it.
+    """Read a table and, if there is one, the table of test samples that goes with it; lines of a ``.txt`` are texts.
 
     Raises
     ------
@@ -219,13 +210,21 @@ def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
         If an image that a table names is missing.
     """
     test = partner_name(tree, name) if options.labelled else None
-    if test is not None:
-        notes = [f"tables: {posixpath.basename(name)}, {posixpath.basename(test)}"]
-        return listed_data(
-            tree, [_rows(tree, each, options) for each in (name, test)], options, layout="table", notes=tuple(notes)
-        )
-    parts, notes = _split_parts(_rows(tree, name, options), tree.place(name))
-    return listed_data(tree, parts, options, layout="table", notes=tuple(notes))
+    return _read_tables(tree, [name] if test is None else [name, test], options)
+
+
+@register_reader("tables", signs=(*TABLE_SUFFIXES, ".txt"), fits=lambda tree: bool(_tables_of(tree)), rank=45)
+def read_tables(tree: Tree, name: str, options: DataOptions) -> Dataset:
+    """Read the metadata of an image folder, its training and test table, or its one table with images beside it."""
+    return _read_tables(tree, _tables_of(tree), options)
+
+
+def _read_tables(tree: Tree, names: Sequence[str], options: DataOptions) -> Dataset:
+    lists = [_rows(tree, each, options) for each in names]
+    notes = [f"tables: {', '.join(map(posixpath.basename, names))}"]
+    if len(lists) == 1:
+        lists, notes = _split_parts(lists[0], tree.place(names[0]))
+    return listed_data(tree, lists, options, layout="table", notes=tuple(notes))
 
 
 def _split_parts(whole: SampleList, title: str) -> tuple[list[SampleList], list[str]]:
@@ -240,93 +239,22 @@ def _split_parts(whole: SampleList, title: str) -> tuple[list[SampleList], list[
     return [train, *[part for part in (test, validation) if part.samples][:1]], notes
 
 
-def _single_table(tree: Tree) -> str | None:
-    """Return the only table of a folder without class folders: one that holds the images of the table at most."""
+def _tables_of(tree: Tree) -> list[str]:
+    """Return the tables of a folder: metadata, a training and a test table, or the only one without class folders."""
+    found = _metadata(tree)
+    if found or has_train_test(tree):
+        return found
+    train = training_file(tree, (*TABLE_SUFFIXES, ".txt"))
+    if train is not None:
+        return [train, partner_name(tree, train) or train]
     folders = [name for name, kind in tree.entries() if kind == "folder" and not is_hidden(name)]
     inside = tree.files("data") if folders == ["data"] else []
     tables = [name for name in (*tree.files(), *inside) if name.lower().endswith(TABLE_SUFFIXES)]
-    return tables[0] if len(tables) == 1 and len(folders) <= 1 else None
-
-
-def _table_of(tree: Tree) -> str | None:
-    return training_file(tree, TABLE_SUFFIXES) or _single_table(tree)
-
-
-@register_reader("tables", fits=lambda tree: _table_of(tree) is not None, rank=70)
-def read_tables(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    """Read the training and the test table of a folder, or its one table with images in the folder beside it."""
-    return read_table(tree, _table_of(tree) or "train.csv", options)
-
-
-@register_reader(
-    "lists",
-    suffixes=LIST_SUFFIXES,
-    fits=lambda tree: training_file(tree, LIST_SUFFIXES) is not None,
-    rank=60,
-)
-def read_lists(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    """Read a training list and, if there is one, the test list; without labels, the lines are texts.
-
-    Raises
-    ------
-    FileFormatError
-        If a list cannot be understood; the message has the line.
-    InputError
-        If an image is named twice.
-    DatasetNotFoundError
-        If images are missing; the message says where they were looked for.
-    """
-    train = name or training_file(tree, LIST_SUFFIXES) or "train.txt"
-    if not options.labelled:
-        texts = tuple(line.strip() for line in tree.text(train).split("\n") if line.strip())
-        if not texts:
-            raise FileFormatError(f"{tree.place(train)} must hold at least one text, got none")
-        return Dataset.of(Texts(texts), [""] * len(texts), layout="lists")
-    names = [each for each in (train, partner_name(tree, train)) if each is not None]
-    notes = (f"lists: {', '.join(posixpath.basename(each) for each in names)}",)
-    parts = [read_list(tree, each) for each in names]
-    return listed_data(tree, parts, options, folder_names=True, layout="lists", notes=notes)
-
-
-def read_list(tree: Tree, name: str) -> SampleList:
-    r"""Read one list of images.
-
-    Each line is a path and a label parted by blanks or a tab; a line that ends with the name of an image has no label
-    and takes that of its folder. Lines that begin with ``# `` are comments.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> from evergrow.data.storage import Tree
-    >>> from evergrow.data.tables import read_list
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = pathlib.Path(folder, "train.txt").write_text("cat/1.jpg 0\ndog/1.jpg 1\n")
-    ...     read_list(Tree(folder), "train.txt").labels
-    ['0', '1']
-    """
-    names: list[str] = []
-    labels: list[str] = []
-    for number, line in enumerate(tree.text(name).split("\n"), start=1):
-        text = line.strip()
-        if not text or text.startswith("# "):
-            continue
-        path, _, label = text.rpartition("\t" if "\t" in text else " ")
-        if is_image(text):
-            path, label = text, posixpath.basename(posixpath.dirname(text.replace("\\", "/")))
-        if not path.strip() or not label.strip():
-            raise FileFormatError(f"{tree.place(name)} line {number} must be a path and a label, got {text!r}")
-        names.append(path)
-        labels.append(label.strip())
-    if not names:
-        raise FileFormatError(f"{tree.place(name)} must name at least one image, got none")
-    return SampleList(name, names, labels)
-
-
-# -- the imagefolder of Hugging Face --------------------------------------------------------------------------
+    return tables if len(tables) == 1 and len(folders) <= 1 else []
 
 
 def _metadata(tree: Tree) -> list[str]:
-    """Return the metadata of a folder, or those of its training and its test folder."""
+    """Return the metadata of an image folder of Hugging Face, or those of its training and its test folder."""
     folders = tree.folders()
     places = [[""], *([folders[word] for word in words if word in folders] for words in (TRAIN_WORDS, TEST_WORDS))]
     whole, train, test = (
@@ -338,25 +266,6 @@ def _metadata(tree: Tree) -> list[str]:
     return found if all(FILE_COLUMN.encode() in tree.read(name, 0, 4096) for name in found) else []
 
 
-@register_reader("imagefolder", fits=lambda tree: bool(_metadata(tree)), rank=45)
-def read_imagefolder(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    """Read images that ``metadata.csv`` or ``metadata.jsonl`` names by ``file_name``, and their labels.
-
-    The metadata lie beside the images, for all or in a training and a test folder.
-    """
-    tables = _metadata(tree)
-    settings = replace(options, image_column=options.image_column or FILE_COLUMN)
-    lists = [_rows(tree, table, settings) for table in tables]
-    cautions = []
-    for part in lists:
-        walk = Walk(tree.below(posixpath.dirname(part.file)))
-        rest = len(walk.images(".")) - len(part.samples)
-        left_out = f"images that {posixpath.basename(part.file)} does not name left out: {rest}"
-        cautions += [*([left_out] if rest > 0 else []), *walk.cautions()]
-    parts, notes = (lists, []) if len(lists) == 2 else _split_parts(lists[0], tree.place(tables[0]))
-    return listed_data(tree, parts, options, layout="imagefolder", notes=tuple(notes), cautions=tuple(cautions))
-
-
 # -- rows and cells -------------------------------------------------------------------------------------------
 
 
@@ -364,7 +273,11 @@ def _rows(tree: Tree, name: str, options: DataOptions) -> SampleList:
     """Return the samples of a table; with labels every row must have both, without, empty samples are left out."""
     title = tree.place(name)
     text, lower = tree.text(name), name.lower()
-    if lower.endswith((".jsonl", ".ndjson")):
+    if posixpath.basename(name) in _METADATA:
+        options = replace(options, image_column=options.image_column or FILE_COLUMN)
+    if lower.endswith(".txt"):
+        header, rows = ["text"], [(row, {"text": line.strip()}) for row, line in enumerate(text.split("\n"), start=1)]
+    elif lower.endswith((".jsonl", ".ndjson")):
         header, rows = _read_json_lines(text, title)
     else:
         separator = max(",;\t", key=text.partition("\n")[0].count)

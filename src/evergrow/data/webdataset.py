@@ -107,9 +107,7 @@ class WebDatasetSource(Source):
 
     format = "webdataset"
     suffixes = (".tar",)
-
-    def _look_for_kind(self) -> str:
-        return "image"
+    kind = "image"
 
     def _parts(self, rows: int, size: int) -> Iterator[Shard]:
         first = None
@@ -187,9 +185,9 @@ class WebDatasetSource(Source):
         return values[key]
 
 
-def _has_tars(tree: Tree) -> bool:
-    tars = [name for name in tree.files() if name.lower().endswith(".tar")]
-    return bool(tars) and not tree.folders() and is_webdataset(tree, tars[0])
+def _has_samples(tree: Tree) -> bool:
+    tars = (name for name in tree.files() if name.lower().endswith(".tar"))
+    return not tree.folders() and is_webdataset(tree, next(tars))
 
 
-register_reader("webdataset", fits=_has_tars, rank=15)(WebDatasetSource)
+register_reader("webdataset", signs=(".tar",), fits=_has_samples, rank=15)(WebDatasetSource)

@@ -15,7 +15,7 @@ __all__ = ["s3", "s3_server"]  # fixtures
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return three classes with four images each: a folder, a table and a list of them, and a folder with metadata."""
+    """Return three classes with four images each: a folder, a table of them, and a folder with metadata."""
     root = tmp_path_factory.mktemp("image-sets")
     rows = [(f"{('ant', 'bee', 'cat')[row // 4]}/{row % 4}.jpg", row) for row in range(12)]
     for folder in ("classes", "named"):
@@ -23,7 +23,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (root / folder / name).parent.mkdir(parents=True, exist_ok=True)
             (root / folder / name).write_bytes(jpeg(row))
     (root / "list.csv").write_text("path,label\n" + "".join(f"classes/{name},{name[0].upper()}\n" for name, _ in rows))
-    (root / "list.txt").write_text("".join(f"classes/{name} {name[:3]}\n" for name, _ in rows))
     (root / "named/metadata.csv").write_text("file_name,label\n" + "".join(f"{name},{row % 2}\n" for name, row in rows))
     return root
 

@@ -224,14 +224,11 @@ def test_a_name_that_is_not_there_brings_the_nearest(tmp_path: Path, alone: Path
         load_data(alone / "data" / "bird.csv")
 
 
-def test_empty_class_is_named(tree: Tree) -> None:
+def test_empty_classes_are_left_out_and_said(tree: Tree) -> None:
     root = tree({**BOTH, "train/empty": 0, "test/empty": 0})
     (root / "train/empty/notes.txt").write_text("no image")
-    with pytest.raises(InputError, match=r"got none in 'train/empty'.*allow_empty"):
-        load_data(root)
     with pytest.warns(DataWarning, match="without images left out: 'train/empty'"):
-        data = load_data(root, allow_empty=True)
-    assert data.class_names == ("cat", "dog")
+        assert load_data(root).class_names == ("cat", "dog")
 
 
 @pytest.mark.parametrize(("one", "other"), [("Cat", "cat"), ("caf\u00e9", "cafe\u0301")])
@@ -260,6 +257,7 @@ def test_two_training_folders(tree: Tree) -> None:
     ("folders", "error", "match"),
     [
         ({}, InputError, "one folder per class"),
+        ({"a": 0, "b": 0}, InputError, "at least one image, got none in 'a', 'b' of"),
         ({"": 4}, InputError, "got no folder but 4 images"),
         ({"train": 4, "test": 4}, InputError, "one folder per class"),
         (
@@ -274,7 +272,7 @@ def test_two_training_folders(tree: Tree) -> None:
 )
 def test_what_is_refused(folders: dict[str, int], error: type[Exception], match: str, tree: Tree) -> None:
     with pytest.raises(error, match=match):
-        load_data(tree(folders), allow_empty=True)
+        load_data(tree(folders))
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a user without root")
@@ -288,17 +286,7 @@ def test_unreadable_folder(tree: Tree) -> None:
         (root / "train/cat").chmod(0o700)
 
 
-def test_real_birds(shared: Path) -> None:
-    data = load_data(shared / "images" / "birds")
-    assert (data.n_classes, len(data.train), len(data.test)) == (20, 120, 60)
-    features = np.load(shared / "features" / "cub200_efficientnet_lite0.npz")
-    assert set(data.class_names) <= set(features["classes"].tolist())
-    assert {name.rpartition("/")[2] for name in data.train.items.names} <= {
-        name.rpartition("/")[2] for name in features["files_train"].tolist()
-    }
-
-
-# -- folders, tables and lists as sources ------------------------------------------------------------------
+# -- folders and tables as sources ------------------------------------------------------------------
 
 
 def test_shards_do_not_depend_on_what_was_asked_before_and_follow_sizes(images: Path) -> None:
@@ -312,7 +300,7 @@ def test_shards_do_not_depend_on_what_was_asked_before_and_follow_sizes(images: 
     assert all(shard.rows == 1 for shard in source.shards(rows=100, size=1))
 
 
-@pytest.mark.parametrize("part", ["classes", "list.csv", "list.txt", "named"])
+@pytest.mark.parametrize("part", ["classes", "list.csv", "named"])
 def test_another_storage_gives_the_same(images: Path, traffic: Traffic, part: str) -> None:
     upload(images, "memory://sets")
     local, far = read(images / part), read(f"memory://sets/{part}")

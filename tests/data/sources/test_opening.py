@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 from tests.data.sources.samples import LARGE, image_set, images_table, labels_of, parts_of
 from tests.data.sources.test_webdataset import labelled, write_tar
 from tests.engine.object_storage import upload
@@ -143,7 +142,6 @@ HEAD, TAIL, ENDS = (0, 2048), (-2500, 0), (-200, 200)
     [
         ("a.npz", lambda path: np.savez(path, **ROWS), ENDS),
         ("b.npz", lambda path: np.savez_compressed(path, **ROWS), ENDS),
-        ("a.safetensors", lambda path: save_file(ROWS, path), ENDS),
         ("a.parquet", write_parquet, TAIL),
         ("a.arrow", write_arrow, HEAD),
         ("a.tar", lambda path: write_tar(path, labelled(0, 10)), HEAD),
@@ -181,9 +179,7 @@ def test_a_source_of_ones_own(tmp_path: Path) -> None:
 
         format = "lines"
         suffixes = (".lines",)
-
-        def _look_for_kind(self) -> str:
-            return "text"
+        kind = "text"
 
         def _parts(self, rows: int, size: int) -> Iterator[Shard]:
             for name, length in self.files.items():

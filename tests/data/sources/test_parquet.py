@@ -1,4 +1,4 @@
-"""Parquet: texts, paths, bytes, features and the structs of Hugging Face; only what is needed is read."""
+"""Parquet: texts, bytes, features and the structs of Hugging Face; only what is needed is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.data.sources.conftest import Traffic
 from tests.data.sources.samples import LARGE, NAMES, bodies, images_table, jpeg, labels_of, names_of, parts_of
 from tests.engine.object_storage import upload
 
-from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError, InputError
+from evergrow.core.errors import FileFormatError, ImageError, InputError
 from evergrow.data import load_data, parquet, read, source_from
 from evergrow.data.intake import read_items
 
@@ -124,23 +124,14 @@ def test_features(tmp_path: Path, fixed: bool, dtype: type) -> None:
     assert names_of(parts) == names
 
 
-def test_paths_in_structs_and_columns(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(PNG)
-    plain = write(tmp_path / "paths.parquet", {"path": ["a.png"], "label": ["x"]})
-    assert load_data(plain, test_size=0).train.items.raw(0).read_bytes() == PNG
-    cells = [{"bytes": None, "path": path} for path in ("a.png", "../../etc/passwd", None)]
-    data = load_data(write(tmp_path / "s.parquet", {"image": cells, "label": ["x", "y", "y"]}), test_size=0)
-    assert data.train.items.raw(0).read_bytes() == PNG
-    with pytest.raises(ImageError, match="must be in the folder"):
-        data.train.items.raw(1)
-    missing = read(write(tmp_path / "c.parquet", {"image": [jpeg(0), None, b""], "label": ["x"] * 3}))
-    (held,) = parts_of(missing)
-    assert held.items.raw(0) == jpeg(0)
-    for items, row in ((data.train.items, 2), (held.items, 1), (held.items, 2)):
-        with pytest.raises(ImageError, match="its bytes are not in the table"):
-            items.raw(row)
-    with pytest.raises(DatasetNotFoundError, match=r"1 of 1 are not"):
-        load_data(write(tmp_path / "lost.parquet", {"path": ["no.png"], "label": ["x"]}), test_size=0)
+def test_images_that_are_not_in_the_table(tmp_path: Path) -> None:
+    cells = [{"bytes": jpeg(0), "path": None}, {"bytes": None, "path": "../../etc/passwd"}, {"bytes": b"", "path": ""}]
+    for images in (cells, [jpeg(0), None, b""]):
+        (held,) = parts_of(read(write(tmp_path / "c.parquet", {"image": images, "label": ["x"] * 3})))
+        assert held.items.raw(0) == jpeg(0)
+        for row in (1, 2):
+            with pytest.raises(ImageError, match="its bytes are not in the table"):
+                held.items.raw(row)
 
 
 OTHER = {"caption": ["a"], "kind": ["b"], "count": [1]}
@@ -158,6 +149,7 @@ XY = ["x", "y"]
         ({"text": ["a"], "label": [float("nan")]}, {}, InputError, "must have a label, got nan"),
         ({"text": [["a"]], "label": ["x"]}, {}, FileFormatError, "must have a column 'text'"),
         ({"text": ["a"], "class_": ["x"]}, {}, InputError, "must have labels; .*label_column"),
+        ({"path": ["a.png"], "label": ["x"]}, {}, FileFormatError, "'path' must hold images, got their names"),
         ({"text": NOTHING, "label": NOTHING}, {}, InputError, "at least one sample"),
         ({"feature": [[1.0], [np.nan]], "label": XY}, {}, InputError, "must be finite"),
         (
@@ -225,18 +217,3 @@ def test_row_counts_that_lie_are_refused(tmp_path: Path) -> None:
         path.write_bytes(body[: -8 - footer] + told + len(told).to_bytes(4, "little") + b"PAR1")
         with pytest.raises(FileFormatError, match=r"a\.parquet must"):
             parts_of(read(path), rows=50)
-
-
-def test_real_sentences(shared: Path, tmp_path: Path) -> None:
-    import pandas
-
-    frame = pandas.read_csv(shared / "texts" / "clinc150.csv", keep_default_na=False)
-    frame = frame[frame["split"] != "unknown"]
-    source = tmp_path / "clinc150.csv"
-    frame.to_csv(source, index=False)
-    (tmp_path / "parts").mkdir()
-    for part in ("train", "test"):
-        frame[frame["split"] == part].drop(columns="split").to_parquet(tmp_path / "parts" / f"{part}.parquet")
-    one, two = load_data(source), load_data(tmp_path / "parts")
-    assert (one.class_names, one.train.items.texts) == (two.class_names, two.train.items.texts)
-    assert one.y_test.tolist() == two.y_test.tolist()

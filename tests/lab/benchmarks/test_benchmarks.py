@@ -8,7 +8,7 @@ import os
 import pickle
 import struct
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from evergrow.data import Dataset, FeatureSet
 from evergrow.data.items import Items, Texts
 from evergrow.lab.benchmarks import check_benchmark, list_benchmarks, load_benchmark
 from evergrow.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, Counts, expected_names, find_benchmark
-from evergrow.lab.benchmarks.load import read_yaml_list
+from evergrow.lab.benchmarks.load import read_text_list, read_yaml_list
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -117,6 +117,25 @@ def test_objectnet_lists_over_official_images(alone: Path) -> None:
     with pytest.warns(DataWarning, match=r"ObjectNet: classes: 1, expected 200; .* expected 26509"):
         data = load_benchmark("objectnet")
     assert data.class_names == ("air_freshener",)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a/1.png 0\n\n# a comment\nb/1.png\t1\n", [("a/1.png", "0"), ("b/1.png", "1")]),
+        ("air freshener/1.png\r\nclock/1.png", [("air freshener/1.png", "air freshener"), ("clock/1.png", "clock")]),
+        ("a/1.png 0\njusttext\n", "line 2 must be a path and a label"),
+        ("", "at least one image"),
+    ],
+)
+def test_text_lists(text: str, found: Any, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text(text)
+    if isinstance(found, str):
+        with pytest.raises(FileFormatError, match=found):
+            read_text_list(tmp_path / "list.txt")
+        return
+    named = read_text_list(tmp_path / "list.txt")
+    assert list(zip(named.samples, named.labels)) == found
 
 
 def test_raw_folders_without_a_published_split(small: Benchmark, alone: Path) -> None:

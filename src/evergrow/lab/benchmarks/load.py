@@ -13,11 +13,11 @@ from evergrow.core.optional import require
 from evergrow.core.registry import nearest
 from evergrow.core.validation import with_changes
 from evergrow.data import DataOptions, Dataset, FeatureSet, inspect_data, load_data, read, search_path
-from evergrow.data.arrays import SUFFIXES
-from evergrow.data.items import listed
+from evergrow.data.arrays import SUFFIX
+from evergrow.data.items import is_image, listed
 from evergrow.data.load import finish
 from evergrow.data.storage import Tree
-from evergrow.data.tables import SampleList, listed_data, read_list
+from evergrow.data.tables import SampleList, listed_data
 from evergrow.lab.benchmarks.catalogue import (
     BENCHMARKS,
     Benchmark,
@@ -138,17 +138,48 @@ def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
             "lists may split the images otherwise than the folders of PILOT do",
         )
         settings = dataclasses.replace(options, root=place.folder)
-        found = listed_data(
-            Tree(place.train_list.parent), lists, settings, folder_names=True, layout="lists", notes=notes
-        )
+        tree, named = Tree(place.train_list.parent), _folder_names(lists)
+        found = listed_data(tree, lists, settings, names=named, layout="lists", notes=notes)
         return found, benchmark.key
     folder = read_published(place.folder) or read(place.folder, options).dataset()
     return (folder, benchmark.key) if isinstance(folder, Dataset) else None
 
 
+def _folder_names(lists: list[SampleList]) -> dict[int, str]:
+    """Return the folders that integer labels can be named after, where the two go together one to one."""
+    pairs = {(label, Path(name).parent.name) for part in lists for name, label in zip(part.samples, part.labels)}
+    names = {int(label): folder for label, folder in pairs if label.isdecimal() and folder}
+    return names if len(names) == len(pairs) == len(set(names.values())) else {}
+
+
 def _read_list(path: Path) -> SampleList:
     """Return a list of images: lines of a text file, or ``data`` and ``targets`` of a YAML file."""
-    return read_list(Tree(path.parent), path.name) if path.suffix == ".txt" else read_yaml_list(path)
+    return read_text_list(path) if path.suffix == ".txt" else read_yaml_list(path)
+
+
+def read_text_list(path: Path) -> SampleList:
+    """Return the images and labels of a text file, each line a path and a label, or a path in the folder of its class.
+
+    Raises
+    ------
+    FileFormatError
+        If a line is none of these, or there is none.
+    """
+    names, labels = [], []
+    for number, line in enumerate(Tree(path.parent).text(path.name).splitlines(), start=1):
+        text = line.strip()
+        if not text or text.startswith("# "):
+            continue
+        name, _, label = text.rpartition("\t" if "\t" in text else " ")
+        if is_image(text):
+            name, label = text, Path(text).parent.name
+        if not name.strip() or not label.strip():
+            raise FileFormatError(f"{path} line {number} must be a path and a label, got {text!r}")
+        names.append(name)
+        labels.append(label.strip())
+    if not names:
+        raise FileFormatError(f"{path} must name at least one image, got none")
+    return SampleList(path.name, names, labels)
 
 
 def read_yaml_list(path: Path) -> SampleList:
@@ -177,7 +208,7 @@ def read_yaml_list(path: Path) -> SampleList:
 
 
 def _is_feature_file(name: str) -> bool:
-    return any((folder / f"{name}{suffix}").is_file() for folder in search_path() for suffix in SUFFIXES)
+    return any((folder / f"{name}{SUFFIX}").is_file() for folder in search_path())
 
 
 def _benchmark_of(data: Dataset | FeatureSet) -> Benchmark | None:
