@@ -165,44 +165,25 @@ def test_commands_and_the_log_say_what_fell_out(path: Path, blobs: Data) -> None
 
 # -- what must be gone ------------------------------------------------------------------------------------------
 
-KILLED = """
-import os
-import sys
-from evergrow.learner import history
-from evergrow.learner.modelfile import commit, open_model
-history.History.prune = lambda *_: os._exit(9)
-commit(sys.argv[1], open_model(sys.argv[1]).forget_classes("4"), keep=0)
-"""
 
-
-def test_of_what_was_unlearned_nothing_stays_even_after_a_kill(path: Path, blobs: Data) -> None:
-    assert subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False).returncode == 9
-    assert "4" not in open_model(path).class_names_
-    assert pieces(path) > 0
-    with locked_model(path) as learner:  # the next writer, whatever it does
-        assert files(path).keys() <= {".lock"}
-        commit(path, learner.partial_fit(part(blobs, 5)))
-    assert History(path).numbers() == [4]
-    rollback(path)
-    with locked_model(path) as learner:
-        commit(path, learner.unlearn(part(blobs, 3)), keep=0)
-    assert files(path).keys() == {"log.json"}
-
-
-def test_a_purge_that_did_not_happen_removes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, kept = path.read_bytes(), files(path)
+def test_of_what_was_unlearned_nothing_stays(path: Path, blobs: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = path.read_bytes()
 
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
-    learner = open_model(path).forget_classes("4")
     with monkeypatch.context() as patch:
         patch.setattr("evergrow.learner.modelfile.write_archive", full)
         with pytest.raises(EvergrowError, match="is as it was"):
-            commit(path, learner, keep=0)
-    with locked_model(path):
-        pass
-    assert (path.read_bytes(), files(path)) == (before, kept)
+            commit(path, open_model(path).forget_classes("4"), keep=0)
+    assert (path.read_bytes(), pieces(path)) == (before, 0)  # no kill between the two steps leaves anything
+    commit(path, open_model(path).forget_classes("4"), keep=0)
+    assert files(path).keys() <= {".lock"}
+    teach(path, part(blobs, 5))
+    rollback(path)
+    with locked_model(path) as learner:
+        commit(path, learner.unlearn(part(blobs, 3)), keep=0)
+    assert files(path).keys() == {"log.json"}
 
 
 def test_pieces_of_no_state_go_with_the_next_writer(path: Path) -> None:
@@ -337,7 +318,6 @@ def test_pieces_that_were_planted_are_replaced_and_links_not_followed(path: Path
         history.piece(name).unlink(missing_ok=True)
         (os.symlink if number % 2 else os.link)(precious, history.piece(name))
     os.link(precious, history.folder / "more.piece")
-    os.symlink(precious, history.folder / "purge")
     os.symlink(tmp_path, history.folder / "folder")
     teach(path, part(blobs, 5), keep=1)
     rollback(path)

@@ -76,7 +76,7 @@ class Comparison:
         """Return the share of every class in the data that each model recognises; None where it does not know it."""
         if self.results is None:
             return {}
-        found = [{row.name: row.recall for row in result.per_class if row.n} for result in self.results]
+        found = [result.recalls() for result in self.results]
         return {name: (found[0].get(name), found[1].get(name)) for name in sorted({*found[0], *found[1]})}
 
     def to_dict(self) -> dict[str, Any]:
@@ -239,13 +239,9 @@ def measured_change(learner: Learner, data: Any = None, options: DataOptions | N
         rows = _test_rows(learner, samples, reference)
     if rows is None or learner._snapshot is start:  # nothing to test on, or nothing was changed
         return
-    now, after = learner._state(), _measured(learner, rows)
-    recalls = {row.name: row.recall for row in before.per_class if row.n} if before is not None else {}
-    fell = {
-        row.name: (recalls[row.name], row.recall)
-        for row in after.per_class
-        if row.n and row.recall < recalls.get(row.name, 0.0)
-    }
+    after = _measured(learner, rows)
+    recalls = {} if before is None else before.recalls()
+    fell = {name: (recalls[name], now) for name, now in after.recalls().items() if now < recalls.get(name, 0.0)}
     trial.tested = Tested(
         rows[2].source,
         rows[2].digest,
@@ -255,6 +251,7 @@ def measured_change(learner: Learner, data: Any = None, options: DataOptions | N
         after.accuracy if after.n_known else None,
         dict(sorted(fell.items(), key=lambda entry: (entry[1][1] - entry[1][0], entry[0]))),
     )
+    now = learner._state()
     latest = dataclasses.replace(now.history[-1], tested=trial.tested)
     learner._snapshot = dataclasses.replace(now, history=(*now.history[:-1], latest), reference=rows[2])
 

@@ -239,7 +239,6 @@ class History:
         self.model = model
         self.folder = model.with_name(f"{model.name}.history")
         self._log = self.folder / "log.json"
-        self._purge = self.folder / "purge"
 
     def file(self, number: int) -> Path:
         """Return the file that lists the pieces of a revision, whether or not it is kept."""
@@ -273,13 +272,8 @@ class History:
                     files.restrict(place, mode)
 
     def tidy(self) -> None:
-        """Remove what killed writers left: files half-written, pieces of no state, states that were to go."""
+        """Remove what killed writers left: files half-written, and pieces of no state."""
         files.remove_leftovers(self.folder)
-        if self._purge.exists():
-            with suppress(FileFormatError):  # of a model that cannot be read nobody knows what it is now
-                if Header.read(self.model).digest != _contents(self._purge, _SMALL).decode("ascii", "replace"):
-                    self.remove(self.numbers())
-                _unlink(self._purge)
         self.remove([])
 
     def position(self, current: Header) -> Lineage:
@@ -376,14 +370,7 @@ class History:
         while first < len(order) and weight(state for state in states[first:] if state is not None) > room:
             first += 1
         self.remove(order[:first])
-        _unlink(self._purge)
         return sorted(order[:first])
-
-    def purge_after(self, digest: str) -> None:
-        """See that nothing stays of the history once the model has no longer this checksum, even after a crash."""
-        _unlink(self._purge)
-        with files.atomic_path(self._purge, like=self.model) as temporary:
-            temporary.write_text(digest, encoding="ascii")
 
     def remove(self, numbers: Sequence[int]) -> None:
         """Remove revisions, and all pieces that no other one has."""

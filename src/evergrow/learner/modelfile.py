@@ -138,7 +138,7 @@ def commit(
     change : Change or str, optional
         A note on the latest change, or a change whose note and further fields (``extra``) are taken.
     keep : int
-        Earlier revisions to keep. With 0 nothing of them stays, also where the process is killed meanwhile.
+        Earlier revisions to keep. With 0 they are removed first: nothing of them stays, also after a kill.
     keep_bytes : int, optional
         Bytes that they may take; what they have in common counts once. By default model and history together take at
         most five times the model plus 20 MB.
@@ -193,17 +193,16 @@ def commit(
         following = Lineage(number, ancestors)
         now = dataclasses.replace(before, history=(*before.history[:old], *fresh), lineage=following)
         size = 0 if current is None else model.stat().st_size
+        dropped = [] if keep else place.prune(lineage, 0, 0)  # first, so that nothing stays whatever happens then
         if current is not None:
             place.log(current.digest)
             if keep:
                 place.adopt(current)
-            else:
-                place.purge_after(current.digest)
         digest = write_archive(model, now.to_archive())
         learner._snapshot, learner.origin_ = now, (model, digest)
         room = default_room(size, model.stat().st_size) if keep_bytes is None else keep_bytes
         done = Committed(number)
-        done.dropped = tuple(place.prune(following, keep, room))
+        done.dropped = (*dropped, *place.prune(following, keep, room))
     return done
 
 

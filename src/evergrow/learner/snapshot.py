@@ -492,6 +492,13 @@ class Snapshot:
         return np.asarray([] if self.head is None else self.head.classes_, dtype=np.str_)
 
     @property
+    def n_features(self) -> int | None:
+        """Width of the feature vectors; None while that is open."""
+        if self.head is None:
+            return None if self.spec is None else self.spec.n_features
+        return int(self.head.n_features_in_)
+
+    @property
     def kind(self) -> str:
         """What the samples are: ``"image"``, ``"text"`` or ``"features"``."""
         return "features" if self.spec is None else self.spec.kind

@@ -54,7 +54,6 @@ def describe(now: Snapshot, *, numerics: bool = False) -> dict[str, Any]:
         ``history``, and with ``numerics`` the head's diagnostics.
     """
     head, spec = now.head, now.spec
-    width = None if spec is None else spec.n_features
     told = now.told if isinstance(head, StoredHead) else Told.of(head)
     novelty = None
     if now.calibration.n:
@@ -67,7 +66,7 @@ def describe(now: Snapshot, *, numerics: bool = False) -> dict[str, Any]:
         "kind": now.kind,
         "backbone": None if spec is None else {**spec.to_dict(), "reason": now.reason},
         "adaptation": None if now.adaptation is None else read_adaptation(now.adaptation).describe(),
-        "n_features": width if now.is_empty else head.n_features_in_,
+        "n_features": now.n_features,
         "blocks": None if told.blocks is None else [vars(block) for block in told.blocks],
         "n_units": told.n_units,
         "n_classes": len(now.classes),
