@@ -131,7 +131,13 @@ def look(model: Path, root: Path) -> Any:
     "place",
     [
         *("dog/odd.npy", "dog", "other", "odd.npy", "done", "done/.moving", "done/.moving/copy", "done/learned"),
-        *("done/learned/dog", "done/learned/dog/rows.npy", "done/refused", "done/refused/dog", "done/refused/dog/odd.npy"),
+        *(
+            "done/learned/dog",
+            "done/learned/dog/rows.npy",
+            "done/refused",
+            "done/refused/dog",
+            "done/refused/dog/odd.npy",
+        ),
     ],
 )
 def test_odd_things_in_a_watched_folder(place: str, kind: str, watched: tuple[Path, Path], outside: Path) -> None:
