@@ -69,7 +69,7 @@ class Comparison:
     second_only: tuple[str, ...]
     counts: Mapping[str, tuple[int, int]]
     names: Mapping[str, str] = field(default_factory=dict)
-    results: tuple[Evaluation, Evaluation] | None = None
+    results: tuple[Evaluation, ...] | None = None
     changed: tuple[ChangedAnswer, ...] = ()
 
     def recalls(self) -> dict[str, tuple[float | None, float | None]]:
@@ -151,16 +151,15 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     former = {old: new for old, new in names.items() if old not in theirs}
     labels, items = _translated(samples.required_labels()[both], former), samples.names()
     answers = _translated(first._answers_to(X[0]), names), second._answers_to(X[1])
-    results = [
-        evaluate_predictions(labels, said, sorted(classes))
-        for said, classes in zip(answers, (mine, theirs), strict=True)
-    ]
+    results = tuple(
+        evaluate_predictions(labels, said, sorted(known)) for said, known in zip(answers, (mine, theirs), strict=True)
+    )
     changed = tuple(
         ChangedAnswer(items[int(row)], str(label), str(a), str(b))
         for row, label, a, b in zip(both, labels, *answers, strict=True)
         if a != b
     )
-    return dataclasses.replace(found, results=(results[0], results[1]), changed=changed)
+    return dataclasses.replace(found, results=results, changed=changed)
 
 
 def _translated(labels: NDArray[np.str_], names: Mapping[str, str]) -> NDArray[np.str_]:

@@ -17,7 +17,7 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import InputError, LabelError, MergeError, NotFittedError, ParameterError
 from evergrow.core.record import Extra, to_archive
-from evergrow.core.validation import check_choice, check_keys, check_number
+from evergrow.core.validation import check_choice, check_keys
 from evergrow.data import intake
 from evergrow.data.items import Samples, concat_items
 from evergrow.features.recipes import check_recipe
@@ -33,14 +33,16 @@ from evergrow.learner.learning import Block, gathered, learn
 from evergrow.learner.snapshot import (
     Change,
     HeadRecipe,
+    Measured,
     Snapshot,
+    describe,
     learned_data,
     read_adaptation,
     read_snapshot,
+    text_of,
     with_head,
     with_widths,
 )
-from evergrow.learner.summaries import Measured, describe, text_of
 
 if TYPE_CHECKING:
     import torch
@@ -378,8 +380,7 @@ class Learner(Estimator):
             Where classes have fewer than ten samples, and fewer than a fifth of what the others have.
         """
         if engine is not None:
-            _check_alone(engine, y=y, sample_weight=sample_weight, checkpoint=checkpoint)
-            engine.fit(self, data)
+            _check_alone(engine, y=y, sample_weight=sample_weight, checkpoint=checkpoint).fit(self, data)
             return self
         return self._fit(data, y, sample_weight, checkpoint)
 
@@ -462,9 +463,8 @@ class Learner(Estimator):
         """
         now = self._snapshot
         if engine is not None:
-            _check_alone(engine, y=y, classes=classes, sample_weight=sample_weight)
-            teach = engine.fit if now is None or now.is_empty else engine.partial_fit
-            teach(self, data)
+            able = _check_alone(engine, y=y, classes=classes, sample_weight=sample_weight)
+            (able.fit if now is None or now.is_empty else able.partial_fit)(self, data)
             return self
         if now is None or now.is_empty:
             return self._fit(data, y, sample_weight, classes=classes)
@@ -915,7 +915,6 @@ class Learner(Estimator):
         -------
         Evaluation
         """
-        check_number("false_alarm", false_alarm, low=0, high=1, low_open=True, high_open=True)
         started, now = time.perf_counter(), self._taught()
         opens = hasattr(now.head, "novelty_score") and bool(now.calibration.parts)
         # Raises where unknown things are to be told and cannot be, before any work is done.
@@ -1284,13 +1283,14 @@ class Learner(Estimator):
         check_kept(wanted, kept)
 
 
-def _check_alone(engine: Any, **given: Any) -> None:
-    """Raise :class:`ParameterError` unless an engine can teach, and nothing is given that none takes."""
+def _check_alone(engine: Any, **given: Any) -> Any:
+    """Return an engine that can teach, or raise :class:`ParameterError`, also if something is given that none takes."""
     if not hasattr(engine, "partial_fit"):
         raise ParameterError(f"engine must be one of evergrow.engine, such as LocalEngine(), got {engine!r}")
     for name, value in given.items():
         if value is not None:
             raise ParameterError(f"{name} must be left out with an engine, got {type(value).__name__}")
+    return engine
 
 
 def check_width(X: NDArray[Any], width: int | None) -> None:

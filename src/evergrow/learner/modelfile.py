@@ -164,23 +164,21 @@ def commit(
     remark = change if isinstance(change, Change) else Change("update", "", 0, note=change or "")
     before = learner._state()
     with _hold(path, wait, new=True) as place, _writing(place.model):
-        model, current, lineage = place.model, None, Lineage()
-        if model.exists():
-            current = Header.read(model)
-        digest = "" if current is None else current.digest
-        origin = learner.origin_ if learner.origin_ is not None and learner.origin_[0] == model else None
-        if origin is not None and origin[1] != digest:
+        model = place.model
+        current = Header.read(model) if model.exists() else None
+        digest, size = ("", 0) if current is None else (current.digest, model.stat().st_size)
+        lineage = Lineage() if current is None else place.position(current)
+        loaded_here = learner.origin_ is not None and learner.origin_[0] == model
+        if loaded_here and learner.origin_ != (model, digest):
             raise BusyError(
                 f"{model} must be as it was when the learner was loaded, but it was changed since: load it again"
             )
-        if current is not None:
-            lineage = place.position(current)
         # Changes that are in the file already keep their numbers; the others, one at least, become this revision.
         if current is not None and before.history[: len(current.history)] == current.history:
             old = len(current.history)
         else:
             old = sum(entry.revision <= before.lineage.number for entry in before.history)
-        if old == len(before.history) and origin is not None:
+        if old == len(before.history) and loaded_here:
             return Committed(lineage.number)
         old = max(min(old, len(before.history) - 1), 0)
         number = max([*place.numbers(), lineage.number, before.lineage.number]) + 1
@@ -192,7 +190,6 @@ def commit(
         ancestors = () if current is None else (*lineage.ancestors, Ancestor(lineage.number, digest))
         following = Lineage(number, ancestors)
         now = dataclasses.replace(before, history=(*before.history[:old], *fresh), lineage=following)
-        size = 0 if current is None else model.stat().st_size
         dropped = [] if keep else place.prune(lineage, 0, 0)  # first, so that nothing stays whatever happens then
         if current is not None:
             place.log(current.digest)
