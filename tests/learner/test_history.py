@@ -213,36 +213,25 @@ def missing_piece(path: Path) -> str:
     return r"\.piece is missing"
 
 
-def large_piece(path: Path) -> str:
-    with open(a_piece(path), "ab") as file:
-        file.truncate(2**40)  # a hole: nobody may read it
-    return "an ordinary file of at most"
+def instead(find: Callable[[Path], Path], put: Callable[[Path, Path], object]) -> Callable[[Path], str]:
+    """Move a file of the history outside, and put something else in its place."""
+
+    def attack(path: Path) -> str:
+        file, outside = find(path), path.parent.parent / "outside"
+        shutil.move(file, outside)
+        put(file, outside)
+        return "an ordinary file of at most"
+
+    return attack
 
 
-def linked_piece(path: Path) -> str:
-    piece = a_piece(path)
-    shutil.move(piece, path.parent.parent / "outside")
-    piece.symlink_to(path.parent.parent / "outside")
-    return "an ordinary file, got a link"
+def a_list(path: Path) -> Path:
+    return History(path).file(2)
 
 
-def pipe(path: Path) -> str:
-    a_piece(path).unlink()
-    os.mkfifo(a_piece(path))
-    return "an ordinary file of at most"
-
-
-def linked_list(path: Path) -> str:
-    file = History(path).file(2)
-    shutil.move(file, path.parent.parent / "outside")
-    file.symlink_to(path.parent.parent / "outside")
-    return "an ordinary file, got a link"
-
-
-def folder_as_list(path: Path) -> str:
-    History(path).file(2).unlink()
-    History(path).file(2).mkdir()
-    return "an ordinary file of at most"
+def hole(file: Path, _: Path) -> None:
+    file.touch()
+    os.truncate(file, 2**40)  # nobody may read it
 
 
 def edited(**changes: object) -> Callable[[Path], str]:
@@ -273,7 +262,9 @@ def other_model(path: Path) -> str:
 
 
 ATTACKS = [
-    damaged_piece, missing_piece, large_piece, linked_piece, pipe, linked_list, folder_as_list, other_model,
+    damaged_piece, missing_piece, other_model, instead(a_piece, hole), instead(a_piece, Path.symlink_to),
+    instead(a_piece, lambda file, _: os.mkfifo(file)), instead(a_list, Path.symlink_to),
+    instead(a_list, lambda file, _: file.mkdir()),
     edited(hashes=lambda values: ["../../outside", *values["hashes"][1:]]),
     edited(hashes=lambda values: values["hashes"][:-1]),
     edited(sizes=lambda values: [2**40 for _ in values["sizes"]]),

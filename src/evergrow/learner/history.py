@@ -54,6 +54,7 @@ _PIECE = 4 * 2**20  # bytes of a piece at most: a larger file is none, and is no
 _SMALL = 2**16  # tensors with fewer bytes share a piece with their neighbours
 _LONGEST_LIST = 8 * 2**20  # bytes: the pieces of a model of hundreds of gigabytes
 _RATIO, _SLACK = 100, 64 * 2**20  # how much more than its pieces a state may have that lists some of them many times
+_UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # should it become a link or a pipe meanwhile
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -203,17 +204,11 @@ def _cut(data: bytes) -> list[int]:
 def _contents(path: Path, largest: int) -> bytes:
     """Return the bytes of an ordinary file; a link, a device or a larger file is refused unread."""
     try:
-        if path.is_symlink():
-            raise FileFormatError(f"{path} must be an ordinary file, got a link")
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-        try:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > largest:
-                raise FileFormatError(f"{path} must be an ordinary file of at most {largest} bytes, got another")
-            with open(handle, "rb", closefd=False) as file:
-                return file.read(largest)
-        finally:
-            os.close(handle)
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > largest:
+            raise FileFormatError(f"{path} must be an ordinary file of at most {largest} bytes, got another")
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _UNFOLLOWED)) as file:
+            return file.read(largest)
     except FileNotFoundError as error:
         raise FileFormatError(f"{path} is missing") from error
     except OSError as error:  # it may be whole, and somebody else's
