@@ -211,7 +211,7 @@ def _asking(repo: str) -> Iterator[None]:
 def published_archive(learner: Learner) -> Archive:
     """Return what a model file holds, without names of users and without places on a disk.
 
-    Users under whom changes were written, the place of test data that the model remembers, and folders of weights are
+    Users under whom changes were written, the place of data that it was tested on, and folders of weights are
     left out; numbers, classes, changes and notes are those of the model.
 
     Examples
@@ -224,7 +224,6 @@ def published_archive(learner: Learner) -> Archive:
     {'0': 20, '1': 20}
     """
     archive: Archive = _without_folders(learner.to_archive())
-    archive.meta.pop("reference", None)
     for change in archive.meta["history"]:
         change.pop("who", None)
         if change.get("tested"):

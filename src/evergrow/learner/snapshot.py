@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,9 +21,8 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive
 from evergrow.core.errors import EvergrowError, FileFormatError, ParameterError
 from evergrow.core.record import NOTHING, UNKNOWN, Between, Extra, from_archive, record, require, to_archive, to_values
-from evergrow.core.validation import check_keys, from_mapping
+from evergrow.core.validation import check_keys
 from evergrow.core.version import __version__
-from evergrow.data import DataOptions
 from evergrow.features.base import BackboneSpec
 from evergrow.head.estimator import plain_value
 from evergrow.head.stored import StoredHead
@@ -214,14 +213,9 @@ def changed_names(history: Iterable[Change]) -> dict[str, str]:
     names: dict[str, str] = {}
     for change in history:
         if change.what in ("rename", "merge-classes"):
-            names = names_after(names, change.names)
+            moved = {former: change.names.get(name, name) for former, name in names.items()}
+            names = {**moved, **change.names, **moved}  # in the order of their first names
     return names
-
-
-def names_after(names: Mapping[str, str], later: Mapping[str, str]) -> dict[str, str]:
-    """Return names by former ones after classes were renamed once more."""
-    moved = {former: later.get(name, name) for former, name in names.items()}
-    return {**moved, **{old: new for old, new in later.items() if old not in moved}}
 
 
 def fingerprint(X: NDArray[Any], labels: NDArray[np.str_], weights: NDArray[np.float64] | None = None) -> str:
@@ -277,55 +271,6 @@ def learned_data(history: Iterable[Change]) -> frozenset[str]:
         else:
             held |= set(change.data)
     return frozenset(held)
-
-
-READING = ("image_column", "text_column", "label_column", "class_level")
-"""Settings of reading that are remembered."""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Where test data lie, and what they were when they were last looked at.
-
-    Parameters
-    ----------
-    source : str
-        Path; empty for data that were handed over in memory, which cannot be found again.
-    digest : str
-        Checksum of their features and labels.
-    samples : int
-        How many they are.
-    names : dict of str to str
-        What classes are called now whose label in the data is another, since they were renamed or merged.
-    reading : dict
-        Columns and depth of class folders that the data are read with, where they are not found out.
-    """
-
-    source: str
-    digest: str
-    samples: int
-    names: dict[str, str] = field(default_factory=dict)
-    reading: dict[str, str | Annotated[int, Between(0, 32)]] = field(default_factory=dict)
-
-    def check(self) -> None:
-        """Raise an error of evergrow's own where data cannot be read so."""
-        require(set(self.reading) <= set(READING), "it reads test data by unknown settings")
-        self.options()
-
-    def options(self) -> DataOptions:
-        """Return the settings that the data are read with."""
-        return from_mapping(DataOptions, self.reading, "setting of reading")
-
-    def renamed(self, names: Mapping[str, str]) -> Reference:
-        """Return the reference after classes got other names.
-
-        Examples
-        --------
-        >>> from evergrow.learner.snapshot import Reference
-        >>> Reference("t", "", 3).renamed({"crow": "rook"}).renamed({"rook": "jay", "owl": "eagle"}).names
-        {'crow': 'jay', 'rook': 'jay', 'owl': 'eagle'}
-        """
-        return replace(self, names=names_after(self.names, names))
 
 
 # -- what is known ----------------------------------------------------------------------------------------------
@@ -447,8 +392,6 @@ class Snapshot:
         What the labels were that were learned; the head knows them by their names.
     answering : Answering
         How answers follow from probabilities.
-    reference : Reference or None
-        Test data that it is tested on after every update.
     widths : tuple of int
         Columns of each block, where samples are features of several; with a backbone its description says so.
     columns : tuple of str
@@ -472,7 +415,6 @@ class Snapshot:
     solution: Archive | None = None
     label_kind: Literal["name", "integer", "boolean"] = "name"
     answering: Answering = field(default_factory=Answering)
-    reference: Reference | None = None
     widths: tuple[Count, ...] = ()
     columns: tuple[str, ...] = ()
     told: Told | None = None
@@ -670,7 +612,7 @@ def describe(now: Snapshot, *, numerics: bool = False) -> dict[str, Any]:
         ``n_features``, ``blocks`` (None, or columns and weight of each block of features), ``n_units``, ``n_classes``,
         ``n_samples``, ``classes`` (name and samples of each), ``label_kind`` (what the labels were: names, integers or
         booleans), ``novelty`` (None, or the number of calibrated scores and the threshold), ``answering`` (prior
-        and thresholds that answers follow), ``reference`` (None, or the test data that it remembers), ``revision``,
+        and thresholds that answers follow), ``revision``,
         ``history``, and with ``numerics`` the head's diagnostics.
     """
     head, spec = now.head, now.spec
@@ -695,7 +637,6 @@ def describe(now: Snapshot, *, numerics: bool = False) -> dict[str, Any]:
         "label_kind": now.label_kind,
         "novelty": novelty,
         "answering": now.answering.to_dict(),
-        "reference": None if now.reference is None else asdict(now.reference),
         "revision": now.revision,
         "history": [change.to_dict() for change in now.history],
     }
