@@ -21,17 +21,15 @@ ONCE = ("watch", "m.evg", "incoming", "--once", "--quiet")
 
 @pytest.fixture(autouse=True)
 def folder(shell: Shell, model: Path) -> Path:
-    for place, name, n in (("cat", "dog", 3), ("inbox", "ant", 1)):
-        Path("incoming", place).mkdir(parents=True)
-        for number, vector in enumerate(clouds((name,), n, 5)[0]):
-            np.save(Path("incoming", place, f"{number}.npy"), vector)
+    Path("incoming", "cat").mkdir(parents=True)
+    for number, vector in enumerate(clouds(("dog",), 3, 5)[0]):
+        np.save(Path("incoming", "cat", f"{number}.npy"), vector)
     return Path("incoming")
 
 
-def test_once_learns_and_answers(shell: Shell, model: Path, folder: Path) -> None:
+def test_once_learns(shell: Shell, model: Path, folder: Path) -> None:
     values = shell.json(*ONCE, 0)
-    assert (values["learned"], values["answered"], values["revision"]) == (3, 1, 2)
-    assert json.loads((folder / "done/answered/0.npy.json").read_text())["class"] == "ant"
+    assert (values["learned"], values["revision"]) == (3, 2)
     assert "learned 0 files" in shell.run(*ONCE, 0).stdout
     assert open_model(model).history_[-1].note == "watched 3 files"
 
@@ -49,10 +47,9 @@ def test_refused_files_are_worth_a_look(shell: Shell, folder: Path) -> None:
     ("arguments", "message"),
     [
         (["none.evg", "incoming"], "Make one with fit"),
-        (["m.evg", "nowhere"], "must exist"),
+        (["m.evg", "nowhere"], "No folder 'nowhere'"),
         (["m.evg", "incoming", "--quiet", "-1"], "--quiet"),
         (["m.evg", "incoming", "--interval", "nan"], "--interval"),
-        (["m.evg", "incoming", "--false-alarm", "2"], "--false-alarm"),
     ],
 )
 def test_bad_arguments(shell: Shell, arguments: list[str], message: str) -> None:
@@ -70,7 +67,7 @@ def test_it_goes_on_until_interrupted(folder: Path) -> None:
     )
     try:
         deadline = time.monotonic() + 60
-        while not (folder / "done" / "answered" / "0.npy").exists() and time.monotonic() < deadline:
+        while not (folder / "done" / "learned" / "cat" / "2.npy").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         os.kill(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=30)

@@ -25,7 +25,7 @@ from evergrow.core.errors import EvergrowError, FileFormatError
 from evergrow.data.items import Images
 from evergrow.features import encode
 from evergrow.features.cache import FeatureCache
-from evergrow.learner.watching import WatchedFolder, watch_once
+from evergrow.learner.watching import watch_once
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links and pipes")
 
@@ -112,30 +112,32 @@ def test_odd_things_in_a_cache(name: str, kind: str, tmp_path: Path, outside: Pa
 
 @pytest.fixture
 def watched(tmp_path: Path) -> tuple[Path, Path]:
-    """A model, and a folder in which a class and a question have arrived."""
+    """A model, and a folder in which a class has arrived."""
     data, model, root = rows(), tmp_path / "model.evg", tmp_path / "new"
     labels = np.array(["ant", "bee", "cat"])[data["y_first"]]
     Learner(None, options={"n_units": 9}, cache=False).fit((data["first"], labels)).save(model)
-    for place, name in (("dog", "first"), ("inbox", "query")):
-        (root / place).mkdir(parents=True)
-        np.save(root / place / "rows.npy", data[name])
+    (root / "dog").mkdir(parents=True)
+    np.save(root / "dog" / "rows.npy", data["first"])
     return model, root
 
 
 def look(model: Path, root: Path) -> Any:
-    place = WatchedFolder(root, quiet=0.0)
-    with limited(20), place.held():
-        return watch_once(model, place)
+    with limited(20):
+        return watch_once(model, root, quiet=0.0)
 
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize(
     "place",
     [
-        *("dog/odd.npy", "inbox/odd.npy", "dog", "inbox", "other", "odd.npy", "done", "done/working"),
-        *("done/working/dog", "done/working/dog/odd.npy", "done/working/odd.npy", "done/learned", "done/learned/dog"),
-        *("done/answered", "done/refused", "done/answered/rows.npy", "done/answered/rows.npy.json"),
-        *("done/learned/dog/rows.npy", "done/refused/dog/odd.npy.reason.txt"),
+        *("dog/odd.npy", "dog", "other", "odd.npy", "done", "done/.moving", "done/.moving/copy", "done/learned"),
+        *(
+            "done/learned/dog",
+            "done/learned/dog/rows.npy",
+            "done/refused",
+            "done/refused/dog",
+            "done/refused/dog/odd.npy",
+        ),
     ],
 )
 def test_odd_things_in_a_watched_folder(place: str, kind: str, watched: tuple[Path, Path], outside: Path) -> None:
@@ -155,7 +157,7 @@ def test_whatever_a_model_says_of_the_files_it_learned(watched: tuple[Path, Path
         for _, _, other in islice(replacements(None if isinstance(value, (dict, list)) else value), 0, None, 3):
             changed = put(parts.meta, path, other)
             model.write_bytes(join(type(parts)(parts.schema, parts.kind, changed, parts.tensors)))
-            np.save(root / "inbox" / "again.npy", rows()["query"])
+            np.save(root / "dog" / "again.npy", rows()["query"])
             with suppress(FileFormatError):
                 look(model, root)
 

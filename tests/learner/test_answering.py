@@ -34,10 +34,7 @@ ASKED, TRUTH = birds(dict.fromkeys(NAMES, 60), 9, spread=2.1)
 
 @pytest.mark.parametrize(
     ("options", "assumed"),
-    [
-        ({}, "uniform"),
-        ({"readout": "ridge"}, "counts"),
-    ],
+    [({}, "uniform"), ({"readout": "ridge"}, "counts")],
 )
 @pytest.mark.parametrize("prior", ["uniform", "counts", {"owl": 10.0, "crow": 2.0}])
 def test_probabilities_under_another_prior(options: dict[str, Any], assumed: str, prior: Any) -> None:
@@ -71,12 +68,7 @@ def expected_answers(likely: np.ndarray, thresholds: dict) -> list[str]:
 
 @pytest.mark.parametrize(
     "thresholds",
-    [
-        {"rook": 0.02},
-        {"crow": 0.95},
-        {"rook": 0.05, "owl": 0.1},
-        {"crow": 0.9, "jay": 0.9, "owl": 0.8, "rook": 0.99},
-    ],
+    [{"rook": 0.02}, {"crow": 0.95}, {"rook": 0.05, "owl": 0.1}, {"crow": 0.9, "jay": 0.9, "owl": 0.8, "rook": 0.99}],
 )
 @pytest.mark.parametrize("prior", [None, {"rook": 3.0, "crow": 1.0}])
 def test_answers_are_those_decided_row_by_row(thresholds: dict, prior: Any) -> None:

@@ -57,13 +57,13 @@ def plain(learner: Learner) -> IncrementalClassifier:
 
 
 def test_settings_are_those_of_the_recommended_head(blobs: Data) -> None:
-    learner = small().fit(part(blobs, 0, 1, 2))
+    learner = small().partial_fit(part(blobs, 0, 1, 2))  # the first call is fit
     X, y = part(blobs, 0, 1, 2)
     head = Classifier(n_units=40, random_state=0).fit(X, y.astype(str))
     assert np.array_equal(learner.decision_function(blobs[0]), head.decision_function(blobs[0]))
     assert np.array_equal(plain(learner).predict_proba(blobs[0]), head.predict_proba(blobs[0]))
     assert np.array_equal(plain(learner).novelty_score(blobs[0]), head.novelty_score(blobs[0]))
-    assert small().fit(part(blobs, 0, 1, 2)).head_.alpha == "gcv"
+    assert learner.head_.alpha == "gcv"
     paper = Learner(None, "scl-mgsm", options={"max_units": 40}).fit(part(blobs, 0, 1, 2))
     assert paper.head_.alpha == 0.01
 
@@ -77,11 +77,6 @@ def test_updates_equal_learning_at_once_on_the_same_layer(blobs: Data, n_units: 
     assert difference < 1e-6 * max(1.0, float(np.abs(at_once.decision_function(blobs[0])).max()))
     assert np.abs(plain(learner).predict_proba(blobs[0]) - plain(at_once).predict_proba(blobs[0])).max() < 1e-6
     assert learner.n_samples_ == at_once.n_samples_ == dict.fromkeys(range(6), 50)
-
-
-def test_the_first_partial_fit_is_fit(blobs: Data) -> None:
-    one, other = small().fit(part(blobs, 0, 1)), small().partial_fit(part(blobs, 0, 1))
-    assert np.array_equal(one.decision_function(blobs[0]), other.decision_function(blobs[0]))
 
 
 def test_history_tells_what_happened(fitted: Learner, blobs: Data) -> None:
@@ -158,9 +153,18 @@ def test_classes_with_few_samples_are_warned_of_once(blobs: Data, tmp_path: Path
     small().fit(with_rows(blobs, {0: 20, 1: 4}))
 
 
-def test_a_warning_that_is_an_error_leaves_the_learner_as_it_was(fitted: Learner, blobs: Data) -> None:
+def test_a_warning_or_a_head_that_fails_leaves_the_learner_as_it_was(
+    fitted: Learner, blobs: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError
+
     with refused(fitted, FewSamplesWarning):
         fitted.partial_fit(with_rows(blobs, {4: 1}))
+    monkeypatch.setattr(Classifier, "_learn", broken)
+    for verb in ("fit", "partial_fit"):
+        with refused(fitted, MemoryError):
+            getattr(fitted, verb)(part(blobs, 3, 4))
 
 
 # -- failures leave everything as it was --------------------------------------------------------------------
@@ -189,16 +193,6 @@ def test_bad_data_changes_nothing(
 ) -> None:
     with refused(fitted, error):
         getattr(fitted, verb)(bad(blobs))
-
-
-def test_a_head_that_fails_changes_nothing(fitted: Learner, blobs: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(Classifier, "_learn", broken)
-    for verb in ("fit", "partial_fit"):
-        with refused(fitted, MemoryError):
-            getattr(fitted, verb)(part(blobs, 3, 4))
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
 import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.learner.toys import Colours, image
+from tests.learner.toys import Colours, Letters, image
 
 from evergrow import Learner
 from evergrow.core.errors import BusyError, DatasetNotFoundError
+from evergrow.core.files import locked
 from evergrow.learner.modelfile import commit, locked_model, open_model, rollback
-from evergrow.learner.watching import Watched, WatchedFolder, watch_once
+from evergrow.learner.watching import Watched, watch_once
 
 pytestmark = pytest.mark.filterwarnings("ignore::evergrow.core.errors.FewSamplesWarning")
 WIDTH = 6
@@ -43,7 +43,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     root = tmp_path / "incoming"
-    (root / "inbox").mkdir(parents=True)
+    root.mkdir()
     return root
 
 
@@ -56,10 +56,7 @@ def drop(folder: Path, label: str, number: int, code: int = 2, age: float = 3600
     return path
 
 
-def look(model: Path, folder: Path, **settings: Any) -> Watched:
-    place = WatchedFolder(folder, settings.pop("quiet", 0.0))
-    with place.held():
-        return watch_once(model, place, **settings)
+look = partial(watch_once, quiet=0.0)
 
 
 def files(folder: Path) -> list[str]:
@@ -70,10 +67,10 @@ def test_what_appears_is_learned_put_away_and_undone(model: Path, folder: Path) 
     for number in range(4):
         drop(folder, "cat", number)
     done = look(model, folder)
-    assert (done.learned, done.answered, done.revision) == (4, 0, 2)
+    assert (done.learned, open_model(model).revision_) == (4, 2)
     assert open_model(model).n_samples_ == {"ant": 20, "bee": 20, "cat": 4}
     assert files(folder) == [f"done/learned/cat/{number}.npy" for number in range(4)]
-    assert not look(model, folder).anything
+    assert look(model, folder) == Watched()
     rollback(model)  # takes the list of learned files back with it
     os.rename(folder / "done" / "learned" / "cat" / "0.npy", folder / "cat" / "0.npy")
     assert look(model, folder).learned == 1
@@ -90,8 +87,10 @@ def test_the_same_file_again_is_not_learned_twice(model: Path, folder: Path) -> 
     done = look(model, folder)
     assert (done.learned, done.again) == (0, 2)
     assert open_model(model).n_samples_["cat"] == 1
-    assert files(folder) == ["done/learned/cat/0-2.npy", "done/learned/cat/0.npy", "done/learned/cat/copy.npy"]
-    assert not (folder / "lynx").exists()
+    assert files(folder) == ["done/learned/cat/0.npy", "done/learned/cat/copy.npy"]
+    drop(folder, "cat", 0, code=3)  # another file of that name
+    assert look(model, folder).learned == 1
+    assert files(folder) == [f"done/learned/cat/{name}.npy" for name in ("0-2", "0", "copy")]
     with locked_model(model) as learner:
         commit(model, learner.rename_class("cat", "lynx"))
     drop(folder, "lynx", 1).write_bytes(content)  # known under the new name too
@@ -100,19 +99,6 @@ def test_the_same_file_again_is_not_learned_twice(model: Path, folder: Path) -> 
         commit(model, learner.forget_classes("lynx"))
     drop(folder, "lynx", 2).write_bytes(content)  # what was forgotten may be taught again
     assert look(model, folder).learned == 1
-
-
-def test_answers_for_the_inbox(model: Path, folder: Path) -> None:
-    np.save(folder / "inbox" / "one.npy", vectors(1, 1, seed=7)[0])
-    np.save(folder / "inbox" / "far.npy", 40.0 * np.ones(WIDTH))
-    done = look(model, folder, quiet=0.0)
-    assert done.answered == 2
-    answer = json.loads((folder / "done/answered/one.npy.json").read_text())
-    assert answer["item"] == "one.npy"
-    assert answer["class"] == "bee"
-    assert answer["unknown"] is False
-    assert json.loads((folder / "done/answered/far.npy.json").read_text())["item"] == "far.npy"
-    assert files(folder) == [f"done/answered/{name}" for name in ("far.npy", "far.npy.json", "one.npy", "one.npy.json")]
 
 
 def test_images_and_what_cannot_be_read(tmp_path: Path, folder: Path) -> None:
@@ -124,31 +110,22 @@ def test_images_and_what_cannot_be_read(tmp_path: Path, folder: Path) -> None:
     for seed in range(3):
         Image.fromarray(image(2, seed)).save(folder / "green" / f"{seed}.png")
     (folder / "green" / "broken.png").write_bytes(b"no image at all")
-    (folder / "inbox" / "torn.png").write_bytes(b"")
-    Image.fromarray(image(2, 9)).save(folder / "inbox" / "new.png")
+    (folder / "green" / "torn.png").write_bytes(b"")
     done = look(path, folder, backbone=Colours())
-    assert (done.learned, done.answered) == (3, 1)
-    assert [name for name, _ in done.refused] == ["green/broken.png", "torn.png"]
-    assert (folder / "done/refused/green/broken.png.reason.txt").read_text().strip()
-    assert (folder / "done/refused/torn.png").exists()
-    assert json.loads((folder / "done/answered/new.png.json").read_text())["top"][0]["class"] == "green"
+    assert done.learned == 3
+    assert list(done.refused) == ["green/broken.png", "green/torn.png"]
+    assert files(folder / "done/refused") == list(done.refused)
 
 
 def test_files_still_being_written_are_waited_for(model: Path, folder: Path) -> None:
     path = drop(folder, "cat", 0, age=0.0)
     (folder / "cat" / ".hidden.npy").write_bytes(b"")
     (folder / "cat" / "late.npy.crdownload").write_bytes(b"")
-    place = WatchedFolder(folder, quiet=0.2)
-    with place.held():
-        done = watch_once(model, place)
-        assert (done.learned, done.waiting) == (0, True)
-        time.sleep(0.25)
-        np.save(path, vectors(2, 1, seed=5)[0])  # it was indeed not finished
-        os.utime(path)
-        assert watch_once(model, place).learned == 0
-        time.sleep(0.25)
-        done = watch_once(model, place)
-        assert (done.learned, done.waiting) == (1, False)
+    for age in (0.0, 10.0, 0.0, -10.0):
+        os.utime(path, (time.time() - age,) * 2)
+        assert watch_once(model, folder, quiet=60.0) == Watched(waiting=True)
+    os.utime(path, (time.time() - 60.0,) * 2)
+    assert watch_once(model, folder, quiet=60.0) == Watched(learned=1)
     assert files(folder) == ["cat/.hidden.npy", "cat/late.npy.crdownload", "done/learned/cat/0.npy"]
 
 
@@ -158,19 +135,15 @@ def test_links_and_odd_names_are_refused(model: Path, folder: Path, tmp_path: Pa
     drop(folder, "cat", 0)
     os.symlink(secret, folder / "cat" / "link.npy")
     os.symlink(tmp_path, folder / "elsewhere")
-    os.symlink(secret, folder / "inbox" / "asked.npy")
     os.mkfifo(folder / "cat" / "pipe.npy")
     (folder / "cat" / "bad\x1bname.npy").write_bytes(secret.read_bytes())
     drop(folder, "odd\nclass", 1)
     done = look(model, folder)
     assert done.learned == 1
-    reasons = dict(done.refused)
-    assert "link" in reasons["cat/link.npy"]
-    assert "link" in reasons["asked.npy"]
-    assert "ordinary" in reasons["cat/pipe.npy"]
-    assert "shown" in reasons["cat/bad\x1bname.npy"]
-    assert reasons["elsewhere"] == "it is a link"
-    assert "shown" in reasons["odd\nclass"]
+    reasons = {"cat/link.npy": "link", "cat/pipe.npy": "ordinary", "cat/bad\x1bname.npy": "shown"}
+    reasons |= {"elsewhere": "link", "odd\nclass": "shown"}
+    assert done.refused.keys() == reasons.keys()
+    assert all(reasons[name] in reason for name, reason in done.refused.items())
     assert secret.exists()
     assert (folder / "odd\nclass" / "1.npy").exists()
     assert open_model(model).n_samples_ == {"ant": 20, "bee": 20, "cat": 1}
@@ -184,16 +157,45 @@ def test_classes_that_a_model_of_integers_cannot_have(tmp_path: Path, folder: Pa
     drop(folder, "cat", 1)
     done = look(path, folder)
     assert done.learned == 1
-    assert [name for name, _ in done.refused] == ["cat"]
+    assert list(done.refused) == ["cat"]
     assert open_model(path).classes_.tolist() == [0, 1, 2]
 
 
-def test_one_watcher_and_one_writer(model: Path, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match="must exist"), WatchedFolder(tmp_path / "none").held():
-        pass
-    place = WatchedFolder(folder, 0.0)
-    with place.held(), pytest.raises(BusyError, match="watched by one process"), WatchedFolder(folder).held():
-        pass
+def test_a_file_that_changes_while_it_is_learned_is_left_for_the_next_look(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = drop(folder, "cat", 0)
+    features = Learner.features
+
+    def meanwhile(self: Learner, items: Any) -> Any:
+        found = features(self, items)
+        drop(folder, "cat", 0, code=3)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "features", meanwhile)
+        assert look(model, folder) == Watched()
+    assert path.exists()
+    assert look(model, folder).learned == 1
+
+
+def test_texts_one_to_a_file(tmp_path: Path, folder: Path) -> None:
+    path = tmp_path / "texts.evg"
+    commit(path, Learner(Letters(), options={"n_units": 20}, cache=False).fit(["aa", "ab", "zz", "zy"], list("aazz")))
+    (folder / "m").mkdir()
+    for name, text in (("one.txt", b"mm\nmn"), ("two.md", b"mm"), ("no.txt", b"\xff"), ("empty.txt", b" \n")):
+        (folder / "m" / name).write_bytes(text)
+    done = look(path, folder, backbone=Letters())
+    assert (done.learned, sorted(done.refused)) == (1, ["m/empty.txt", "m/no.txt", "m/two.md"])
+
+
+def test_one_look_at_a_time(model: Path, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="No folder"):
+        look(model, tmp_path / "none")
+    drop(folder, "cat", 0)
+    (folder / "done").mkdir()
+    with locked(folder / "done"), pytest.raises(BusyError):
+        look(model, folder)
 
 
 def forked(action: Callable[[], object]) -> int:
@@ -226,7 +228,7 @@ def killed_at(model: Path, folder: Path, call: int) -> Callable[[], None]:
             return found
 
         for name in ("rename", "replace", "link", "fsync", "unlink", "mkdir"):
-            setattr(os, name, functools.partial(counted, getattr(os, name)))
+            setattr(os, name, partial(counted, getattr(os, name)))
         look(model, folder)
 
     return action
@@ -248,7 +250,6 @@ def test_killed_at_any_moment_each_file_is_learned_exactly_once(
             for _ in range(2):
                 drop(folder, "cat", dropped)
                 dropped += 1
-            np.save(folder / "inbox" / f"asked {dropped}.npy", vectors(1, 1, seed=dropped)[0])
             forked(killed_at(model, folder, int(call)))
         assert forked(lambda: look(model, folder)) == 0
     finally:
@@ -256,10 +257,7 @@ def test_killed_at_any_moment_each_file_is_learned_exactly_once(
     assert open_model(model).n_samples_ == {"ant": 20, "bee": 20, "cat": dropped}
     put_away = sorted((folder / "done" / "learned" / "cat").iterdir())
     assert len(put_away) == len({path.read_bytes() for path in put_away}) == dropped
-    answered = [path for path in (folder / "done" / "answered").iterdir() if path.suffix == ".npy"]
-    assert len(answered) == dropped // 2
-    assert all(path.with_name(path.name + ".json").is_file() for path in answered)
-    assert not [path for path in files(folder) if not path.startswith(("done/learned", "done/answered"))]
+    assert not [path for path in files(folder) if not path.startswith("done/learned")]
     at_once = open_model(model)
     taught = np.stack([np.load(path) for path in put_away])
     X = np.concatenate([vectors(0, 20), vectors(1, 20)])

@@ -41,9 +41,8 @@ def update_command(
     """Teach a model more: new classes, more of old ones, or both. No earlier data is needed or touched.
 
     The model then is, to rounding, the one that learning everything at once would have given. The file is replaced in
-    one step; what it was before is kept for [bold]rollback[/bold]. With --test, or where test data are remembered and
-    still there, accuracy before and after is printed and kept in the history. Data that were learned before are not
-    learned once more unless you say so.
+    one step; what it was before is kept for [bold]rollback[/bold]. With --test, accuracy before and
+    after is printed and kept in the history. Data that were learned before are not learned once more unless you say so.
 
     For example:
 
@@ -97,7 +96,7 @@ def update_command(
     tested = None if trial.tested is None else trial.tested.to_dict()
     lines = [_learned(change), *models.trial_lines(learner, trial)]
     timed = {"seconds": change.seconds, "settled": change.settled}
-    return change.answer(lines, code=code, **timed, test=tested, test_remark=trial.remark)
+    return change.answer(lines, code=code, **timed, test=tested)
 
 
 def _learned(change: models.ModelChange) -> str:

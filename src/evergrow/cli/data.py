@@ -142,7 +142,7 @@ def _tried(source: str, how: DataOptions, backbone: str, device: str) -> tuple[l
         rows.append([trial.level, accuracy, f"{trial.seconds:.3f}", f"evergrow fit {source} -m model.evg{option}"])
     sample = f"{plural(trials[0].samples, 'sample')} of {plural(trials[0].classes, 'class', 'classes')}"
     told = f"tried on {sample}, each held out once; standard errors; seconds per sample on this machine"
-    return [trial.to_dict() for trial in trials], [told, *table(["level", "accuracy", "seconds", "to take it"], rows)]
+    return [vars(trial) for trial in trials], [told, *table(["level", "accuracy", "seconds", "to take it"], rows)]
 
 
 def _checked(source: str, how: DataOptions, backbone: str, device: str) -> tuple[DataCheck, tuple[Samples, ...]]:

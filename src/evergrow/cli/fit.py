@@ -46,8 +46,7 @@ def fit_command(
 ) -> Answer:
     """Learn a first set of classes and write a model file.
 
-    Of data with a training and a test part the training part is learned, else all of it but --holdout. The data of
-    --test are remembered by the model: later updates test on them again.
+    Of data with a training and a test part the training part is learned, else all of it but --holdout.
 
     For example:
 

@@ -95,7 +95,7 @@ def log_command(
 def _about(info: dict[str, Any], size: int, answers: str) -> list[tuple[str, str]]:
     settings = "".join(f", {name} = {value}" for name, value in info["options"].items())
     spec, numerics = info["backbone"], info.get("numerics") or {}
-    novelty, reference = info["novelty"], info["reference"]
+    novelty = info["novelty"]
     entries = [
         ("classes", f"{info['n_classes']:,}"),
         ("samples learned", f"{info['n_samples']:,}"),
@@ -128,15 +128,11 @@ def _about(info: dict[str, Any], size: int, answers: str) -> list[tuple[str, str
         alarms = f"{100 * novelty['false_alarm']:g} % false alarms"
         samples = plural(novelty["calibrated_on"], "held-out sample")
         unknown = f"above novelty {novelty['threshold']:.4g} at {alarms}, from {samples}"
-    tested = ""
-    if reference is not None:
-        tested = f"{reference['source'] or 'data in memory'}, {plural(reference['samples'], 'sample')}"
     return [
         *entries,
         ("adapted", adapted_note(info["adaptation"]) if info["adaptation"] else ""),
         ("unknown things", unknown),
         ("answers", answers),
-        ("tested with", tested),
         ("revision", str(info["revision"])),
         ("file", f"{size / 1e6:.1f} MB"),
     ]

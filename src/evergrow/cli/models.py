@@ -223,13 +223,13 @@ def trial_lines(learner: Learner, trial: Trial) -> list[str]:
     """Return how a change did on test data, and which classes have few samples, for people."""
     from evergrow.learner.labels import few_samples
 
-    found, lines = trial.tested, [trial.remark] if trial.remark else []
+    found = trial.tested
     if found is None:
-        return lines
+        return []
     now = "no class in it is known" if found.after is None else f"accuracy {percent(found.after)}"
     if found.before is not None:
         now = f"accuracy {percent(found.before)} of {plural(found.samples_before, 'sample')} before, {now[9:]}"
-    lines.append(f"tested: {now} of {plural(found.samples, 'sample')} now")
+    lines = [f"tested: {now} of {plural(found.samples, 'sample')} now"]
     if found.fell:
         fell = [f"{name} {percent(old)} -> {percent(new)}" for name, (old, new) in found.fell.items()]
         lines.append(f"fell: {listed(fell, 10)}")

@@ -42,7 +42,7 @@ Wait = Annotated[bool, typer.Option(help="Wait for another process that changes 
 
 Settle = Annotated[bool, typer.Option(help="Solve for the class weights now, so that no later predict has to.")]
 
-_TESTED = "Labelled data to test with before and after; remembered for later updates."
+_TESTED = "Labelled data to test with before and after."
 TestData = Annotated[str | None, typer.Option(metavar="DATA", help=_TESTED)]
 
 _RECIPES = "What features are made of: fast, rich or best, or a recipe such as rich@224+320:mirror or final,mean@-2."

@@ -27,7 +27,7 @@ from evergrow.engine.worker_tasks import Compared
 from evergrow.engine.worker_tasks import perform as shard_task
 from evergrow.features.base import Backbone
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.evaluation import Evaluation, evaluate_predictions, open_world
+from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import BLOCK
 
@@ -121,13 +121,12 @@ class Engine(ABC):
             found = [read_record(Compared, job.result("evaluate", shard)) for shard in sorted(report.rows)]
         labels, answers = np.concatenate([np.array(part.names, dtype=np.str_)[part.codes] for part in found], axis=1)
         novelty = np.concatenate([np.empty(0) if part.novelty is None else part.novelty for part in found])
-        result = evaluate_predictions(labels.tolist(), answers.tolist(), learner.class_names_.tolist())
-        known, compared = np.isin(labels, learner.class_names_), None
-        if len(novelty) == len(labels) and known.any() and not known.all():
-            compared = open_world(novelty[known], novelty[~known], learner.threshold(false_alarm), false_alarm)
+        told: dict[str, Any] = {}
+        if len(novelty) == len(labels):
+            told = {"novelty": novelty, "threshold": learner.threshold(false_alarm), "false_alarm": false_alarm}
+        result = evaluate_predictions(labels, answers, learner.class_names_, **told)
         left_out = tuple(name for name, _ in report.samples_left_out())
-        seconds = time.perf_counter() - started
-        return replace(result, seconds=seconds, left_out=left_out, unknown=compared), report
+        return replace(result, seconds=time.perf_counter() - started, left_out=left_out), report
 
     def predict(self, learner: Learner, data: Any, *, top: int = 1, false_alarm: float | None = None) -> JobReport:
         """Write a model's answers about a data set into ``folder/predict``, one Parquet file per shard.

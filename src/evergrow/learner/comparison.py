@@ -1,7 +1,6 @@
 """Two models, or a model before and after a change, side by side: classes, counts, accuracy and changed answers.
 
-Of the test data that a model remembers only the place, a checksum of the features and the number of samples are kept,
-never a sample.
+Of test data the history has the place, a checksum of the features and the number of samples, never a sample.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import EvergrowError, InputError
+from evergrow.core.errors import InputError
 from evergrow.data import DataOptions
 from evergrow.data.intake import read_labelled
 from evergrow.data.items import Samples
 from evergrow.learner.edits import backbone_differences
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.learner import Learner
-from evergrow.learner.snapshot import READING, Reference, Tested, changed_names, fingerprint
+from evergrow.learner.snapshot import Tested, changed_names, fingerprint
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,14 @@ class Comparison:
     second_only: tuple[str, ...]
     counts: Mapping[str, tuple[int, int]]
     names: Mapping[str, str] = field(default_factory=dict)
-    results: tuple[Evaluation, Evaluation] | None = None
+    results: tuple[Evaluation, ...] | None = None
     changed: tuple[ChangedAnswer, ...] = ()
 
     def recalls(self) -> dict[str, tuple[float | None, float | None]]:
         """Return the share of every class in the data that each model recognises; None where it does not know it."""
         if self.results is None:
             return {}
-        found = [{row.name: row.recall for row in result.per_class if row.n} for result in self.results]
+        found = [result.recalls() for result in self.results]
         return {name: (found[0].get(name), found[1].get(name)) for name in sorted({*found[0], *found[1]})}
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,16 +150,15 @@ def compare_learners(first: Learner, second: Learner, data: Any = None) -> Compa
     former = {old: new for old, new in names.items() if old not in theirs}
     labels, items = _translated(samples.required_labels()[both], former), samples.names()
     answers = _translated(first._answers_to(X[0]), names), second._answers_to(X[1])
-    results = [
-        evaluate_predictions(labels, said, sorted(classes))
-        for said, classes in zip(answers, (mine, theirs), strict=True)
-    ]
+    results = tuple(
+        evaluate_predictions(labels, said, sorted(known)) for said, known in zip(answers, (mine, theirs), strict=True)
+    )
     changed = tuple(
         ChangedAnswer(items[int(row)], str(label), str(a), str(b))
         for row, label, a, b in zip(both, labels, *answers, strict=True)
         if a != b
     )
-    return dataclasses.replace(found, results=(results[0], results[1]), changed=changed)
+    return dataclasses.replace(found, results=results, changed=changed)
 
 
 def _translated(labels: NDArray[np.str_], names: Mapping[str, str]) -> NDArray[np.str_]:
@@ -178,15 +176,9 @@ class Trial:
     ----------
     tested : Tested or None
         The outcome, once the change is done; None where there was nothing to test on.
-    remark : str
-        What is worth knowing: test data that changed, or are gone.
     """
 
     tested: Tested | None = None
-    remark: str = ""
-
-
-_TestRows = tuple[NDArray[Any], NDArray[np.str_], Reference]
 
 
 @contextmanager
@@ -198,10 +190,9 @@ def measured_change(learner: Learner, data: Any = None, options: DataOptions | N
     learner : Learner
         To be changed in the block, by one change.
     data : path-like, RawSet, FeatureSet or (items, labels), optional
-        Labelled data, of sources with two parts the test part; they are remembered. None tests on what is remembered,
-        as long as that is a file or folder that is still there.
+        Labelled data, of sources with two parts the test part. Without them nothing is tested.
     options : DataOptions, optional
-        Columns of a table and depth of class folders in given data, remembered with them.
+        Columns of a table and depth of class folders in the data.
 
     Yields
     ------
@@ -222,70 +213,37 @@ def measured_change(learner: Learner, data: Any = None, options: DataOptions | N
     (None, True, True)
     """
     trial, start, rows = Trial(), learner._snapshot, None
-    if data is not None:
-        named = isinstance(data, (str, os.PathLike)) and os.path.exists(data)
-        given, usual = options or DataOptions(), DataOptions()
-        reading = {name: getattr(given, name) for name in READING if getattr(given, name) != getattr(usual, name)}
-        reference = Reference(os.path.abspath(data) if named else "", "", 0, reading=reading)
-        kind = None if start is None else learner._encoder.kind
-        samples = read_labelled(data, "test", kind, options)  # errors come before the work
-        if start is not None:
-            rows = _test_rows(learner, samples, reference)
-    elif start is not None and start.reference is not None:
-        rows = _remembered_rows(learner, start.reference, trial)
+    if data is not None:  # errors come before the work
+        samples = read_labelled(data, "test", None if start is None else learner._encoder.kind, options)
+        rows = None if start is None else _test_rows(learner, samples)
     before = None if rows is None or start is None or start.is_empty else _measured(learner, rows)
     yield trial
-    if rows is None and data is not None:
-        rows = _test_rows(learner, samples, reference)
-    if rows is None or learner._snapshot is start:  # nothing to test on, or nothing was changed
+    if data is None or learner._snapshot is start:
         return
-    now, after = learner._state(), _measured(learner, rows)
-    recalls = {row.name: row.recall for row in before.per_class if row.n} if before is not None else {}
-    fell = {
-        row.name: (recalls[row.name], row.recall)
-        for row in after.per_class
-        if row.n and row.recall < recalls.get(row.name, 0.0)
-    }
+    rows = rows or _test_rows(learner, samples)
+    after = _measured(learner, rows)
+    recalls = {} if before is None else before.recalls()
+    fell = {name: (recalls[name], now) for name, now in after.recalls().items() if now < recalls.get(name, 0.0)}
+    named = isinstance(data, (str, os.PathLike)) and os.path.exists(data)
     trial.tested = Tested(
-        rows[2].source,
-        rows[2].digest,
+        os.path.abspath(data) if named else "",
+        fingerprint(*rows),
         0 if before is None else before.n_known,
         None if before is None or not before.n_known else before.accuracy,
         after.n_known,
         after.accuracy if after.n_known else None,
         dict(sorted(fell.items(), key=lambda entry: (entry[1][1] - entry[1][0], entry[0]))),
     )
+    now = learner._state()
     latest = dataclasses.replace(now.history[-1], tested=trial.tested)
-    learner._snapshot = dataclasses.replace(now, history=(*now.history[:-1], latest), reference=rows[2])
+    learner._snapshot = dataclasses.replace(now, history=(*now.history[:-1], latest))
 
 
-def _remembered_rows(learner: Learner, known: Reference, trial: Trial) -> _TestRows | None:
-    """Return the test data that a model remembers, if they are still there; the trial says what is wrong with them."""
-    if not known.source or not (os.path.isfile(known.source) or os.path.isdir(known.source)):
-        where = known.source or "data in memory"
-        trial.remark = f"the test data of this model ({where}) are not there any more: nothing was tested"
-        return None
-    try:
-        samples = read_labelled(known.source, "test", learner._encoder.kind, known.options())
-        rows = _test_rows(learner, samples, known)
-    except (EvergrowError, OSError) as error:
-        trial.remark = f"the test data of this model ({known.source}) cannot be read any more: {error}"
-        return None
-    if rows[2].digest != known.digest:
-        trial.remark = (
-            f"the test data of this model ({known.source}) changed since: accuracy before and after is that on the "
-            "data as they are now"
-        )
-    return rows
-
-
-def _test_rows(learner: Learner, samples: Samples, reference: Reference) -> _TestRows:
-    """Return features and classes of test data, and the reference to them as they are."""
+def _test_rows(learner: Learner, samples: Samples) -> tuple[NDArray[Any], NDArray[np.str_]]:
+    """Return features and classes of test data."""
     encoded = learner._encoded(samples)
-    labels = samples.required_labels()[encoded.rows]
-    current = dataclasses.replace(reference, digest=fingerprint(encoded.X, labels), samples=len(labels))
-    return encoded.X, _translated(labels, reference.names), current
+    return encoded.X, samples.required_labels()[encoded.rows]
 
 
-def _measured(learner: Learner, rows: _TestRows) -> Evaluation:
+def _measured(learner: Learner, rows: tuple[NDArray[Any], NDArray[np.str_]]) -> Evaluation:
     return evaluate_predictions(rows[1], learner._answers_to(rows[0]), learner.class_names_)

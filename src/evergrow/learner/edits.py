@@ -48,9 +48,8 @@ def renamed(now: Snapshot, names: Mapping[Any, Any]) -> Snapshot:
     mapping = {old: new for old, new in mapping.items() if new != old}
     change = Change.now("rename", sum(now.counts[old] for old in mapping), sorted(mapping.values()), names=mapping)
     counts = dict(sorted((mapping.get(name, name), n) for name, n in now.counts.items()))
-    reference = None if now.reference is None else now.reference.renamed(mapping)
     answering = now.answering.mapped({name: mapping.get(name, name) for name in now.counts})
-    return now.after(change, head=head, counts=counts, answering=answering, reference=reference)
+    return now.after(change, head=head, counts=counts, answering=answering)
 
 
 def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snapshot:
@@ -77,9 +76,8 @@ def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snaps
     change = Change.now("merge-classes", sum(now.counts[name] for name in mapping), [target], names=mapping)
     counts = {name: n for name, n in now.counts.items() if name not in gone}
     counts[target] = sum(now.counts[name] for name in gone)
-    reference = None if now.reference is None else now.reference.renamed(mapping)
     answering = now.answering.merged(gone, target)
-    return now.after(change, head=head, counts=dict(sorted(counts.items())), answering=answering, reference=reference)
+    return now.after(change, head=head, counts=dict(sorted(counts.items())), answering=answering)
 
 
 def forgotten(now: Snapshot, names: Iterable[Any]) -> Snapshot:

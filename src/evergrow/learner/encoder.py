@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
+from evergrow.core.validation import from_mapping
 from evergrow.data.intake import is_instance_of
 from evergrow.data.items import Items, Samples
 from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.recipes import FINAL, check_recipe
+from evergrow.features.recipes import FINAL
 
 if TYPE_CHECKING:
     import torch
@@ -69,9 +70,6 @@ class Encoder:
     reason: str = ""
     own_widths: tuple[int, ...] = ()
     _backbone: Backbone | None = None
-
-    def __post_init__(self) -> None:
-        check_recipe(self.recipe, "features")
 
     def begun(self, samples: Samples) -> Encoder:
         """Return an encoder for a model that begins with these samples: its backbone is chosen."""
@@ -181,7 +179,7 @@ class Encoder:
         on_error : {"raise", "skip"}, optional
             What to do about images that cannot be read, instead of what the settings say.
         """
-        from evergrow.features import Features, encode
+        from evergrow.features.encoding import Features, encode
 
         spec = self.spec
         if samples.kind == "features":
@@ -305,9 +303,11 @@ def checkpoint_file(checkpoint: str | os.PathLike[str] | None, config: FsaConfig
 
 def encode_config(settings: Any, cache: Any) -> EncodeConfig:
     """Return how samples are encoded, from the arguments of a learner."""
-    from evergrow.features import EncodeConfig
+    from evergrow.features.encoding import EncodeConfig
 
-    if settings is not None and not isinstance(settings, (dict, EncodeConfig)):
+    given = {} if cache is None else {"cache": cache}
+    if isinstance(settings, EncodeConfig):
+        return settings.changed(**given)
+    if settings is not None and not isinstance(settings, dict):
         raise ParameterError(f"extract must be an EncodeConfig, a dict or None, got {type(settings).__name__}")
-    config = settings if isinstance(settings, EncodeConfig) else EncodeConfig().changed(**(settings or {}))
-    return config if cache is None else config.changed(cache=cache)
+    return from_mapping(EncodeConfig, {**(settings or {}), **given}, "setting of an encoding")

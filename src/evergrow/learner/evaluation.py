@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from evergrow.core.errors import InputError
 from evergrow.data.items import Items
+from evergrow.learner.calibration import FALSE_ALARM
 
 PAIRS = 10
 """How many confused pairs are listed."""
@@ -188,6 +189,10 @@ class Evaluation:
         """Share of right answers among all samples: those of unknown classes cannot be right."""
         return float(self.confusion.trace()) / self.n_samples
 
+    def recalls(self) -> dict[str, float]:
+        """Return the share of every class in the data that was recognised, of those that the model knows."""
+        return {row.name: row.recall for row in self.per_class if row.n}
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; what is not a number becomes None."""
         names = (
@@ -210,7 +215,15 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def evaluate_predictions(truth: ArrayLike, guess: ArrayLike, classes: ArrayLike) -> Evaluation:
+def evaluate_predictions(
+    truth: ArrayLike,
+    guess: ArrayLike,
+    classes: ArrayLike,
+    novelty: NDArray[np.float64] | None = None,
+    strange: ArrayLike = (),
+    threshold: float | None = None,
+    false_alarm: float = FALSE_ALARM,
+) -> Evaluation:
     """Compare predictions with labels.
 
     Parameters
@@ -221,6 +234,12 @@ def evaluate_predictions(truth: ArrayLike, guess: ArrayLike, classes: ArrayLike)
         Predictions.
     classes : sequence of str
         Classes that the model knows, sorted.
+    novelty : ndarray of shape (n,), optional
+        How unlike anything learned each sample is.
+    strange : sequence of float
+        Novelty of further samples, of classes that the model does not know.
+    threshold, false_alarm : float
+        Novelty above which something is unknown, and the share of false alarms that it is for.
     """
     labels, answers = np.asarray(truth, dtype=np.str_), np.asarray(guess, dtype=np.str_)
     if labels.ndim != 1 or labels.shape != answers.shape or len(labels) == 0:
@@ -245,6 +264,11 @@ def evaluate_predictions(truth: ArrayLike, guess: ArrayLike, classes: ArrayLike)
     )
     others, counts = np.unique(labels[~known], return_counts=True)
     recalls = [row.recall for row in per_class if row.n]
+    compared = None
+    if novelty is not None and threshold is not None:
+        strange = np.concatenate([novelty[~known], strange])
+        if known.any() and len(strange):
+            compared = open_world(novelty[known], strange, threshold, false_alarm)
     return Evaluation(
         n_samples=len(labels),
         accuracy=_ratio(hits.sum(), there.sum()),
@@ -254,6 +278,7 @@ def evaluate_predictions(truth: ArrayLike, guess: ArrayLike, classes: ArrayLike)
         confusion=confusion,
         confused=confused,
         unknown_classes=dict(zip(others.tolist(), counts.tolist(), strict=True)),
+        unknown=compared,
     )
 
 

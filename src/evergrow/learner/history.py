@@ -54,6 +54,7 @@ _PIECE = 4 * 2**20  # bytes of a piece at most: a larger file is none, and is no
 _SMALL = 2**16  # tensors with fewer bytes share a piece with their neighbours
 _LONGEST_LIST = 8 * 2**20  # bytes: the pieces of a model of hundreds of gigabytes
 _RATIO, _SLACK = 100, 64 * 2**20  # how much more than its pieces a state may have that lists some of them many times
+_UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # should it become a link or a pipe meanwhile
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -203,17 +204,11 @@ def _cut(data: bytes) -> list[int]:
 def _contents(path: Path, largest: int) -> bytes:
     """Return the bytes of an ordinary file; a link, a device or a larger file is refused unread."""
     try:
-        if path.is_symlink():
-            raise FileFormatError(f"{path} must be an ordinary file, got a link")
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-        try:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > largest:
-                raise FileFormatError(f"{path} must be an ordinary file of at most {largest} bytes, got another")
-            with open(handle, "rb", closefd=False) as file:
-                return file.read(largest)
-        finally:
-            os.close(handle)
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > largest:
+            raise FileFormatError(f"{path} must be an ordinary file of at most {largest} bytes, got another")
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _UNFOLLOWED)) as file:
+            return file.read(largest)
     except FileNotFoundError as error:
         raise FileFormatError(f"{path} is missing") from error
     except OSError as error:  # it may be whole, and somebody else's
@@ -239,7 +234,6 @@ class History:
         self.model = model
         self.folder = model.with_name(f"{model.name}.history")
         self._log = self.folder / "log.json"
-        self._purge = self.folder / "purge"
 
     def file(self, number: int) -> Path:
         """Return the file that lists the pieces of a revision, whether or not it is kept."""
@@ -273,13 +267,8 @@ class History:
                     files.restrict(place, mode)
 
     def tidy(self) -> None:
-        """Remove what killed writers left: files half-written, pieces of no state, states that were to go."""
+        """Remove what killed writers left: files half-written, and pieces of no state."""
         files.remove_leftovers(self.folder)
-        if self._purge.exists():
-            with suppress(FileFormatError):  # of a model that cannot be read nobody knows what it is now
-                if Header.read(self.model).digest != _contents(self._purge, _SMALL).decode("ascii", "replace"):
-                    self.remove(self.numbers())
-                _unlink(self._purge)
         self.remove([])
 
     def position(self, current: Header) -> Lineage:
@@ -376,14 +365,7 @@ class History:
         while first < len(order) and weight(state for state in states[first:] if state is not None) > room:
             first += 1
         self.remove(order[:first])
-        _unlink(self._purge)
         return sorted(order[:first])
-
-    def purge_after(self, digest: str) -> None:
-        """See that nothing stays of the history once the model has no longer this checksum, even after a crash."""
-        _unlink(self._purge)
-        with files.atomic_path(self._purge, like=self.model) as temporary:
-            temporary.write_text(digest, encoding="ascii")
 
     def remove(self, numbers: Sequence[int]) -> None:
         """Remove revisions, and all pieces that no other one has."""

@@ -26,7 +26,7 @@ from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import EvergrowError, ModelNotFoundError, ParameterError
 from evergrow.core.escaping import markdown_text, one_line
 from evergrow.core.files import existing_model
-from evergrow.learner.summaries import last_tested
+from evergrow.learner.snapshot import last_tested
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
@@ -195,14 +195,13 @@ def _asking(repo: str) -> Iterator[None]:
         raise
     except HFValidationError as error:
         raise ParameterError(f"repo must be 'OWNER/NAME' or a folder, got {repo!r}") from error
-    except LocalEntryNotFoundError as error:  # before the next one, which it is a kind of
-        raise HubError(f"{repo} must be reachable or in the Hub's cache, but: {one_line(str(error))}") from error
-    except (RepositoryNotFoundError, EntryNotFoundError) as error:
-        raise ModelNotFoundError(
-            f"repo must be a repository with a {MODEL_FILE} that you may read, got {repo!r}: {one_line(str(error))}"
-        ) from error
     # The network, TLS and the client each bring errors of their own; all mean that the Hub did not answer as it should.
     except Exception as error:
+        missing = isinstance(error, (RepositoryNotFoundError, EntryNotFoundError))
+        if missing and not isinstance(error, LocalEntryNotFoundError):  # which says that nobody could be asked
+            raise ModelNotFoundError(
+                f"No {MODEL_FILE} in {repo!r} that you may read: {one_line(str(error))}"
+            ) from error
         raise HubError(f"the Hub must answer about {repo}, but: {one_line(str(error))}") from error
 
 
@@ -212,7 +211,7 @@ def _asking(repo: str) -> Iterator[None]:
 def published_archive(learner: Learner) -> Archive:
     """Return what a model file holds, without names of users and without places on a disk.
 
-    Users under whom changes were written, the place of test data that the model remembers, and folders of weights are
+    Users under whom changes were written, the place of data that it was tested on, and folders of weights are
     left out; numbers, classes, changes and notes are those of the model.
 
     Examples
@@ -225,7 +224,6 @@ def published_archive(learner: Learner) -> Archive:
     {'0': 20, '1': 20}
     """
     archive: Archive = _without_folders(learner.to_archive())
-    archive.meta.pop("reference", None)
     for change in archive.meta["history"]:
         change.pop("who", None)
         if change.get("tested"):

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from evergrow.core.errors import DataWarning, FewSamplesWarning, LabelError
 from evergrow.core.registry import nearest
 
-_PLURAL = {"name": "names", "integer": "integers", "boolean": "booleans"}
 _TRUTHS = {"False": False, "True": True}
 
 
@@ -100,8 +99,7 @@ def common_kind(model: str | None, batch: str | None, names: NDArray[np.str_], k
     readable = batch is None and all(can_read(model, name) for name in names.tolist())
     if batch != model and not readable:
         strange = names[0] if batch is not None else next(name for name in names if not can_read(model, str(name)))
-        kind = _PLURAL[batch or "name"]
-        raise LabelError(f"labels must be {_PLURAL[model]} as before, got {kind} ({str(strange)!r})")
+        raise LabelError(f"labels must be {model}s as before, got {batch or 'name'}s ({str(strange)!r})")
     return model
 
 

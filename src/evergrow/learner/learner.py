@@ -17,29 +17,32 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import InputError, LabelError, MergeError, NotFittedError, ParameterError
 from evergrow.core.record import Extra, to_archive
-from evergrow.core.validation import check_choice, check_keys, check_number
+from evergrow.core.validation import check_choice, check_keys
 from evergrow.data import intake
 from evergrow.data.items import Samples, concat_items
+from evergrow.features.recipes import check_recipe
 from evergrow.head.estimator import Estimator
 from evergrow.head.stored import BUILT_IN, StoredHead
 from evergrow.learner import edits
 from evergrow.learner.answers import LIKELIEST, Answering, Answers
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.encoder import Encoder, check_kept, checkpoint_file, encode_config
-from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_predictions, open_world
+from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_predictions
 from evergrow.learner.labels import as_labels
 from evergrow.learner.learning import Block, gathered, learn
 from evergrow.learner.snapshot import (
     Change,
     HeadRecipe,
+    Measured,
     Snapshot,
+    describe,
     learned_data,
     read_adaptation,
     read_snapshot,
+    text_of,
     with_head,
     with_widths,
 )
-from evergrow.learner.summaries import Measured, describe, text_of
 
 if TYPE_CHECKING:
     import torch
@@ -377,8 +380,7 @@ class Learner(Estimator):
             Where classes have fewer than ten samples, and fewer than a fifth of what the others have.
         """
         if engine is not None:
-            _check_alone(engine, y=y, sample_weight=sample_weight, checkpoint=checkpoint)
-            engine.fit(self, data)
+            _check_alone(engine, y=y, sample_weight=sample_weight, checkpoint=checkpoint).fit(self, data)
             return self
         return self._fit(data, y, sample_weight, checkpoint)
 
@@ -404,13 +406,13 @@ class Learner(Estimator):
                 )
             intake.check_whole(data)
         if encoder.spec is None:  # else the backbone was chosen when the model began
-            encoder = self._open_encoder().begun(first)
+            encoder = encoder.begun(first)
         if config is not None:
             encoder, first = encoder.adapted(first, config, seed=self._seed(), checkpoint=checkpoint)
         blank = begun or self._blank(encoder)
         if encoder.spec is None:  # else its description says which blocks there are
             blank = dataclasses.replace(blank, columns=first.columns, widths=encoder.widths)
-        blocks = self._blocks(itertools.chain([first], chunks), encoder, classes)
+        blocks = self._blocks(itertools.chain([first], chunks), (encoder, blank), classes)
         now = learn(blank, with_widths(head, encoder.widths), blocks, self._seed(), "fit")
         self._begun, self._snapshot = encoder, self._numbered(now, blank)
         return self
@@ -461,15 +463,14 @@ class Learner(Estimator):
         """
         now = self._snapshot
         if engine is not None:
-            _check_alone(engine, y=y, classes=classes, sample_weight=sample_weight)
-            teach = engine.fit if now is None or now.is_empty else engine.partial_fit
-            teach(self, data)
+            able = _check_alone(engine, y=y, classes=classes, sample_weight=sample_weight)
+            (able.fit if now is None or now.is_empty else able.partial_fit)(self, data)
             return self
         if now is None or now.is_empty:
             return self._fit(data, y, sample_weight, classes=classes)
         now = self._taught()
         chunks = intake.labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
-        blocks = self._blocks(chunks, self._encoder, classes)
+        blocks = self._blocks(chunks, classes=classes)
         known = frozenset() if again else learned_data(now.history)
         self._snapshot = learn(now, now.head.branch(), blocks, self._seed(), "update", known)
         return self
@@ -523,7 +524,7 @@ class Learner(Estimator):
         """
         self._able("unlearn")
         chunks = intake.labelled_chunks(data, y, sample_weight, "train", self._encoder.kind)
-        self._snapshot = edits.unlearned(self._taught(), self._blocks(chunks, self._encoder))
+        self._snapshot = edits.unlearned(self._taught(), self._blocks(chunks))
         return self
 
     def rename_class(self, old: Any, new: Any) -> Self:
@@ -841,7 +842,7 @@ class Learner(Estimator):
         items : object
             As for :meth:`predict`.
         """
-        from evergrow.features import Features
+        from evergrow.features.encoding import Features
 
         self._state()
         parts = list(self._features_of(items))
@@ -914,7 +915,6 @@ class Learner(Estimator):
         -------
         Evaluation
         """
-        check_number("false_alarm", false_alarm, low=0, high=1, low_open=True, high_open=True)
         started, now = time.perf_counter(), self._taught()
         opens = hasattr(now.head, "novelty_score") and bool(now.calibration.parts)
         # Raises where unknown things are to be told and cannot be, before any work is done.
@@ -937,7 +937,6 @@ class Learner(Estimator):
         items, *lists = zip(*parts, strict=True)
         joined: list[Any] = [None if found[0] is None else np.concatenate(found) for found in lists]
         rows, true, told, sure, novel = joined
-        kept = concat_items(items) if keep_samples and items[0] is not None else None
         strange = np.empty(0)
         if unknown is not None:
             samples = intake.read_unknown(unknown, self._encoder.kind)
@@ -946,18 +945,15 @@ class Learner(Estimator):
             if not len(samples):
                 raise InputError("unknown must hold classes that the model does not know, got none but known ones")
             strange = now.head.novelty_score(self._encoded(samples).X)
-        found = SampleAnswers(kept, rows, true, told, sure, novel, strange, threshold)
-        result = evaluate_predictions(true, told, now.classes)
-        if threshold is not None and novel is not None:
-            known = np.isin(true, now.classes)
-            strange = np.concatenate([novel[~known], strange])
-            if known.any() and len(strange):
-                unknowns = open_world(novel[known], strange, threshold, false_alarm)
-                result = dataclasses.replace(result, unknown=unknowns)
+        result = evaluate_predictions(true, told, now.classes, novel, strange, threshold, false_alarm)
         if result.n_known:
             self._measured = Measured(result.accuracy, result.n_known, now.revision)
-        samples_kept, seconds = found if keep_samples else None, time.perf_counter() - started
-        return dataclasses.replace(result, left_out=tuple(left_out), samples=samples_kept, seconds=seconds)
+        kept = None
+        if keep_samples:
+            things = None if items[0] is None else concat_items(items)
+            kept = SampleAnswers(things, rows, true, told, sure, novel, strange, threshold)
+        seconds = time.perf_counter() - started
+        return dataclasses.replace(result, left_out=tuple(left_out), samples=kept, seconds=seconds)
 
     def score(self, data: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return the share of right answers; samples of classes that were never learned count as wrong.
@@ -1201,6 +1197,7 @@ class Learner(Estimator):
         return int(state) if isinstance(state, (int, np.integer)) and not isinstance(state, bool) else 0
 
     def _open_encoder(self) -> Encoder:
+        check_recipe(self.recipe, "features")
         return Encoder(
             self.backbone,
             self.weights,
@@ -1236,31 +1233,28 @@ class Learner(Estimator):
         return twin
 
     def _encoded(
-        self, samples: Samples, encoder: Encoder | None = None, *, on_error: OnError | None = None
+        self, samples: Samples, begun: tuple[Encoder, Snapshot] | None = None, *, on_error: OnError | None = None
     ) -> Features:
-        """Return the features of samples; ``encoder`` is that of a model that is about to begin."""
-        now = None
-        if encoder is None or (self._snapshot is not None and encoder is self._encoder):
-            now, encoder = self._snapshot, self._encoder
-        if samples.columns and now is not None:
+        """Return the features of samples; ``begun`` is what a model is about to begin with."""
+        encoder, now = begun or (self._encoder, self._state())
+        if samples.columns:
             intake.check_columns(samples.columns, now.columns)
         encoded = encoder.encode(samples, on_error=on_error)
         if samples.features is not None:
-            width = None if encoder.spec is None else encoder.spec.n_features
-            if now is not None and not now.is_empty:
-                width = now.head.n_features_in_
-            check_width(encoded.X, width)
+            check_width(encoded.X, now.n_features)
         return encoded
 
     def _features_of(self, items: Any, *, on_error: OnError | None = None) -> Iterable[Features]:
         """Return the features of items: those of a stream chunk by chunk."""
-        from evergrow.features import Features
+        from evergrow.features.encoding import Features
 
         if isinstance(items, Features):
             return [items]
         return (self._encoded(samples, on_error=on_error) for samples in intake.item_chunks(items, self._encoder.kind))
 
-    def _blocks(self, chunks: Iterable[Samples], encoder: Encoder, classes: Any = None) -> Iterator[Block]:
+    def _blocks(
+        self, chunks: Iterable[Samples], begun: tuple[Encoder, Snapshot] | None = None, classes: Any = None
+    ) -> Iterator[Block]:
         """Yield labelled samples as features, in blocks of bounded size where there are several chunks."""
         wanted: set[str] = set()
         kept: set[str] = set()
@@ -1274,7 +1268,7 @@ class Learner(Estimator):
                 strange = [] if allowed is None else np.setdiff1d(labels, allowed).tolist()
                 if strange:
                     raise LabelError(f"labels must be among the classes that were announced, got {strange[0]!r}")
-                found = self._encoded(samples, encoder)
+                found = self._encoded(samples, begun)
                 wanted.update(labels.tolist())
                 kept.update(labels[found.rows].tolist())
                 if samples.weights is None:
@@ -1289,13 +1283,14 @@ class Learner(Estimator):
         check_kept(wanted, kept)
 
 
-def _check_alone(engine: Any, **given: Any) -> None:
-    """Raise :class:`ParameterError` unless an engine can teach, and nothing is given that none takes."""
+def _check_alone(engine: Any, **given: Any) -> Any:
+    """Return an engine that can teach, or raise :class:`ParameterError`, also if something is given that none takes."""
     if not hasattr(engine, "partial_fit"):
         raise ParameterError(f"engine must be one of evergrow.engine, such as LocalEngine(), got {engine!r}")
     for name, value in given.items():
         if value is not None:
             raise ParameterError(f"{name} must be left out with an engine, got {type(value).__name__}")
+    return engine
 
 
 def check_width(X: NDArray[Any], width: int | None) -> None:

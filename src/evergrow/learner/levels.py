@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn.model_selection import PredefinedSplit, cross_val_predict
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.seeding import generator
@@ -56,10 +57,6 @@ class LevelTrial:
     samples: int
     classes: int
     blocks: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
-        return asdict(self)
 
 
 def try_levels(
@@ -133,26 +130,20 @@ def try_levels(
 
 def _drawn(shuffled: Any, codes: Any, most: int) -> Any:
     """Return rows of as many classes as have three samples among so many, every class in turn."""
-    order = np.argsort(codes[shuffled], kind="stable")
-    grouped = codes[shuffled][order]
-    starts = np.searchsorted(grouped, grouped)
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order)) - starts
-    classes = np.unique(grouped)[: max(2, most // _FOLDS)]
-    kept = np.flatnonzero(np.isin(codes[shuffled], classes))
-    return shuffled[kept[np.argsort(rank[kept], kind="stable")][:most]]
+    drawn = codes[shuffled]
+    kept = np.flatnonzero(np.isin(drawn, np.unique(drawn)[: max(2, most // _FOLDS)]))
+    return shuffled[kept[np.argsort(_ranks(drawn)[kept], kind="stable")][:most]]
+
+
+def _ranks(codes: Any) -> Any:
+    """Return how many rows before each are of its class."""
+    order = np.argsort(codes, kind="stable")
+    ranks = np.empty(len(order), dtype=np.int64)
+    ranks[order] = np.arange(len(order)) - np.searchsorted(codes[order], codes[order])
+    return ranks
 
 
 def _held_out(X: Any, y: Any, widths: tuple[int, ...]) -> Any:
     """Return which rows were recognised by a classifier that had learned the other folds."""
-    fold = np.empty(len(y), dtype=np.int64)
-    for label in np.unique(y):
-        mine = np.flatnonzero(y == label)
-        fold[mine] = np.arange(len(mine)) % _FOLDS
-    right = np.zeros(len(y), dtype=bool)
-    for held in range(_FOLDS):
-        rest = fold != held
-        blocks = widths if len(widths) > 1 else None
-        head = Classifier(n_units=_UNITS, random_state=0, blocks=blocks).fit(X[rest], y[rest])
-        right[~rest] = head.predict(X[~rest]) == y[~rest]
-    return right
+    head = Classifier(n_units=_UNITS, random_state=0, blocks=widths if len(widths) > 1 else None)
+    return cross_val_predict(head, X, y, cv=PredefinedSplit(_ranks(y) % _FOLDS)) == y

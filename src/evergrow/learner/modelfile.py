@@ -138,7 +138,7 @@ def commit(
     change : Change or str, optional
         A note on the latest change, or a change whose note and further fields (``extra``) are taken.
     keep : int
-        Earlier revisions to keep. With 0 nothing of them stays, also where the process is killed meanwhile.
+        Earlier revisions to keep. With 0 they are removed first: nothing of them stays, also after a kill.
     keep_bytes : int, optional
         Bytes that they may take; what they have in common counts once. By default model and history together take at
         most five times the model plus 20 MB.
@@ -164,23 +164,21 @@ def commit(
     remark = change if isinstance(change, Change) else Change("update", "", 0, note=change or "")
     before = learner._state()
     with _hold(path, wait, new=True) as place, _writing(place.model):
-        model, current, lineage = place.model, None, Lineage()
-        if model.exists():
-            current = Header.read(model)
-        digest = "" if current is None else current.digest
-        origin = learner.origin_ if learner.origin_ is not None and learner.origin_[0] == model else None
-        if origin is not None and origin[1] != digest:
+        model = place.model
+        current = Header.read(model) if model.exists() else None
+        digest, size = ("", 0) if current is None else (current.digest, model.stat().st_size)
+        lineage = Lineage() if current is None else place.position(current)
+        loaded_here = learner.origin_ is not None and learner.origin_[0] == model
+        if loaded_here and learner.origin_ != (model, digest):
             raise BusyError(
                 f"{model} must be as it was when the learner was loaded, but it was changed since: load it again"
             )
-        if current is not None:
-            lineage = place.position(current)
         # Changes that are in the file already keep their numbers; the others, one at least, become this revision.
         if current is not None and before.history[: len(current.history)] == current.history:
             old = len(current.history)
         else:
             old = sum(entry.revision <= before.lineage.number for entry in before.history)
-        if old == len(before.history) and origin is not None:
+        if old == len(before.history) and loaded_here:
             return Committed(lineage.number)
         old = max(min(old, len(before.history) - 1), 0)
         number = max([*place.numbers(), lineage.number, before.lineage.number]) + 1
@@ -192,18 +190,16 @@ def commit(
         ancestors = () if current is None else (*lineage.ancestors, Ancestor(lineage.number, digest))
         following = Lineage(number, ancestors)
         now = dataclasses.replace(before, history=(*before.history[:old], *fresh), lineage=following)
-        size = 0 if current is None else model.stat().st_size
+        dropped = [] if keep else place.prune(lineage, 0, 0)  # first, so that nothing stays whatever happens then
         if current is not None:
             place.log(current.digest)
             if keep:
                 place.adopt(current)
-            else:
-                place.purge_after(current.digest)
         digest = write_archive(model, now.to_archive())
         learner._snapshot, learner.origin_ = now, (model, digest)
         room = default_room(size, model.stat().st_size) if keep_bytes is None else keep_bytes
         done = Committed(number)
-        done.dropped = tuple(place.prune(following, keep, room))
+        done.dropped = (*dropped, *place.prune(following, keep, room))
     return done
 
 

@@ -1,6 +1,7 @@
 """Everything a learner knows, as one record: replaced as a whole or not at all, and written to files as it is.
 
-The record has the history of the model: one :class:`Change` for everything that was done to it.
+The record has the history of the model: one :class:`Change` for everything that was done to it. :func:`describe` gives
+all of it in plain values, :func:`text_of` in one line.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing_extensions import Self
 from evergrow.core.archive import Archive
 from evergrow.core.errors import EvergrowError, FileFormatError, ParameterError
 from evergrow.core.record import NOTHING, UNKNOWN, Between, Extra, from_archive, record, require, to_archive, to_values
-from evergrow.core.validation import check_keys, from_mapping
-from evergrow.data import DataOptions
+from evergrow.core.validation import check_keys
+from evergrow.core.version import __version__
 from evergrow.features.base import BackboneSpec
 from evergrow.head.estimator import plain_value
 from evergrow.head.stored import StoredHead
 from evergrow.learner.answers import LIKELIEST, Answering
-from evergrow.learner.calibration import Calibration
+from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.labels import can_read
 
 if TYPE_CHECKING:
@@ -212,14 +213,9 @@ def changed_names(history: Iterable[Change]) -> dict[str, str]:
     names: dict[str, str] = {}
     for change in history:
         if change.what in ("rename", "merge-classes"):
-            names = names_after(names, change.names)
+            moved = {former: change.names.get(name, name) for former, name in names.items()}
+            names = {**moved, **change.names, **moved}  # in the order of their first names
     return names
-
-
-def names_after(names: Mapping[str, str], later: Mapping[str, str]) -> dict[str, str]:
-    """Return names by former ones after classes were renamed once more."""
-    moved = {former: later.get(name, name) for former, name in names.items()}
-    return {**moved, **{old: new for old, new in later.items() if old not in moved}}
 
 
 def fingerprint(X: NDArray[Any], labels: NDArray[np.str_], weights: NDArray[np.float64] | None = None) -> str:
@@ -275,55 +271,6 @@ def learned_data(history: Iterable[Change]) -> frozenset[str]:
         else:
             held |= set(change.data)
     return frozenset(held)
-
-
-READING = ("image_column", "text_column", "label_column", "class_level")
-"""Settings of reading that are remembered."""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Where test data lie, and what they were when they were last looked at.
-
-    Parameters
-    ----------
-    source : str
-        Path; empty for data that were handed over in memory, which cannot be found again.
-    digest : str
-        Checksum of their features and labels.
-    samples : int
-        How many they are.
-    names : dict of str to str
-        What classes are called now whose label in the data is another, since they were renamed or merged.
-    reading : dict
-        Columns and depth of class folders that the data are read with, where they are not found out.
-    """
-
-    source: str
-    digest: str
-    samples: int
-    names: dict[str, str] = field(default_factory=dict)
-    reading: dict[str, str | Annotated[int, Between(0, 32)]] = field(default_factory=dict)
-
-    def check(self) -> None:
-        """Raise an error of evergrow's own where data cannot be read so."""
-        require(set(self.reading) <= set(READING), "it reads test data by unknown settings")
-        self.options()
-
-    def options(self) -> DataOptions:
-        """Return the settings that the data are read with."""
-        return from_mapping(DataOptions, self.reading, "setting of reading")
-
-    def renamed(self, names: Mapping[str, str]) -> Reference:
-        """Return the reference after classes got other names.
-
-        Examples
-        --------
-        >>> from evergrow.learner.snapshot import Reference
-        >>> Reference("t", "", 3).renamed({"crow": "rook"}).renamed({"rook": "jay", "owl": "eagle"}).names
-        {'crow': 'jay', 'rook': 'jay', 'owl': 'eagle'}
-        """
-        return replace(self, names=names_after(self.names, names))
 
 
 # -- what is known ----------------------------------------------------------------------------------------------
@@ -445,8 +392,6 @@ class Snapshot:
         What the labels were that were learned; the head knows them by their names.
     answering : Answering
         How answers follow from probabilities.
-    reference : Reference or None
-        Test data that it is tested on after every update.
     widths : tuple of int
         Columns of each block, where samples are features of several; with a backbone its description says so.
     columns : tuple of str
@@ -470,7 +415,6 @@ class Snapshot:
     solution: Archive | None = None
     label_kind: Literal["name", "integer", "boolean"] = "name"
     answering: Answering = field(default_factory=Answering)
-    reference: Reference | None = None
     widths: tuple[Count, ...] = ()
     columns: tuple[str, ...] = ()
     told: Told | None = None
@@ -490,6 +434,13 @@ class Snapshot:
     def classes(self) -> NDArray[np.str_]:
         """Names of the classes, sorted."""
         return np.asarray([] if self.head is None else self.head.classes_, dtype=np.str_)
+
+    @property
+    def n_features(self) -> int | None:
+        """Width of the feature vectors; None while that is open."""
+        if self.head is None:
+            return None if self.spec is None else self.spec.n_features
+        return int(self.head.n_features_in_)
 
     @property
     def kind(self) -> str:
@@ -618,3 +569,122 @@ def summed(
     """Return the samples of each class of two models together; what both have in common counts once."""
     total = Counter(first) + Counter(second) - Counter(common)
     return dict(sorted(total.items()))
+
+
+# -- at a glance ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an evaluation found.
+
+    Parameters
+    ----------
+    accuracy : float
+        Share of right answers.
+    n : int
+        On so many samples.
+    revision : int
+        Of the model that was asked.
+    """
+
+    accuracy: float
+    n: int
+    revision: int
+
+
+def describe(now: Snapshot, *, numerics: bool = False) -> dict[str, Any]:
+    """Return what is known of a learner, in plain values.
+
+    Parameters
+    ----------
+    now : Snapshot
+        What it knows.
+    numerics : bool
+        Whether to add rank and conditioning, which take a decomposition.
+
+    Returns
+    -------
+    dict
+        ``evergrow`` (version here), ``method``, ``options``, ``kind`` (of the samples), ``backbone`` (None, or its
+        description with ``reason`` where it was chosen automatically), ``adaptation`` (None, or what the backbone was
+        adapted with: tuner, settings, number of parameters, the backbone before, and how the training went),
+        ``n_features``, ``blocks`` (None, or columns and weight of each block of features), ``n_units``, ``n_classes``,
+        ``n_samples``, ``classes`` (name and samples of each), ``label_kind`` (what the labels were: names, integers or
+        booleans), ``novelty`` (None, or the number of calibrated scores and the threshold), ``answering`` (prior
+        and thresholds that answers follow), ``revision``,
+        ``history``, and with ``numerics`` the head's diagnostics.
+    """
+    head, spec = now.head, now.spec
+    told = now.told if isinstance(head, StoredHead) else Told.of(head)
+    novelty = None
+    if now.calibration.n:
+        threshold = now.calibration.threshold(FALSE_ALARM)
+        novelty = {"calibrated_on": now.calibration.n, "false_alarm": FALSE_ALARM, "threshold": threshold}
+    values = {
+        "evergrow": __version__,
+        "method": now.recipe.method,
+        "options": dict(now.recipe.plain().options),
+        "kind": now.kind,
+        "backbone": None if spec is None else {**spec.to_dict(), "reason": now.reason},
+        "adaptation": None if now.adaptation is None else read_adaptation(now.adaptation).describe(),
+        "n_features": now.n_features,
+        "blocks": None if told.blocks is None else [vars(block) for block in told.blocks],
+        "n_units": told.n_units,
+        "n_classes": len(now.classes),
+        "n_samples": sum(now.counts.values()),
+        "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
+        "label_kind": now.label_kind,
+        "novelty": novelty,
+        "answering": now.answering.to_dict(),
+        "revision": now.revision,
+        "history": [change.to_dict() for change in now.history],
+    }
+    if numerics:
+        values["numerics"] = head.diagnostics() if hasattr(head, "diagnostics") and len(now.classes) else None
+    return values
+
+
+def text_of(info: dict[str, Any] | None, method: str, tested: Measured | None) -> str:
+    """Return a learner in one line.
+
+    Parameters
+    ----------
+    info : dict or None
+        As :meth:`evergrow.Learner.info` gives it; None before anything is learned.
+    method : str
+        The method.
+    tested : Measured or None
+        The last evaluation; where there is none, that of the latest change that was tested counts.
+
+    Examples
+    --------
+    >>> from evergrow.learner.snapshot import text_of
+    >>> text_of(None, "scl-mgsm", None)
+    "Learner(method='scl-mgsm', nothing learned yet)"
+    """
+    if info is None:
+        return f"Learner(method={method!r}, nothing learned yet)"
+    backbone = info["backbone"]["name"] if info["backbone"] else None
+    parts = [
+        f"method={method!r}",
+        f"kind={info['kind']!r}",
+        *([f"backbone={backbone!r}"] if backbone else []),
+        f"{info['n_classes']} class{'es' * (info['n_classes'] != 1)}",
+        f"{info['n_samples']} sample{'s' * (info['n_samples'] != 1)}",
+        f"revision {info['revision']}",
+    ]
+    tested = tested or last_tested(info)
+    if tested is not None:
+        when = "" if tested.revision == info["revision"] else f" (at revision {tested.revision})"
+        parts.append(f"accuracy {tested.accuracy:.1%} on {tested.n}{when}")
+    return f"Learner({', '.join(parts)})"
+
+
+def last_tested(info: dict[str, Any]) -> Measured | None:
+    """Return the accuracy that the latest tested change ended with."""
+    for change in reversed(info["history"]):
+        found = change.get("tested") or {}
+        if found.get("after") is not None:
+            return Measured(found["after"], found["samples"], change["revision"])
+    return None

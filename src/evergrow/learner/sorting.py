@@ -13,15 +13,17 @@ import os
 import posixpath
 import shutil
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, ImageError, InputError, PathError
 from evergrow.core.escaping import csv_text
 from evergrow.core.files import atomic_path, locked, remove_leftovers
 from evergrow.core.progress import meter
+from evergrow.core.record import from_values
 from evergrow.data.items import Images, is_image
 from evergrow.data.storage import Tree
 from evergrow.learner.calibration import FALSE_ALARM
@@ -54,8 +56,6 @@ BLOCK = 16_384
 _SCRATCH = ".sorting"
 _ENDING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}  # what befalls one file befalls the next one too
 
-State = Literal["planned", "done", "left"]
-
 
 @dataclass(frozen=True)
 class SortedFile:
@@ -86,7 +86,7 @@ class SortedFile:
     probability: float | None = None
     place: str = ""
     how: Literal["move", "copy", "link", "make", ""] = ""
-    state: State = "left"
+    state: Literal["planned", "done", "left"] = "left"
     size: int = 0
     note: str = ""
 
@@ -132,20 +132,16 @@ def plan_sort(
     """
     root, target = _checked(learner, folder, out, unknown)
     done = {(row.file, row.size) for row in earlier if row.state == "done" and row.how in ("copy", "link")}
-    rows: list[SortedFile] = []
-    names: list[str] = []
     sizes = {name: size for name, size in _images(root, target).items() if (str(root / name), size) not in done}
-    for name in sizes:
-        if reason := _why_not(root, name):
-            rows.append(SortedFile(str(root / name), size=sizes[name], note=reason))
-        else:
-            names.append(name)
+    left = {name: reason for name in sizes if (reason := _why_not(root, name))}
+    names = [name for name in sizes if name not in left]
     known = {row.answer: row.group for row in earlier if row.answer and not row.note and row.place}
     classes = [str(name) for name in learner.class_names_]
     fresh = [name for name in classes if csv_text(name) not in known]
     folders = folder_names(fresh, [unknown, UNSURE, TABLE, *known.values()])
     folders |= {name: known[csv_text(name)] for name in classes if csv_text(name) in known}
-    places = _Places(target, earlier)
+    used = {group: _names_in(target, group, earlier) for group in {unknown, UNSURE, *folders.values()}}
+    rows: list[SortedFile] = []
     alarm = false_alarm if learner.info()["novelty"] else None
     for start in range(0, len(names), BLOCK):
         block = names[start : start + BLOCK]
@@ -154,20 +150,20 @@ def plan_sort(
             try:
                 found = learner.ask(Images(tuple(block), root=root), false_alarm=alarm)
             except ImageError as error:  # none can be read
-                rows += [SortedFile(str(root / name), size=sizes[name], note=str(error)) for name in block]
+                left |= dict.fromkeys(block, str(error))
                 continue
+        left |= dict(found.failures)
         columns = found.ranked(1)[:, 0]
         for place, row in enumerate(found.rows.tolist()):
-            column = int(columns[place])
-            name, likely = str(found.classes[column]), float(found.values[place, column])
+            name, likely = str(found.classes[columns[place]]), float(found.values[place, columns[place]])
             made = SortedFile(str(root / block[row]), csv_text(name), likely, size=sizes[block[row]])
             group = folders[name]
             if found.unknown is not None and found.unknown[place]:
                 group, made = unknown, replace(made, answer="", probability=None, note=f"unknown, most like {name}")
             elif likely < least:
                 group, made = UNSURE, replace(made, note="unsure")
-            rows.append(replace(made, place=places.free(group, block[row])))
-        rows += [SortedFile(str(root / name), size=sizes[name], note=why) for name, why in found.failures]
+            rows.append(replace(made, place=f"{group}/{_free_name(block[row], used[group])}"))
+    rows += [SortedFile(str(root / name), size=sizes[name], note=reason) for name, reason in left.items()]
     return sorted(rows, key=lambda row: row.file)
 
 
@@ -209,25 +205,18 @@ def _why_not(root: Path, name: str) -> str:
         return "it is no longer there"
 
 
-class _Places:
-    """Names that are still free in the folders below another."""
+def _names_in(out: Path, group: str, earlier: Iterable[SortedFile]) -> set[str]:
+    """Return the names that are taken in a folder: by what is there, or was to go there."""
+    folder = own_folder(out, group, make=False)
+    there = os.listdir(folder) if folder.is_dir() else []
+    return set(map(same_name, [*there, *(posixpath.basename(row.place) for row in earlier if row.group == group)]))
 
-    def __init__(self, out: Path, earlier: Iterable[SortedFile]) -> None:
-        self._out = out
-        self._used: dict[str, set[str]] = {}
-        self._earlier = [row.place for row in earlier if row.place]
 
-    def free(self, group: str, name: str) -> str:
-        """Return a place for a file in a folder; nobody gets it again."""
-        if group not in self._used:
-            folder = own_folder(self._out, group, make=False)
-            there = os.listdir(folder) if folder.is_dir() else []
-            there += [posixpath.basename(place) for place in self._earlier if posixpath.dirname(place) == group]
-            self._used[group] = set(map(same_name, there))
-        used = self._used[group]
-        found = free_name(posixpath.basename(name), lambda other: same_name(other) in used)
-        used.add(same_name(found))
-        return f"{group}/{found}"
+def _free_name(name: str, used: set[str]) -> str:
+    """Return a name for a file that nobody has; nobody gets it again."""
+    found = free_name(posixpath.basename(name), lambda other: same_name(other) in used)
+    used.add(same_name(found))
+    return found
 
 
 def sort_folder(
@@ -306,26 +295,31 @@ def sort_folder(
 
 def _carried_out(planned: Sequence[SortedFile], out: Path, progress: bool) -> list[SortedFile]:
     """Put files where they belong, and return the rows with what came of it."""
-    scratch, rows = own_folder(out, _SCRATCH), []
+    rows: list[SortedFile] = []
     try:
-        with meter("sorting", len(planned), enabled=progress and bool(planned)) as tick:
-            for row in planned:
-                reason = _put(row, out, scratch)
-                left = replace(row, place="", how="", state="left", note=reason)
-                rows.append(left if reason else replace(row, state="done"))
-                tick(len(rows))
+        for row, scratch in _each("sorting", planned, out, progress):
+            reason = _put(row, out, scratch)
+            left = replace(row, place="", how="", state="left", note=reason)
+            rows.append(left if reason else replace(row, state="done"))
     except OSError as error:
-        done = f"{_files(rows)} of {_files(planned)} files are sorted, the others are where they were"
+        done, all_files = (sum(row.how != "make" for row in part) for part in (rows, planned))
         raise PathError(
-            f"{error.strerror or error}: {done}. {out / TABLE} lists both, and the same command goes on from there."
+            f"{error.strerror or error}: {done} of {all_files} files are sorted, the others are where they were. "
+            f"{out / TABLE} lists both, and the same command goes on from there."
         ) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return rows
 
 
-def _files(rows: Iterable[SortedFile]) -> int:
-    return sum(row.how != "make" for row in rows)
+def _each(what: str, rows: Sequence[SortedFile], out: Path, progress: bool) -> Iterator[tuple[SortedFile, Path]]:
+    """Yield rows with a folder for half-written copies, which is gone afterwards, and show a bar."""
+    scratch = own_folder(out, _SCRATCH)
+    try:
+        with meter(what, len(rows), enabled=progress and bool(rows)) as tick:
+            for number, row in enumerate(rows):
+                yield row, scratch
+                tick(number + 1)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _put(row: SortedFile, out: Path, scratch: Path) -> str:
@@ -334,10 +328,16 @@ def _put(row: SortedFile, out: Path, scratch: Path) -> str:
         own_folder(out, row.place)
         return ""
     source, target = Path(row.file), own_folder(out, row.group) / posixpath.basename(row.place)
-    if not os.path.lexists(source) and (_is_there(target, row.size) or holds(source, target, cast(How, row.how))):
+    how = cast(How, row.how)
+    if not os.path.lexists(source) and (_is_there(target, row.size) or holds(source, target, how)):
         return ""  # done before a kill
+    return _moved(source, target, how, scratch)
+
+
+def _moved(source: Path, target: Path, how: How, scratch: Path) -> str:
+    """Put a file elsewhere, or return why that cannot be done; what befalls the next file too is raised."""
     try:
-        put_file(source, target, cast(How, row.how), scratch)
+        put_file(source, target, how, scratch)
     except FileNotFoundError:
         return "it is no longer there"
     except FileExistsError:
@@ -379,17 +379,12 @@ def undo_sort(table: str | os.PathLike[str], *, progress: bool = False) -> list[
     kept: list[SortedFile] = []
     with locked(out):
         remove_leftovers(out, f".{TABLE}.*")
-        scratch = own_folder(out, _SCRATCH)
         try:
-            with meter("undoing", len(rows), enabled=progress) as tick:
-                for number, row in enumerate(reversed(rows)):
-                    if row.place and row.how != "make" and (reason := _taken_back(row, out, scratch)):
-                        kept.append(replace(row, note=reason))
-                    tick(number + 1)
+            for row, scratch in _each("undoing", rows[::-1], out, progress):
+                if row.place and row.how != "make" and (reason := _taken_back(row, out, scratch)):
+                    kept.append(replace(row, note=reason))
         except OSError as error:
             raise PathError(f"{error.strerror or error}. What was not undone is as it was; undo it again.") from error
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
         made = [row for row in rows if row.how == "make"]
         for row in made:
             if row.place != "." and not (out / row.place).is_symlink():
@@ -404,11 +399,8 @@ def undo_sort(table: str | os.PathLike[str], *, progress: bool = False) -> list[
 
 
 def _remove_if_empty(folder: Path) -> None:
-    try:
+    with suppress(OSError):  # others have put something there
         folder.rmdir()
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-            raise PathError(f"{folder} is no longer needed but cannot be removed: {error.strerror}") from error
 
 
 def _taken_back(row: SortedFile, out: Path, scratch: Path) -> str:
@@ -428,15 +420,9 @@ def _taken_back(row: SortedFile, out: Path, scratch: Path) -> str:
     elif how == "copy":
         return "it was changed, or its original is gone"
     else:
-        try:
+        with suppress(OSError):  # then the file cannot be put there, which says why
             source.parent.mkdir(parents=True, exist_ok=True)
-            put_file(target, source, "move", scratch)
-        except FileExistsError:
-            return f"another file is at {source}"
-        except OSError as error:
-            if error.errno in _ENDING:
-                raise
-            return error.strerror or str(error)
+        return _moved(target, source, "move", scratch)
     return ""
 
 
@@ -471,21 +457,13 @@ def read_table(path: str | os.PathLike[str]) -> list[SortedFile]:
             if found.fieldnames != [field.name for field in fields(SortedFile)]:
                 raise ValueError("its first line is not that of one")
             return [_row(values) for values in found]
-    except (ValueError, TypeError, KeyError, csv.Error) as error:
+    except (ValueError, TypeError, csv.Error) as error:
         raise FileFormatError(f"{os.fspath(path)} is no table of a sort, or was damaged: {error}") from error
 
 
 def _row(values: dict[str, Any]) -> SortedFile:
-    row = SortedFile(
-        values["file"],
-        values["answer"],
-        float(values["probability"]) if values["probability"] else None,
-        values["place"],
-        values["how"],
-        values["state"],
-        int(values["size"]),
-        values["note"],
-    )
+    likely = float(values["probability"]) if values["probability"] else None
+    row = from_values(SortedFile, {**values, "probability": likely, "size": int(values["size"])}, "a line")
     parts = row.place.split("/")
     inside = not any(part in ("", "..") or odd_name(part) or "\\" in part for part in parts)
     deep = {"make": 1, "": len(parts)}.get(row.how, 2)
@@ -494,6 +472,4 @@ def _row(values: dict[str, Any]) -> SortedFile:
     image = os.path.isabs(row.file) and os.path.normpath(row.file) == row.file and is_image(row.file)
     if row.how != "make" and not image:
         raise ValueError(f"it names {row.file!r}, which is no path of an image")
-    if row.how not in ("", "make", *get_args(How)) or row.state not in get_args(State):
-        raise ValueError(f"it names {row.how!r} and {row.state!r}")
     return row
