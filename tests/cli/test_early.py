@@ -54,7 +54,6 @@ LIGHT = [
     ["rollback", "m.evg"],
     ["redo", "m.evg"],
     ["merge-classes", "m.evg", "wasp", "bee", "--into", "insect"],
-    ["answering", "m.evg"],
     ["--help"],
     *([name, "--help"] for name in ("predict", "evaluate", "update", "rename", "serve")),
 ]

@@ -132,7 +132,6 @@ def _learners(folder: Path) -> list[Subject]:
     with measured_change(edited, first):
         edited.partial_fit(first)
     edited.rename_class("ant", "wasp")
-    edited.set_answering(prior={"wasp": 2.0}, thresholds={"bee": 0.4})
     # Features that are blocks with weights; what answers need is worked out.
     blocks = learner(blocks=(width - 2, 2)).fit(first)
     blocks.predict(first[0][:1])

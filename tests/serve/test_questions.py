@@ -121,16 +121,6 @@ def test_features_of_several_depths_are_joined_as_the_learner_joins_them(
     assert_answers(told["answers"], expected, 1e-4, 1e-3)
 
 
-def test_thresholds_of_the_model_decide_its_answers(api: Any, folder: Path) -> None:
-    learner = Learner(None, options={"n_units": 20}, device="cpu")
-    learner.fit((np.asarray(rows(0, 5) + rows(1, 5)), list("aaaaabbbbb"))).set_answering(thresholds={"b": 1e-9})
-    commit(folder / "m.evg", learner)
-    X = rows(0, 3, seed=3)
-    assert learner.predict(np.asarray(X)).tolist() == ["b"] * 3
-    told = api.post("predict", {"rows": X}).json()["answers"]
-    assert [(answer["label"], answer["top"][0]["class"]) for answer in told] == [("b", "b")] * 3
-
-
 # -- batches --------------------------------------------------------------------------------------------------
 
 

@@ -43,18 +43,16 @@ def inspect_command(model: options.ModelFile, numerics: bool = False, full: bool
     full
         List all classes and all changes.
     """
-    from evergrow.learner.answers import LIKELIEST
     from evergrow.learner.modelfile import history
 
     # The file's own history, which knows what was rolled back too.
     changes = history(model)
     learner = load_model(model, lazy=True)
     info = {**learner.info(numerics=numerics), "history": [change.to_dict() for change in changes]}
-    answers = "" if learner.answering_ == LIKELIEST else learner.answering_.summary()
     size = model.stat().st_size
     classes = [[row["name"], f"{row['samples']:,}"] for row in info["classes"]]
     listing = _shown(["class", "samples"], classes, ["samples"], None if full else _CLASSES)
-    lines = [*facts(_about(info, size, answers)), "", *listing, "", *_history(changes, None if full else _CHANGES)]
+    lines = [*facts(_about(info, size)), "", *listing, "", *_history(changes, None if full else _CHANGES)]
     return Answer({"model": str(model), "bytes": size, **info}, lines)
 
 
@@ -92,7 +90,7 @@ def log_command(
     return Answer(values, [*_history(changes, None if full else n), *fell])
 
 
-def _about(info: dict[str, Any], size: int, answers: str) -> list[tuple[str, str]]:
+def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
     settings = "".join(f", {name} = {value}" for name, value in info["options"].items())
     spec, numerics = info["backbone"], info.get("numerics") or {}
     novelty = info["novelty"]
@@ -132,7 +130,6 @@ def _about(info: dict[str, Any], size: int, answers: str) -> list[tuple[str, str
         *entries,
         ("adapted", adapted_note(info["adaptation"]) if info["adaptation"] else ""),
         ("unknown things", unknown),
-        ("answers", answers),
         ("revision", str(info["revision"])),
         ("file", f"{size / 1e6:.1f} MB"),
     ]

@@ -134,7 +134,6 @@ def export_command(
     """
     from evergrow.export.onnx_backbone import tokenizer_path
     from evergrow.export.onnx_export import ExportConfig, export_learner
-    from evergrow.learner.answers import LIKELIEST
 
     models.check_target("--onnx", onnx, force=force)
     config = ExportConfig(opset=opset, check=check)
@@ -153,8 +152,6 @@ def export_command(
     if report.check is not None:
         rows = f"({report.check.rows} {report.check.samples})"
         lines[-1] = f"checked: onnxruntime's scores differ by {report.check.difference:.1g} of their spread {rows}"
-    if learner.answering_ != LIKELIEST:
-        lines.append(f"not in the graph, which gives scores: {learner.answering_.summary()}")
     return Answer({"model": str(model), **report.to_dict()}, lines, done=f"{onnx} was written")
 
 

@@ -196,10 +196,6 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         def class_counts_(self) -> NDArray[np.int64]:
             """Samples learned of each class."""
 
-        @property
-        def assumed_prior_(self) -> str:
-            """How common probabilities take classes to be."""
-
     def require_weights(self) -> None:
         """Raise :class:`UnsupportedError` unless samples may count for more or less than one."""
         if not self.takes_weights:

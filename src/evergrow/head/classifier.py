@@ -282,14 +282,6 @@ class Classifier(IncrementalClassifier):
         self._require_fitted()
         return self._solved.temperature() if self._temperature is None else self._temperature
 
-    @property
-    def assumed_prior_(self) -> str:
-        """How common probabilities take classes to be: all alike (``"uniform"``), or by the ``"counts"`` of samples.
-
-        Ridge regression on the classes as targets estimates probabilities among samples like those that were learned.
-        """
-        return "counts" if self.readout == "ridge" else "uniform"
-
     def novelty_score(self, X: Any) -> NDArray[np.float64]:
         """Return how unlike anything learned each row is; higher means more novel.
 

@@ -48,8 +48,7 @@ def renamed(now: Snapshot, names: Mapping[Any, Any]) -> Snapshot:
     mapping = {old: new for old, new in mapping.items() if new != old}
     change = Change.now("rename", sum(now.counts[old] for old in mapping), sorted(mapping.values()), names=mapping)
     counts = dict(sorted((mapping.get(name, name), n) for name, n in now.counts.items()))
-    answering = now.answering.mapped({name: mapping.get(name, name) for name in now.counts})
-    return now.after(change, head=head, counts=counts, answering=answering)
+    return now.after(change, head=head, counts=counts)
 
 
 def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snapshot:
@@ -76,8 +75,7 @@ def with_merged_classes(now: Snapshot, names: Iterable[Any], into: Any) -> Snaps
     change = Change.now("merge-classes", sum(now.counts[name] for name in mapping), [target], names=mapping)
     counts = {name: n for name, n in now.counts.items() if name not in gone}
     counts[target] = sum(now.counts[name] for name in gone)
-    answering = now.answering.merged(gone, target)
-    return now.after(change, head=head, counts=dict(sorted(counts.items())), answering=answering)
+    return now.after(change, head=head, counts=dict(sorted(counts.items())))
 
 
 def forgotten(now: Snapshot, names: Iterable[Any]) -> Snapshot:
@@ -265,7 +263,7 @@ def _check_separate(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> 
         since = side.history[len(began) :]
         if [(change.what, change.when, change.data) for change in side.history[: len(began)]] != began:
             raise MergeError(f"base must be what both learners began as, but {name} has another history")
-        edits = sorted({change.what for change in since} - {"update", "merge", "answering"})
+        edits = sorted({change.what for change in since} - {"update", "merge"})
         if edits:
             raise MergeError(
                 f"learners may only have learned or merged since their base, but {name} has {', '.join(edits)} in its "

@@ -24,7 +24,7 @@ from evergrow.features.recipes import check_recipe
 from evergrow.head.estimator import Estimator
 from evergrow.head.stored import BUILT_IN, StoredHead
 from evergrow.learner import edits
-from evergrow.learner.answers import LIKELIEST, Answering, Answers
+from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.encoder import Encoder, check_kept, checkpoint_file, encode_config
 from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_predictions
@@ -230,11 +230,6 @@ class Learner(Estimator):
         """The backbone before it was adapted to data; None where samples are features."""
         adaptation = self._encoder.adaptation
         return self._state().spec if adaptation is None else adaptation.base
-
-    @property
-    def answering_(self) -> Answering:
-        """How answers follow from probabilities."""
-        return self._state().answering
 
     def info(self, *, numerics: bool = False) -> dict[str, Any]:
         """Return what the learner is, in plain values; loads no backbone.
@@ -621,43 +616,6 @@ class Learner(Estimator):
         self._snapshot = edits.relabelled(self._taught(), encoded.X, source, target)
         return self
 
-    def set_answering(self, *, prior: Any = None, thresholds: Any = None) -> Self:
-        """Say how answers follow from probabilities: how common classes are, and how sure one must be.
-
-        Both are set at once; what is left out is as it was learned. Nothing is learned or forgotten by it, and
-        ``predict``, ``predict_proba`` (the prior), ``ask`` and ``evaluate`` follow it from now on.
-
-        Parameters
-        ----------
-        prior : {"learned", "uniform", "counts"} or mapping of str to float, optional
-            How common classes are among what is asked about: as the probabilities assume, all alike, as among the
-            samples that were learned, or by weights; classes that these do not name have the mean weight.
-        thresholds : mapping of str to float, optional
-            Probability from which a class is the answer, whatever is likelier, and below which it never is.
-
-        Raises
-        ------
-        LabelError
-            If a class is named that was never learned.
-        UnsupportedError
-            If the method gives no probabilities.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from evergrow.learner.learner import Learner
-        >>> X, y = np.random.default_rng(0).normal(size=(40, 5)), np.repeat(["crow", "jay", "owl", "rook"], 10)
-        >>> learner = Learner(options={"n_units": 20}).fit((X, y))
-        >>> before = (learner.predict(X) == "owl").sum()
-        >>> bool((learner.set_answering(thresholds={"owl": 0.02}).predict(X) == "owl").sum() > before)
-        True
-        """
-        self._able("predict_proba")
-        now = self._taught()
-        answering = Answering.checked(now.counts, prior, thresholds)
-        self._snapshot = now.after(Change.now("answering", 0, note=answering.summary()), answering=answering)
-        return self
-
     def attach(self, name: str, part: Archive, *, note: str = "") -> Self:
         """Keep an archive of somebody else's in the model's file; it is copied and rolled back with the model.
 
@@ -881,7 +839,6 @@ class Learner(Estimator):
             novelty=novelty,
             unknown=None if novelty is None else ~(novelty <= threshold),  # NaN is not known
             threshold=None if novelty is None else np.full(len(novelty), threshold),
-            chosen=None if now.answering == LIKELIEST else now.answering.choose(values, names.tolist()),
             label_kind=now.label_kind,
             index=getattr(items, "index", None) if intake.is_pandas(items) else None,
         )
@@ -986,18 +943,12 @@ class Learner(Estimator):
         return values[:, np.argsort(as_labels(now.classes.tolist(), now.label_kind), kind="stable")]
 
     def _probabilities(self, X: NDArray[Any]) -> NDArray[np.float64]:
-        """Return class probabilities of features under the prior that was asked for."""
-        now = self._taught()
-        likely = np.asarray(now.head.predict_proba(X))
-        counts = [now.counts[name] for name in now.classes.tolist()]
-        return now.answering.probabilities(likely, now.classes.tolist(), counts, now.head.assumed_prior_)
+        """Return class probabilities of features."""
+        return np.asarray(self._taught().head.predict_proba(X))
 
     def _answers_to(self, X: NDArray[Any]) -> NDArray[np.str_]:
         """Return the answers to features."""
-        now = self._taught()
-        if now.answering == LIKELIEST:
-            return np.asarray(now.head.predict(X), dtype=np.str_)
-        return now.classes[now.answering.choose(self._probabilities(X), now.classes.tolist())]
+        return np.asarray(self._taught().head.predict(X), dtype=np.str_)
 
     # -- files -------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ from evergrow.core.version import __version__
 from evergrow.features.base import BackboneSpec
 from evergrow.head.estimator import plain_value
 from evergrow.head.stored import StoredHead
-from evergrow.learner.answers import LIKELIEST, Answering
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.labels import can_read
 
@@ -51,7 +50,6 @@ Event = Literal[
     "rename",
     "merge-classes",
     "relabel",
-    "answering",
 ]
 """What a change can be."""
 
@@ -390,8 +388,6 @@ class Snapshot:
         What the head has worked out for its answers; only in files.
     label_kind : {"name", "integer", "boolean"}
         What the labels were that were learned; the head knows them by their names.
-    answering : Answering
-        How answers follow from probabilities.
     widths : tuple of int
         Columns of each block, where samples are features of several; with a backbone its description says so.
     columns : tuple of str
@@ -414,7 +410,6 @@ class Snapshot:
     adaptation: Archive | None = None
     solution: Archive | None = None
     label_kind: Literal["name", "integer", "boolean"] = "name"
-    answering: Answering = field(default_factory=Answering)
     widths: tuple[Count, ...] = ()
     columns: tuple[str, ...] = ()
     told: Told | None = None
@@ -454,8 +449,7 @@ class Snapshot:
         """
         after = replace(self, history=(*self.history, change.numbered(self.revision + 1)), **values)
         kind = after.label_kind if all(can_read(after.label_kind, name) for name in after.counts) else "name"
-        answering = after.answering.mapped({name: name for name in after.counts})
-        return replace(after, label_kind=kind, answering=answering)
+        return replace(after, label_kind=kind)
 
     # -- files ------------------------------------------------------------------------------------------------
 
@@ -489,8 +483,6 @@ class Snapshot:
         require(len(self.columns) in (0, width), "it has another number of columns than names for them")
         strange = [name for name in names if not can_read(self.label_kind, name)]
         require(not strange, f"its labels are of kind {self.label_kind!r}, but {(strange or [''])[0]!r} is none")
-        unlearned = sorted(self.answering.named() - set(names))
-        require(not unlearned, f"answers name {unlearned[:1]}, which was not learned")
 
 
 def read_snapshot(archive: Archive, name: str) -> Snapshot:
@@ -526,8 +518,6 @@ def with_head(now: Snapshot, device: str | torch.device | None, name: str) -> Sn
         head = stored.load(device)
         learned, own = getattr(head, "class_counts_", None), [now.counts[label] for label in head.classes_.tolist()]
         require(learned is None or own == learned.tolist(), f"{name} counts other samples than its head learned")
-        plain = now.answering == LIKELIEST or hasattr(head, "predict_proba")
-        require(plain, f"{name} says how answers follow from probabilities, and its method has none")
     except FileFormatError:
         raise
     except (EvergrowError, TypeError, ValueError) as error:
@@ -611,8 +601,7 @@ def describe(now: Snapshot, *, numerics: bool = False) -> dict[str, Any]:
         adapted with: tuner, settings, number of parameters, the backbone before, and how the training went),
         ``n_features``, ``blocks`` (None, or columns and weight of each block of features), ``n_units``, ``n_classes``,
         ``n_samples``, ``classes`` (name and samples of each), ``label_kind`` (what the labels were: names, integers or
-        booleans), ``novelty`` (None, or the number of calibrated scores and the threshold), ``answering`` (prior
-        and thresholds that answers follow), ``revision``,
+        booleans), ``novelty`` (None, or the number of calibrated scores and the threshold), ``revision``,
         ``history``, and with ``numerics`` the head's diagnostics.
     """
     head, spec = now.head, now.spec
@@ -636,7 +625,6 @@ def describe(now: Snapshot, *, numerics: bool = False) -> dict[str, Any]:
         "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
         "label_kind": now.label_kind,
         "novelty": novelty,
-        "answering": now.answering.to_dict(),
         "revision": now.revision,
         "history": [change.to_dict() for change in now.history],
     }

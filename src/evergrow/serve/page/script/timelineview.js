@@ -61,7 +61,6 @@ export function told({ what, samples, classes, names = {} }) {
     rollback: "Went back",
     redo: "Went forward again",
     relabel: `Gave ${n} another class`,
-    answering: "Changed what counts as unknown",
   };
   return words[what] ?? `${what}: ${n}`;
 }
