@@ -204,18 +204,11 @@ def restrict(path: Path, mode: int) -> None:
 
 def take_owner(path: Path, like: Path) -> bool:
     """Give a file or folder the owner and group of another as far as allowed; return whether the group is the same."""
-    if not hasattr(os, "chown"):
-        return True
-    now, wanted = os.stat(path), os.stat(like)
-    if now.st_uid != wanted.st_uid:
-        with suppress(PermissionError):  # only an administrator may give a file away
-            os.chown(path, wanted.st_uid, -1)
-    if now.st_gid != wanted.st_gid:
-        try:
-            os.chown(path, -1, wanted.st_gid)
-        except PermissionError:
-            return False
-    return True
+    wanted = os.stat(like)
+    for owner, group in ((wanted.st_uid, -1), (-1, wanted.st_gid)):
+        with suppress(PermissionError, AttributeError):  # only an administrator may give a file away; nobody on Windows
+            os.chown(path, owner, group)
+    return os.stat(path).st_gid == wanted.st_gid
 
 
 def _take_access(path: Path, like: Path) -> None:
