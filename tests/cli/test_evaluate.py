@@ -202,15 +202,6 @@ def test_the_page_stays_bounded_however_much_is_wrong():
     assert {link[1:] for link in links} <= targets
 
 
-def test_the_chart_counts_what_it_shows():
-    result = answered(["a", "b", "a", "b"], ["a", "b", "b", "b"], certainty=np.array([0.95, 0.92, 0.55, 0.15]))
-    words = " ".join(Page(evaluation_page(result, title="chart")).text)
-    assert "certainty 0.94: 100.0 % of 2 right" in words  # the mean of 0.95 and 0.92
-    assert "certainty 0.55: 0.0 % of 1 right" in words
-    gap = (2 * abs(0.935 - 1) + 0.55 + 0.85) / 4
-    assert f"{100 * gap:.1f} % apart" in words
-
-
 def test_a_report_of_a_model_of_images(shell, image_model, images):
     Path("swapped").mkdir()
     for mine, theirs in (("lying", "standing"), ("standing", "lying")):
@@ -220,7 +211,7 @@ def test_a_report_of_a_model_of_images(shell, image_model, images):
     answers = open_model(image_model).evaluate("swapped", keep_samples=True)
     wrong = int((answers.samples.true != answers.samples.predicted).sum())
     assert sum(tag == "img" for tag, _ in page.tags) == wrong > 10
-    assert {"How far certainty can be trusted", "Wrong answers"} <= set(page.text)
+    assert "Wrong answers" in page.text
 
 
 def test_samples_are_kept_on_request_only(shell, model, first):

@@ -14,8 +14,8 @@ import typer
 
 from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, listed, percent, plural, share, table
-from evergrow.cli.engine import HERE, EngineOptions, source_of
-from evergrow.cli.models import check_target, load_model, skipped_code
+from evergrow.cli.engine import HERE, EngineOptions
+from evergrow.cli.models import check_target, load_model, skipped_code, write_text
 from evergrow.cli.registry import command
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
 from evergrow.core.escaping import csv_text, one_line
@@ -102,7 +102,9 @@ def predict_command(
             raise ParameterError("With --engine name one folder, file or address to ask about.")
         if out is None:
             raise ParameterError("With --engine name a folder by --out: the answers are written there.")
-        source = source_of(asked[0], reading, part="all", labelled=False)
+        from evergrow.data import read
+
+        source = read(asked[0], reading.options(), part="all", labelled=False)
         report = spread.run(
             lambda engine: engine.predict(learner, source, top=top, false_alarm=alarm), folder=out, quiet=run.as_json
         )
@@ -123,10 +125,7 @@ def predict_command(
         lines = (_csv if format == "csv" else _table)(rows, found.measure)
     if out is None:
         return Answer({**values, "predictions": rows}, lines, code=code)
-    from evergrow.core.files import atomic_path
-
-    with atomic_path(out) as temporary:
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(out, "\n".join(lines) + "\n")
     line = f"{plural(len(rows), 'answer')} in {out}"
     return Answer({**values, "out": str(out)}, [line], code=code, done=f"{out} was written")
 
@@ -161,26 +160,26 @@ def answer_rows(found: Answers, names: list[str], top: int) -> list[dict[str, An
 
 def _csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
     """Return answers as lines of CSV."""
-
-    def cells(entry: dict[str, Any]) -> list[str]:
-        return ["", ""] if entry["class"] is None else [csv_text(entry["class"]), f"{entry[measure]:.6g}"]
-
-    columns = ["item", "class", measure]
-    first = rows[0] if rows else {"top": []}
-    if "novelty" in first:
-        columns += ["unknown", "novelty", "threshold", "nearest_class", f"nearest_{measure}"]
-    ranks = range(1, len(first["top"]) + 1) if len(first["top"]) > 1 else ()
-    columns += [f"{name}_{rank}" for rank in ranks for name in ("class", measure)]
+    names = ["item", "class", measure, "unknown", "novelty", "threshold"]
+    table = []
+    for row in rows:
+        cells = {name: row[name] for name in names if name in row}
+        cells |= {f"nearest_{name}": value for name, value in row.get("nearest", {}).items()}
+        if len(row["top"]) > 1:
+            ranked = enumerate(row["top"], 1)
+            cells |= {f"{name}_{rank}": value for rank, entry in ranked for name, value in entry.items()}
+        table.append(cells)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        line = [csv_text(row["item"]), *cells(row)]
-        if "novelty" in row:
-            line += [str(row["unknown"]).lower(), f"{row['novelty']:.6g}", f"{row['threshold']:.6g}"]
-            line += cells(row["nearest"])
-        writer.writerow([*line, *(cell for _, entry in zip(ranks, row["top"]) for cell in cells(entry))])
+    writer.writerow(table[0] if table else names[:3])
+    writer.writerows(map(_cell, cells.values()) for cells in table)
     return text.getvalue().removesuffix("\n").split("\n")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return csv_text(value)
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value).lower()
 
 
 def _table(rows: list[dict[str, Any]], measure: str) -> list[str]:
@@ -258,8 +257,6 @@ def read_question(
 
     if texts and kind != "text":
         raise InputError(f"--text is for models of texts, and this one takes {KINDS[kind]}.")
-    if items.count(STDIN) > 1:
-        raise ParameterError("Give - once: standard input can be read only once.")
     if kind == "image":
         return _images(items, reading)
     if kind == "features":
@@ -371,6 +368,7 @@ def evaluate_command(
     min_accuracy
         Accuracy, between 0 and 1, below which to leave with 1.
     """
+    from evergrow.data import read
     from evergrow.data.intake import read_labelled, read_unknown
 
     if min_accuracy is not None and not 0 <= min_accuracy <= 1:
@@ -381,7 +379,7 @@ def evaluate_command(
     job = None
     if spread.engine is not None:
         spread.refuse(report=report, unknown=unknown)
-        source = source_of(data, reading, part="test")
+        source = read(data, reading.options(), part="test")
         result, job = spread.run(
             lambda engine: engine.evaluate(learner, source, false_alarm=false_alarm), model=model, quiet=run.as_json
         )
@@ -398,10 +396,10 @@ def evaluate_command(
     if job is not None:
         return Answer({**values, "engine": job.to_values()}, lines, [*cautions, *job.summary()])
     if report is not None:
-        from evergrow.cli.pages import evaluation_page, write_page
+        from evergrow.cli.pages import evaluation_page
 
         title, lead = f"{model.stem} on {Path(data).name}", f"{model.name}, asked about {data}"
-        write_page(report, evaluation_page(result, title=title, lead=lead))
+        write_text(report, evaluation_page(result, title=title, lead=lead))
         lines, done = [*lines, "", f"report in {report}"], f"{report} was written"
     return Answer(values, lines, cautions, skipped_code(len(result.left_out)), done=done)
 
