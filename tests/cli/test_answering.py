@@ -49,19 +49,15 @@ def test_options_add_up_and_are_taken_back(shell, model):
 
 def test_settings_that_do_not_do(shell, model):
     Path("bad.csv").write_text("ant,1,2\n")
-    Path("bad.json").write_text("{")
-    Path("prior.json").write_text('{"ant": "many"}')
-    Path("empty.csv").write_text("")
+    Path("prior.csv").write_text("class,weight\nant,many\n")
     for arguments, said in (
         (("--threshold", "ant"), "Give --threshold as CLASS=PROBABILITY"),
         (("--threshold", "ant=high"), "--threshold: 'high' is not a number"),
         (("--threshold", "ant=2"), "'ant' should be a number from 1e-12 to 1, but is 2.0"),
         (("--threshold", "antt=0.5"), "nearest: 'ant'"),
         (("--prior", "equal"), "No file 'equal' here for --prior"),
-        (("--prior", "bad.csv"), "bad.csv cannot be read as CSV (class, weight) or JSON for --prior"),
-        (("--prior", "bad.json"), "bad.json cannot be read as CSV (class, weight) or JSON for --prior"),
-        (("--prior", "prior.json"), "--prior: 'many' is not a number"),
-        (("--prior", "empty.csv"), "empty.csv holds no numbers by class"),
+        (("--prior", "bad.csv"), "bad.csv cannot be read as CSV with the columns class and weight"),
+        (("--prior", "prior.csv"), "--prior: 'many' is not a number"),
     ):
         with unchanged(model):
             assert said in shell.error("answering", model, *arguments)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ def answering_command(
 
     Nothing is learned or forgotten by it; predict and evaluate follow it from now on. Probabilities are first brought
     to the prior; a class with a threshold is answered wherever it reaches that, and nowhere else; else the answer is
-    the likeliest. A file of weights is CSV or JSON.
+    the likeliest. A file of weights is CSV with the columns class and weight.
 
     For example:
 
@@ -81,18 +79,12 @@ def _number(option: str, text: Any) -> float:
 
 
 def _read_prior(path: Path) -> dict[str, float]:
-    """Return weights by class: a JSON object, or rows of class and weight below their headings."""
+    """Return weights by class: rows of class and weight below their headings."""
     if not path.is_file():
         raise DatasetNotFoundError(f"No file {str(path)!r} here for --prior.")
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        if path.suffix.lower() == ".json":
-            found = json.loads(text)
-        else:
-            rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if any(row)]
-            found = dict(rows[1:] if rows and rows[0][0].strip().casefold() == "class" else rows)
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read as CSV (class, weight) or JSON for --prior: {error}") from error
-    if not found or not isinstance(found, dict):
-        raise InputError(f"{path} holds no numbers by class for --prior.")
-    return {name: _number("--prior", value) for name, value in found.items()}
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            rows = [(row["class"], row["weight"]) for row in csv.DictReader(file, strict=True)]
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise InputError(f"{path} cannot be read as CSV with the columns class and weight: {error}") from error
+    return {name: _number("--prior", weight) for name, weight in rows}

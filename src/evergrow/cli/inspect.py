@@ -25,21 +25,19 @@ Revision = Annotated[str, typer.Argument(metavar="MODEL", help="A model file, or
 
 
 @command("inspect", panel="Ask")
-def inspect_command(model: options.ModelFile, numerics: bool = False, full: bool = False) -> Answer:
+def inspect_command(model: options.ModelFile, full: bool = False) -> Answer:
     """Show what a model knows: its classes and counts, layer, backbone, preprocessing and history. Loads no backbone.
 
     For example:
 
       evergrow inspect birds.evg
 
-      evergrow inspect birds.evg --numerics --json
+      evergrow inspect birds.evg --full --json
 
     Exit codes: 0 shown, 2 no model or a damaged one.
 
     Parameters
     ----------
-    numerics
-        Effective rank and conditioning: seconds, for wide layers more.
     full
         List all classes and all changes.
     """
@@ -49,7 +47,7 @@ def inspect_command(model: options.ModelFile, numerics: bool = False, full: bool
     # The file's own history, which knows what was rolled back too.
     changes = history(model)
     learner = load_model(model, lazy=True)
-    info = {**learner.info(numerics=numerics), "history": [change.to_dict() for change in changes]}
+    info = {**learner.info(), "history": [change.to_dict() for change in changes]}
     answers = "" if learner.answering_ == LIKELIEST else learner.answering_.summary()
     size = model.stat().st_size
     classes = [[row["name"], f"{row['samples']:,}"] for row in info["classes"]]
@@ -94,25 +92,17 @@ def log_command(
 
 def _about(info: dict[str, Any], size: int, answers: str) -> list[tuple[str, str]]:
     settings = "".join(f", {name} = {value}" for name, value in info["options"].items())
-    spec, numerics = info["backbone"], info.get("numerics") or {}
-    novelty, reference = info["novelty"], info["reference"]
+    spec, novelty, reference = info["backbone"], info["novelty"], info["reference"]
     entries = [
         ("classes", f"{info['n_classes']:,}"),
         ("samples learned", f"{info['n_samples']:,}"),
         ("method", f"{info['method']}{settings}"),
     ]
     if info["n_units"] is not None:
-        status = f", {numerics['status']}" if numerics.get("status") else ""
-        entries.append(("layer", f"{info['n_units']:,} units on {info['n_features']:,} features{status}"))
+        entries.append(("layer", f"{info['n_units']:,} units on {info['n_features']:,} features"))
     if info["blocks"]:
         blocks = [f"{block['weight']:.2f} x {block['columns']:,} columns" for block in info["blocks"]]
         entries.append(("blocks", "weight and width: " + ", ".join(blocks)))
-    if numerics:
-        shown = (
-            f"effective rank {numerics['effective_rank']:.0f}, condition number {numerics['condition_number']:.1e}, "
-            f"ridge {numerics['alpha']:.2g}, {numerics['solver']} statistics of {numerics['state_bytes'] / 1e6:.1f} MB"
-        )
-        entries.append(("numerics", shown))
     if spec is None:
         entries.append(("backbone", "none: samples are feature vectors"))
     else:
