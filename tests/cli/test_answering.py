@@ -48,7 +48,7 @@ def test_options_add_up_and_are_taken_back(shell, model):
 
 
 def test_settings_that_do_not_do(shell, model):
-    Path("bad.csv").write_text("ant,1,2\n")
+    Path("bad.csv").write_text("ant,1\nbee,2\n")
     Path("prior.csv").write_text("class,weight\nant,many\n")
     for arguments, said in (
         (("--threshold", "ant"), "Give --threshold as CLASS=PROBABILITY"),

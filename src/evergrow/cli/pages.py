@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
@@ -26,16 +24,13 @@ SHOWN = 240
 
 _LETTERS = 300  # characters of any text on a page at most
 _SIDE = 128  # pixels of a thumbnail
-_LARGEST = 12_000  # bytes of one
-_NAMED = 60  # classes up to which the matrix has room for their names
-_LONGEST = 28  # characters of a name that are shown beside the matrix
-_CELLS = 4000  # cells of the matrix that are drawn at most, those with most samples first
+_NAMED = 60  # classes up to which the matrix is shown; beyond, the confused pairs say more
 _ROWS = 1000  # classes in the table at most, the worst first
 
 
-def _short(text: str, most: int = _LETTERS) -> str:
+def _short(text: str) -> str:
     shown = printable(text)
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+    return shown if len(shown) <= _LETTERS else f"{shown[: _LETTERS - 1]}…"
 
 
 def _sample(items: Items | None, row: int) -> Markup:
@@ -52,11 +47,8 @@ def _sample(items: Items | None, row: int) -> Markup:
     except (ImageError, OSError):
         return Markup()
     small.thumbnail((_SIDE, _SIDE))
-    for quality in (80, 50, 20):
-        buffer = io.BytesIO()
-        small.save(buffer, "JPEG", quality=quality)
-        if buffer.tell() <= _LARGEST:
-            break
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=60)
     body, name = base64.b64encode(buffer.getvalue()).decode(), _short(items.name(row))
     return Markup('<img src="data:image/jpeg;base64,{}" alt="{}" title="{}">').format(body, name, name)
 
@@ -98,7 +90,7 @@ def evaluation_page(evaluation: Evaluation, *, title: str, lead: str = "") -> st
         lead=lead,
         found=evaluation,
         places=places,
-        matrix=_matrix(evaluation),
+        matrix=evaluation.confusion.tolist() if len(places) <= _NAMED else [],
         **_wrong_answers(evaluation.samples, places),
         shown=SHOWN,
         scores=scores[:_ROWS],
@@ -109,26 +101,6 @@ def evaluation_page(evaluation: Evaluation, *, title: str, lead: str = "") -> st
 def worst_first(scores: Sequence[ClassScore]) -> list[ClassScore]:
     """Return classes by the share of their samples that was found; those without samples come last."""
     return sorted(scores, key=lambda row: (not row.n, row.recall if row.n else 0.0, row.name))
-
-
-def _matrix(evaluation: Evaluation) -> dict[str, Any]:
-    """Return where the cells of the confusion matrix that are not zero lie, and what each of them says."""
-    names, confusion = [printable(name) for name in evaluation.classes], evaluation.confusion
-    n, named = len(names), len(names) <= _NAMED
-    margin = 12 + (7 * min(max(map(len, names), default=0), _LONGEST) if named else 0)
-    size = 28 if n <= 20 else 18 if named else max(2, 900 // n)
-    totals = confusion.sum(axis=1)
-    filled = np.flatnonzero(confusion)
-    if len(filled) > _CELLS:
-        filled = np.sort(filled[np.argsort(-confusion.ravel()[filled], kind="stable")[:_CELLS]])
-    cells = []
-    for row, column in (divmod(place, n) for place in filled.tolist()):
-        count, total = int(confusion[row, column]), int(totals[row])
-        words = f"{names[row]} answered as {names[column]}: {count} of {total}"
-        # The eye finds single errors only if the smallest share is well off the background.
-        cells.append((row, column, 0.15 + 0.85 * math.sqrt(count / total), words))
-    labels = [_short(name, _LONGEST) for name in names] if named else []
-    return {"size": size, "margin": margin, "width": n * size, "labels": labels, "cells": cells}
 
 
 # -- its wrong answers -----------------------------------------------------------------------------------------
