@@ -77,8 +77,7 @@ def update_command(
 
         def job(engine: Engine) -> tuple[models.ModelChange, JobReport]:
             with models.changing_model(model, run, settle=settle, wait=wait) as change:
-                report = engine.partial_fit(change.learner, source)
-            return change, report
+                return change, engine.partial_fit(change.learner, source)
 
         change, report = spread.run(job, model=model, quiet=run.as_json)
         timed: dict[str, Any] = {"seconds": change.seconds, "settled": change.settled}

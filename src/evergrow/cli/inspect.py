@@ -242,10 +242,8 @@ def _differences(names: tuple[str, str], models: Sequence[Learner], found: Compa
         return lines
     figures = [f"{share(result.accuracy)} of {plural(result.n_known, 'sample')}" for result in found.results]
     lines += ["", *facts([("accuracy", f"{figures[0]}, then {figures[1]}")])]
-    recalls = [(name, old, new) for name, (old, new) in found.recalls().items() if old != new]
-    if recalls:
-        recalls.sort(key=lambda entry: (entry[2] or 0.0) - (entry[1] or 0.0))
-        rows = [[name, share(old), share(new)] for name, old, new in recalls]
+    recalls = sorted(found.recalls().items(), key=lambda entry: (entry[1][1] or 0.0) - (entry[1][0] or 0.0))
+    if rows := [[name, share(old), share(new)] for name, (old, new) in recalls if old != new]:
         lines += ["", *_shown(["class", "found", "then"], rows, ["found", "then"], most)]
     if not found.changed:
         return [*lines, "no answer changed"]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 KINDS = {"image": "images", "text": "texts", "features": "feature vectors"}
-_LONGEST = 256 * 2**20  # bytes that an image, or a list of names, on standard input may have
+_LONGEST = 256 * 2**20  # bytes that standard input may have
 Question = tuple[Any, list[str]]
 """Items in any form that a learner takes, and a name of each for people."""
 
@@ -60,8 +60,6 @@ def predict_command(
 
       ls photos/*.jpg | evergrow predict birds.evg - --format jsonl
 
-      curl https://example.org/bird.jpg | evergrow predict birds.evg -
-
       evergrow predict intents.evg --text "where is my parcel"
 
       evergrow predict birds.evg photos/ --format label-studio --out tasks.json
@@ -76,7 +74,7 @@ def predict_command(
     ----------
     items : ITEMS
         Images, folders or archives of images, .txt/.csv/.jsonl/.parquet files of texts, tables of images, .npy/.npz of
-        features; - reads standard input: one image, or per line one file name or text.
+        features; - reads one file name or text per line of standard input.
     text
         A text to ask about; repeatable.
     top
@@ -267,7 +265,7 @@ def read_question(
     found: list[str] = []
     for item in items:
         if item == STDIN:
-            found += [line.strip() for line in _lines(_piped())]
+            found += map(str.strip, _piped())
             continue
         if not os.path.isfile(item):
             raise _missing(item)
@@ -285,19 +283,13 @@ def read_question(
 def _images(items: list[str], reading: options.Reading) -> Question:
     """Return images by the names they were given by; a single folder stays one, so that it is found in the cache."""
     from evergrow.data.intake import read_items
-    from evergrow.data.items import Images, concat_items, is_image
+    from evergrow.data.items import concat_items, is_image
     from evergrow.data.readers import reader_of_file
 
     names: list[str] = []
     parts: list[Items] = []
     for item in items:
-        body = _piped() if item == STDIN else b""
-        # File names hold no zero bytes, and images do; of a damaged one the beginning tells.
-        if b"\0" in body[:4096] or body.startswith((b"\xff\xd8\xff", b"\x89PNG")):
-            names.append(STDIN)
-            parts.append(Images((body,), (STDIN,)))
-            continue
-        for name in _lines(body) if item == STDIN else [item]:
+        for name in _piped() if item == STDIN else [item]:
             images = read_items(Path(name), "image", reading.options()).raw_items()
             parts.append(images)
             if not os.path.isdir(name) and (is_image(name) or reader_of_file(name) is None):
@@ -305,25 +297,18 @@ def _images(items: list[str], reading: options.Reading) -> Question:
             else:
                 names += [os.path.join(name, images.name(row)) for row in range(len(images))]
     if not names:
-        raise InputError("There is no image to ask about: name files or folders, or pipe names or one image into -.")
+        raise InputError("There is no image to ask about: name files or folders, or pipe names into -.")
     return concat_items(parts), names
 
 
-def _piped() -> bytes:
-    """Return what standard input holds: one image, or lines."""
-    try:
-        body: bytes = sys.stdin.buffer.read(_LONGEST + 1)
-    except OSError as error:
-        raise InputError(f"Standard input cannot be read: {error.strerror or error}") from error
+def _piped() -> list[str]:
+    """Return the lines of standard input that hold something; a file name need not be UTF-8."""
+    body: bytes = sys.stdin.buffer.read(_LONGEST + 1)
     if len(body) > _LONGEST:
         raise InputError(f"Standard input holds more than the {_LONGEST // 2**20} MiB that are read of it.")
-    return body
-
-
-def _lines(body: bytes) -> list[str]:
-    """Return the lines that hold something; a file name need not be UTF-8."""
-    lines = body.decode("utf-8", "surrogateescape").split("\n")
-    return [line.rstrip("\r") for line in lines if line.strip()]
+    if b"\0" in body:
+        raise InputError("Standard input takes names or texts, one per line; save an image to a file and name it.")
+    return [line.rstrip("\r") for line in body.decode("utf-8", "surrogateescape").split("\n") if line.strip()]
 
 
 # -- answers compared with labels ------------------------------------------------------------------------------
