@@ -26,7 +26,6 @@ def test_fit_and_data_say_the_same_number(shell: Shell, images: Path) -> None:
         said = shell.json("data", source)
         assert (said["n_train"], said["n_test"]) == (18, 0)
         assert shell.json("fit", source, "-m", "m.evg", "--force", *options)["samples"] == 18
-    assert shell.json("data", images, "--test-size", 0.5)["n_test"] == 9
     assert shell.json("evaluate", "m.evg", "images.zip")["n_known"] == 18
     answers = shell.json("predict", "m.evg", "images.zip", "images/lying/0.png")["predictions"]
     assert len(answers) == 19

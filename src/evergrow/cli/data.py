@@ -72,7 +72,7 @@ def data_command(
     """
     from evergrow.data import inspect_data
 
-    how = reading.options(layout=layout, root=root, allow_empty=allow_empty)
+    how = reading.options(layout=layout, root=root, allow_empty=allow_empty, test_size=0.0)
     report = inspect_data(source, how)
     lines, values, code = report_lines(report.to_dict()), report.to_dict(), ExitCode.OK
     if levels:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli import options
-from evergrow.cli.console import Answer, facts, listed, percent, plural, share, table
+from evergrow.cli.console import Answer, facts, listed, percent, plural, table
 from evergrow.cli.models import adapted_note, load_model, recipe_note, revisions_note
 from evergrow.cli.registry import command
 
@@ -240,10 +240,10 @@ def _differences(names: tuple[str, str], models: Sequence[Learner], found: Compa
         lines += ["", *_shown(["class", "samples", "then"], rows, ["samples", "then"], most)]
     if found.results is None:
         return lines
-    figures = [f"{share(result.accuracy)} of {plural(result.n_known, 'sample')}" for result in found.results]
+    figures = [f"{percent(result.accuracy)} of {plural(result.n_known, 'sample')}" for result in found.results]
     lines += ["", *facts([("accuracy", f"{figures[0]}, then {figures[1]}")])]
     recalls = sorted(found.recalls().items(), key=lambda entry: (entry[1][1] or 0.0) - (entry[1][0] or 0.0))
-    if rows := [[name, share(old), share(new)] for name, (old, new) in recalls if old != new]:
+    if rows := [[name, percent(old), percent(new)] for name, (old, new) in recalls if old != new]:
         lines += ["", *_shown(["class", "found", "then"], rows, ["found", "then"], most)]
     if not found.changed:
         return [*lines, "no answer changed"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from evergrow.cli.console import percent, plural, share
+from evergrow.cli.console import percent, plural
 from evergrow.core.errors import ImageError
 from evergrow.core.escaping import printable
 
@@ -84,7 +84,7 @@ def evaluation_page(evaluation: Evaluation, *, title: str, lead: str = "") -> st
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.globals |= {"share": share, "percent": percent, "plural": plural}
+    pages.globals |= {"percent": percent, "plural": plural}
     return pages.get_template("evaluation_page.html").render(
         title=title,
         lead=lead,

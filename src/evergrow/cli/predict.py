@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from evergrow.cli import options
-from evergrow.cli.console import Answer, facts, listed, percent, plural, share, table
+from evergrow.cli.console import Answer, facts, listed, percent, plural, table
 from evergrow.cli.engine import HERE, EngineOptions
 from evergrow.cli.models import check_target, load_model, skipped_code, write_text
 from evergrow.cli.registry import command
@@ -321,7 +321,7 @@ def evaluate_command(
     report: Path | None = None,
     unknown: str | None = None,
     false_alarm: options.FalseAlarm = 0.05,
-    min_accuracy: float | None = None,
+    min_accuracy: Annotated[float | None, typer.Option(min=0, max=1)] = None,
     reading: options.Reading = options.AS_FOUND,
     run: options.ImageOptions = options.RUN_IMAGES,
     spread: EngineOptions = HERE,
@@ -356,8 +356,6 @@ def evaluate_command(
     from evergrow.data import read
     from evergrow.data.intake import read_labelled, read_unknown
 
-    if min_accuracy is not None and not 0 <= min_accuracy <= 1:
-        raise ParameterError(f"--min-accuracy is a share between 0 and 1, not {min_accuracy:g}.")
     if report is not None:
         check_target("--report", report)
     learner = load_model(model, run)
@@ -377,7 +375,7 @@ def evaluate_command(
     lines, cautions, done = evaluation_lines(result), [], ""
     # Written so that an accuracy that is not a number fails too.
     if min_accuracy is not None and not result.accuracy >= min_accuracy:
-        cautions.append(f"accuracy is {share(result.accuracy)}, below the {percent(min_accuracy)} of --min-accuracy")
+        cautions.append(f"accuracy is {percent(result.accuracy)}, below the {percent(min_accuracy)} of --min-accuracy")
     if job is not None:
         return Answer({**values, "engine": job.to_values()}, lines, [*cautions, *job.summary()])
     if report is not None:
@@ -393,24 +391,24 @@ def evaluation_lines(result: Evaluation) -> list[str]:
     """Return an evaluation for people: the figures, the worst classes and the commonest mistakes."""
     from evergrow.cli.pages import worst_first
 
-    known = f"{share(result.accuracy)} of {plural(result.n_known, 'sample')}"
-    entries = [("accuracy", known), ("mean over classes", share(result.balanced_accuracy))]
+    known = f"{percent(result.accuracy)} of {plural(result.n_known, 'sample')}"
+    entries = [("accuracy", known), ("mean over classes", percent(result.balanced_accuracy))]
     if result.unknown_classes:
         names = listed(list(result.unknown_classes), 3)
         entries.append(("never learned", f"{plural(result.n_unknown, 'sample')} of {names}; not in the accuracy"))
     if (found := result.unknown) is not None:
-        spotted = f"{share(found.detection_rate)} of {plural(found.n_unknown, 'sample')}"
-        alarms = f"{share(found.false_alarm_rate)} false alarms ({share(found.false_alarm)} aimed at)"
-        entries.append(("unknown spotted", f"{spotted}, at {alarms}; AUROC {share(found.auroc)}"))
+        spotted = f"{percent(found.detection_rate)} of {plural(found.n_unknown, 'sample')}"
+        alarms = f"{percent(found.false_alarm_rate)} false alarms ({percent(found.false_alarm)} aimed at)"
+        entries.append(("unknown spotted", f"{spotted}, at {alarms}; AUROC {percent(found.auroc)}"))
     lines = facts([*entries, ("seconds", f"{result.seconds:.1f}")])
     wrong = [row for row in worst_first(result.per_class) if row.n and row.recall < 1]
     if wrong:
-        rows = [[row.name, str(row.n), share(row.recall), share(row.precision)] for row in wrong[:_WORST]]
+        rows = [[row.name, str(row.n), percent(row.recall), percent(row.precision)] for row in wrong[:_WORST]]
         lines += ["", *table(["class", "samples", "recall", "precision"], rows, ["samples", "recall", "precision"])]
         perfect = sum(1 for row in result.per_class if row.n) - len(wrong)
         more = plural(len(wrong) - len(rows), "more class", "more classes")
         lines.append(f"({more} with errors, {perfect} without)")
     if result.confused:
-        pairs = [[pair.true, pair.predicted, str(pair.n), share(pair.share)] for pair in result.confused[:_WORST]]
+        pairs = [[pair.true, pair.predicted, str(pair.n), percent(pair.share)] for pair in result.confused[:_WORST]]
         lines += ["", *table(["taken", "for", "times", "of the class"], pairs, ["times", "of the class"])]
     return lines
