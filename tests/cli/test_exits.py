@@ -105,12 +105,6 @@ def test_bad_input_to_any_command(arguments: tuple[str, ...], tmp_path: Path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_words_that_are_no_command() -> None:
-    result = evergrow("fitt", "--json")
-    assert result.exit_code == 2
-    assert "fit" in json.loads(result.stdout)["error"]["message"]
-
-
 def test_warnings_of_any_command_are_lines_and_in_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evergrow.cli.registry.COMMANDS", dict(COMMANDS))
 
