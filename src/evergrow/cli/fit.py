@@ -95,7 +95,8 @@ def fit_command(
         from evergrow.adapt.fsa import adaptation_config
 
         config = adaptation_config(adapt)
-        config = config if epochs is None else config.changed(epochs=epochs)
+        if config is not None and epochs is not None:
+            config = config.changed(epochs=epochs)
     started = time.perf_counter()
     samples: Any = None
     held: Samples | None = None
