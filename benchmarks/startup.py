@@ -32,10 +32,10 @@ import timm, torch
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
 from evergrow.features.sources import WantedWeights, locate
+from evergrow.features.weights import load_weights
 network = timm.create_model("tf_efficientnet_lite0", num_classes=0).eval()
 _, place = locate(WantedWeights("tf_efficientnet_lite0", "image"), "bundled")
-weights = torch.load(place, map_location="cpu", weights_only=True)
-network.load_state_dict({name: value for name, value in weights.items() if name in network.state_dict()})
+load_weights(network, torch.load(place, map_location="cpu", weights_only=True), source="bundled")  # under timm's names
 transform = create_transform(**resolve_data_config({}, model=network))
 with torch.inference_mode():
     network(transform(Image.open(sys.argv[1]).convert("RGB"))[None])

@@ -47,7 +47,3 @@ def test_commands_run_in_an_empty_folder(tmp_path: Path) -> None:
     assert "knows 8 classes from 96 samples (revision 2)" in done.stdout
     assert (tmp_path / "digits.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert (tmp_path / "digits.onnx").exists()
-
-
-def test_readme_has_blocks() -> None:
-    assert len(PYTHON) >= 2

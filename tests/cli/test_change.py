@@ -1,16 +1,10 @@
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from tests.cli.conftest import NAMES, assert_same_answers, clouds, unchanged, write_features
 
-from evergrow.core.archive import Archive, write_archive
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import locked_model, open_model
 
@@ -112,25 +106,12 @@ def test_bad_input_is_one_line_and_changes_nothing(shell, model, later, argument
     assert len(open_model(model).history_) == 1
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "newer", "other"])
-def test_damaged_model_is_refused(shell, model, later, damage):
-    data = bytearray(model.read_bytes())
-    if damage == "cut":
-        model.write_bytes(data[: len(data) // 2])
-    elif damage == "flipped":
-        data[-3] ^= 1
-        model.write_bytes(data)
-    elif damage == "other":
-        write_archive(model, Archive("other", {}))
-    else:
-        with safe_open(model, framework="pt") as file:
-            text = file.metadata()["evergrow"]
-        assert '"schema": 3' in text
-        save_file(load_file(model), model, metadata={"evergrow": text.replace('"schema": 3', '"schema": 99')})
-    said = {"cut": "m.evg must be", "flipped": "checksum", "newer": "newer evergrow", "other": "holds 'other'"}[damage]
+def test_damaged_model_is_refused(shell, model, later):
+    data = model.read_bytes()
+    model.write_bytes(data[: len(data) // 2])
     with unchanged(model):
         for command, *more in (["update", later], ["inspect"], ["predict", later], ["forget", "ant"]):
-            assert said in shell.error(command, model, *more)
+            assert "m.evg must be" in shell.error(command, model, *more)
 
 
 def test_second_writer_is_told(shell, model, later):
@@ -160,27 +141,6 @@ def test_full_disk_changes_nothing(shell, model, later, monkeypatch):
     monkeypatch.setattr("evergrow.learner.modelfile.write_archive", full)
     with unchanged(model):
         assert "No space left on" in shell.error("update", model, later)
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment(shell, model, later):
-    """The file always loads and is the old state or the new one."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "evergrow", "update", "m.evg", "later.npz"],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-        )
-        try:
-            process.wait(timeout=float(rng.uniform(2, 6)))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        known = sum(open_model(model).n_samples_.values())
-        assert known % 60 == 0
-        assert known >= 60
 
 
 def test_worker_is_merged_back(shell, model, later):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from tests.cli.conftest import NAMES, assert_same_answers, clouds, unchanged
 
-from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, open_model
 
 
@@ -85,10 +84,3 @@ def test_relabel_of_images(shell, image_model, images):
     options = ("--set", "weights=random")
     shell.run("relabel", image_model, images / "loose", "--from", "lying", "--to", "standing", *options)
     assert open_model(image_model).n_samples_ == {"lying": 4, "slanted": 6, "standing": 8}
-
-
-def test_names_of_strangers_are_escaped(shell, model):
-    output = shell.run("rename", model, "ant", "\x1b[31mred\u202e").stdout
-    assert "\x1b" not in output
-    assert "\u202e" not in output
-    assert Learner.load(model).classes_[0] == "\x1b[31mred\u202e"

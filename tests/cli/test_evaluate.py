@@ -54,11 +54,10 @@ def result():
 
 def test_page_shows_the_matrix(result):
     page = Page(evaluation_page(result, title="Three & more"))
-    cells = [values for tag, values in page.tags if tag == "rect" and values.get("class") in ("hit", "miss")]
+    cells = [values for tag, values in page.tags if tag == "td" and values.get("class") in ("hit", "miss")]
     assert [values["class"] for values in cells].count("miss") == 1
     assert len(cells) == 4
-    words = [text for text in page.text if "answered as" in text]
-    assert f"{CLASSES[0]} answered as {CLASSES[1]}: 1 of 4" in words
+    assert f"{CLASSES[0]} answered as {CLASSES[1]}: 1 of 4" in [values["title"] for values in cells]
     assert "90.0 %" in page.text
     assert "Three & more" in page.text
 
@@ -79,7 +78,7 @@ def test_page_is_one_file_and_safe(result):
 def test_page_of_many_classes_and_of_none_wrong():
     names = [f"class {number:03}" for number in range(120)]
     page = Page(evaluation_page(evaluate_predictions(names, names, names), title="many"))
-    assert sum(tag == "rect" and values.get("class") == "hit" for tag, values in page.tags) == 120
+    assert not any(values.get("class") == "hit" for _, values in page.tags)  # too many classes for a matrix
     assert "None: every answer was right." in page.text
 
 
@@ -114,7 +113,7 @@ def test_bar_for_scripts(shell, model, first):
     np.savez("wrong.npz", X_train=X, y_train=y[::-1], X_test=X, y_test=y[::-1])
     values = shell.json("evaluate", model, "wrong.npz", "--min-accuracy", 0.9, code=1)
     assert "accuracy is 33.3 %, below the 90.0 %" in values["warnings"][0]
-    assert "share between 0 and 1" in shell.error("evaluate", model, first, "--min-accuracy", 90)
+    assert "--min-accuracy" in shell.error("evaluate", model, first, "--min-accuracy", 90)
 
 
 def test_unknown_classes_are_reported(shell, model, first, later):
@@ -202,15 +201,6 @@ def test_the_page_stays_bounded_however_much_is_wrong():
     assert {link[1:] for link in links} <= targets
 
 
-def test_the_chart_counts_what_it_shows():
-    result = answered(["a", "b", "a", "b"], ["a", "b", "b", "b"], certainty=np.array([0.95, 0.92, 0.55, 0.15]))
-    words = " ".join(Page(evaluation_page(result, title="chart")).text)
-    assert "certainty 0.94: 100.0 % of 2 right" in words  # the mean of 0.95 and 0.92
-    assert "certainty 0.55: 0.0 % of 1 right" in words
-    gap = (2 * abs(0.935 - 1) + 0.55 + 0.85) / 4
-    assert f"{100 * gap:.1f} % apart" in words
-
-
 def test_a_report_of_a_model_of_images(shell, image_model, images):
     Path("swapped").mkdir()
     for mine, theirs in (("lying", "standing"), ("standing", "lying")):
@@ -220,7 +210,7 @@ def test_a_report_of_a_model_of_images(shell, image_model, images):
     answers = open_model(image_model).evaluate("swapped", keep_samples=True)
     wrong = int((answers.samples.true != answers.samples.predicted).sum())
     assert sum(tag == "img" for tag, _ in page.tags) == wrong > 10
-    assert {"How far certainty can be trusted", "Wrong answers"} <= set(page.text)
+    assert "Wrong answers" in page.text
 
 
 def test_samples_are_kept_on_request_only(shell, model, first):

@@ -105,10 +105,11 @@ def test_bad_input_to_any_command(arguments: tuple[str, ...], tmp_path: Path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_words_that_are_no_command() -> None:
-    result = evergrow("fitt", "--json")
+@pytest.mark.parametrize(("word", "meant"), [("fitt", "fit"), ("learn", "Did you mean 'fit' or 'update'?")])
+def test_words_that_are_no_command(word: str, meant: str) -> None:
+    result = evergrow(word, "--json")
     assert result.exit_code == 2
-    assert "fit" in json.loads(result.stdout)["error"]["message"]
+    assert meant in json.loads(result.stdout)["error"]["message"]
 
 
 def test_warnings_of_any_command_are_lines_and_in_the_object(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,13 +166,3 @@ def test_model_without_probabilities_gives_scores(shell, first, asked):
     learner = open_model("n.evg")
     np.testing.assert_allclose([row["score"] for row in rows], learner.decision_function(asked[0]).max(axis=1))
     assert "how unlike anything learned" in shell.error("predict", "n.evg", "asked.npy", "--reject-unknown")
-
-
-def test_names_cannot_command_a_terminal(shell, model, asked):
-    X, _ = asked
-    np.savez("odd.npz", X_train=X[:3] + 90, y_train=["\x1b[2Jx"] * 3, X_test=X[:1] + 90, y_test=["\x1b[2Jx"])
-    shell.run("update", model, "odd.npz")
-    np.save("asked.npy", X[:3] + 90)
-    output = shell.run("predict", model, "asked.npy").stdout
-    assert "\x1b" not in output
-    assert "\\x1b[2Jx" in output

@@ -5,7 +5,6 @@ import struct
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -18,15 +17,6 @@ from evergrow.core.errors import FileFormatError, NewerSchemaError
 @pytest.fixture
 def sample():
     return Archive("Thing", {"a": [1, 2]}, {"x": torch.arange(6.0).view(2, 3), "n": torch.tensor([3])})
-
-
-def test_round_trip(tmp_path, sample):
-    path = tmp_path / "m.evg"
-    write_archive(path, sample)
-    back = read_archive(path)
-    assert back.meta == sample.meta
-    assert np.array_equal(back.tensors["x"], sample.tensors["x"])
-    assert os.listdir(tmp_path) == ["m.evg"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: limits of file sizes")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from evergrow.core.errors import BusyError
-from evergrow.core.files import PARTIAL, atomic_path, locked
+from evergrow.core.files import atomic_path, locked
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -26,17 +26,6 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
         fail()
     assert target.read_text() == "old"
     assert [item.name for item in tmp_path.iterdir()] == ["a.txt"]
-
-
-def test_the_mode_of_the_old_file_is_kept(tmp_path: Path) -> None:
-    target = tmp_path / "a.txt"
-    target.write_text("old")
-    target.chmod(0o640)
-    with atomic_path(target) as temporary:
-        assert temporary.parent.name.endswith(PARTIAL)
-        temporary.write_text("new")
-    assert target.read_text() == "new"
-    assert target.stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: locks")

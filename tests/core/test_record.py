@@ -26,7 +26,6 @@ from evergrow.core.record import (
     from_archive,
     from_document,
     from_values,
-    make_archive,
     read_record,
     record,
     require,
@@ -62,26 +61,6 @@ class Frame(Shape):
         return self.inner.area() + self.edge
 
 
-@record("tests/estimator")
-class Estimator:
-    """No dataclass: writes and reads itself."""
-
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
-
-    def to_archive(self) -> Archive:
-        return make_archive(Estimator, {"scale": self.scale})
-
-    @classmethod
-    def from_archive(cls, archive: Archive, *, device: Any, name: str) -> Estimator:
-        return cls(from_values(Scale, archive.meta, name).scale)
-
-
-@dataclass(frozen=True)
-class Scale:
-    scale: float
-
-
 @dataclass(frozen=True)
 class Owner:
     name: str
@@ -108,11 +87,9 @@ class Everything:
     pair: tuple[int, str]
     mixed: float | Literal["auto"]
     anything: Any
-    folder: Path
     shape: Shape
     shapes: tuple[Shape, ...]
     by_name: dict[str, Square]
-    head: Estimator
     gram: Annotated[Tensor, Spec(("L", "L"))]
     cross: Annotated[Tensor, Spec(("L", None), largest=100.0)]
     rows: Annotated[NDArray[np.float32], Spec((None, 2), dtype="float32")]
@@ -143,11 +120,9 @@ def item() -> Everything:
         pair=(1, "one"),
         mixed="auto",
         anything={"deep": [1, None]},
-        folder=Path("attic"),
         shape=Frame(Square(2.0)),
         shapes=(Square(1.0), Frame(Frame(Square(3.0)))),
         by_name={"first": Square(5.0)},
-        head=Estimator(0.5),
         gram=torch.eye(3, dtype=torch.float64),
         cross=torch.ones(3, 2, dtype=torch.float64),
         rows=np.arange(4, dtype=np.float32).reshape(2, 2),
@@ -161,9 +136,8 @@ def item() -> Everything:
 def test_what_is_written_is_read_again_and_gives_the_same_bytes(tmp_path: Path, item: Everything) -> None:
     digest = write_record(tmp_path / "a.evg", item)
     back = read_record(Everything, tmp_path / "a.evg")
-    for name in set(vars(item)) - {"head", "cache", "raw", "gram", "cross", "factors", "named", "rows"}:
+    for name in set(vars(item)) - {"cache", "raw", "gram", "cross", "factors", "named", "rows"}:
         assert getattr(back, name) == getattr(item, name)
-    assert back.head.scale == 0.5
     assert back.cache == []
     assert back.raw is not None
     assert from_archive(Square, back.raw) == Square(7.0)
@@ -188,7 +162,6 @@ IMPOSSIBLE: dict[str, list[Any]] = {
     "pair": [[1]],
     "mixed": ["other"],
     "seed": ["x"],
-    "folder": [3],
 }
 
 
@@ -200,7 +173,7 @@ def test_a_value_that_cannot_be_is_a_file_error(item: Everything, key: str, valu
         from_archive(Everything, archive, name="model.evg")
 
 
-@pytest.mark.parametrize("key", ["flag", "owner", "gram", "rows", "shape", "head"])
+@pytest.mark.parametrize("key", ["flag", "owner", "gram", "rows", "shape"])
 def test_what_is_missing_is_named(item: Everything, key: str) -> None:
     archive = to_archive(item)
     for kept in (archive.meta, archive.tensors, archive.parts):

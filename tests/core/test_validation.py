@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from evergrow.core.errors import DeviceError, InputError, ParameterError, UnknownNameError
+from evergrow.core.errors import DeviceError, InputError, ParameterError
 from evergrow.core.registry import Registry
-from evergrow.core.validation import check_choice, check_matrix, check_number, resolve_device
+from evergrow.core.validation import check_matrix, check_number, resolve_device
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "1", None, True])
@@ -18,11 +18,6 @@ def test_check_number_integer():
         check_number("n", 3.0, low=1, integer=True)
 
 
-def test_check_choice_names_the_nearest():
-    with pytest.raises(ParameterError, match="nearest: 'dense'"):
-        check_choice("solver", "dnse", ["dense", "compact"])
-
-
 def test_check_matrix_says_where_the_nan_is():
     matrix = torch.zeros(4, 2)
     matrix[2, 1] = float("nan")
@@ -34,12 +29,9 @@ def test_check_matrix_says_where_the_nan_is():
         check_matrix("X", torch.zeros(4))
 
 
-def test_registry_lists_and_names_nearest():
+def test_registry_refuses_a_name_twice():
     registry: Registry[int] = Registry("thing")
     registry.register("alpha")(1)
-    assert registry.names() == ["alpha"]
-    with pytest.raises(UnknownNameError, match="nearest: 'alpha'"):
-        registry["alpa"]
     with pytest.raises(ValueError, match="registered twice"):
         registry.register("alpha")(2)
 

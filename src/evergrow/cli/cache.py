@@ -104,9 +104,7 @@ def _table(infos: list[CacheInfo]) -> list[str]:
             what += f" from {info.first if len(info.first) <= 32 else '...' + info.first[-29:]}"
         items = f"{info.n_items:,}" if info.state == "finished" else f"{info.done:,}/{info.n_items:,}"
         state = info.state + (f", {info.failures} unreadable" if info.failures else "")
-        units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-        length, unit = next((pair for pair in units if info.age_seconds >= pair[0]), units[-1])
-        age = f"{info.age_seconds / length:.0f} {unit}"
+        age = f"{info.age_seconds / 86400:.1f} d"
         rows.append([info.key[:12], what, items, decimal(info.bytes), age, info.backbone or "?", info.preset, state])
     columns = ("key", "what", "items", "size", "age", "backbone", "preset", "state")
     return table(columns, rows, right=("items", "size", "age")) if rows else []

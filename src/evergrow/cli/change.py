@@ -12,7 +12,7 @@ import typer
 
 from evergrow.cli import models, options
 from evergrow.cli.console import Answer, can_ask, listed, plural
-from evergrow.cli.engine import HERE, EngineOptions, source_of
+from evergrow.cli.engine import HERE, EngineOptions
 from evergrow.cli.registry import command
 from evergrow.core.errors import KnownSamplesError, ParameterError
 from evergrow.core.escaping import one_line
@@ -69,17 +69,18 @@ def update_command(
     from evergrow.learner.comparison import measured_change
 
     if spread.engine is not None:
+        from evergrow.data import read
+
         spread.refuse(test=test)
-        source = source_of(data, reading)
+        source = read(data, reading.options(), part="train")
 
         def job(engine: Engine) -> tuple[models.ModelChange, JobReport]:
             with models.changing_model(model, run, settle=settle, wait=wait) as change:
-                report = engine.partial_fit(change.learner, source)
-            return change, report
+                return change, engine.partial_fit(change.learner, source)
 
         change, report = spread.run(job, model=model, quiet=run.as_json)
         timed: dict[str, Any] = {"seconds": change.seconds, "settled": change.settled}
-        return change.answer([_learned(change)], report.summary(), **timed, engine=report.to_values())
+        return change.answer([models.learned_line(change)], report.summary(), **timed, engine=report.to_values())
     with models.changing_model(model, run, settle=settle, wait=wait) as change:
         learner = change.learner
         samples = read_labelled(data, "train", learner.kind_, reading.options())
@@ -94,14 +95,9 @@ def update_command(
                 learner.partial_fit(samples)
     code = models.skipped_code(len(samples) - change.record.samples)
     tested = None if trial.tested is None else trial.tested.to_dict()
-    lines = [_learned(change), *models.trial_lines(learner, trial)]
+    lines = [models.learned_line(change), *models.trial_lines(learner, trial)]
     timed = {"seconds": change.seconds, "settled": change.settled}
     return change.answer(lines, code=code, **timed, test=tested)
-
-
-def _learned(change: models.ModelChange) -> str:
-    news = models.classes_note(change.record.classes, "new")
-    return f"learned {plural(change.record.samples, 'sample')}{news} in {change.seconds:.1f} s"
 
 
 @command("forget", panel="Edit")

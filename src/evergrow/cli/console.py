@@ -200,28 +200,16 @@ def facts(pairs: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{label:<{width}}  {printable(value)}" for label, value in kept]
 
 
-def percent(value: float) -> str:
-    """Return a share in percent.
-
-    Examples
-    --------
-    >>> from evergrow.cli.console import percent
-    >>> percent(0.9571)
-    '95.7 %'
-    """
-    return f"{100 * value:.1f} %"
-
-
-def share(value: float | None) -> str:
+def percent(value: float | None) -> str:
     """Return a share in percent, or a dash where there was nothing to divide by.
 
     Examples
     --------
-    >>> from evergrow.cli.console import share
-    >>> share(0.5), share(float("nan"))
-    ('50.0 %', '-')
+    >>> from evergrow.cli.console import percent
+    >>> percent(0.9571), percent(float("nan"))
+    ('95.7 %', '-')
     """
-    return "-" if value is None or not math.isfinite(value) else percent(value)
+    return "-" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
 
 
 def can_ask(as_json: bool) -> bool:

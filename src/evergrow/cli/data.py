@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, plural, table
-from evergrow.cli.engine import EngineOptions, source_of
+from evergrow.cli.engine import EngineOptions
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.models import check_target, skipped_code
 from evergrow.cli.registry import command
@@ -21,7 +22,6 @@ from evergrow.core.errors import DataWarning, InputError, ParameterError
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
     from evergrow.data.datacheck import DataCheck
-    from evergrow.data.items import Samples
     from evergrow.features.base import Backbone
 
 _SHOWN = 5
@@ -32,24 +32,21 @@ def data_command(
     source: str,
     layout: str = "auto",
     root: Path | None = None,
-    test_size: float = 0.0,
-    seed: int = 1993,
     reading: options.Reading = options.AS_FOUND,
     check: bool = False,
-    html: Path | None = None,
     levels: Annotated[bool, typer.Option("--try")] = False,
     backbone: str = "auto",
     device: options.Device = "auto",
 ) -> Answer:
     """Check a data set: what it is, its classes and counts, and with --check what is probably a mistake.
 
-    What it counts is what fit learns; no test set is drawn unless --test-size asks for one.
+    What it counts is what fit learns; no test set is drawn.
 
     For example:
 
       evergrow data birds/
 
-      evergrow data birds/ --check --html birds.html
+      evergrow data birds/ --check
 
       evergrow data birds/ --try
 
@@ -63,14 +60,8 @@ def data_command(
         Layout of a folder: auto looks, or {evergrow.data:list_readers}.
     root
         Folder that listed images are in.
-    test_size
-        Draw a test set of this share where there is none, as the laboratory does.
-    seed
-        Seed of that draw.
     check
         Look for samples under two labels, in training and test, or misplaced.
-    html
-        Page of --check with thumbnails, in one file.
     levels
         Try the features fast, rich and best on a sample, for at most two minutes.
     backbone
@@ -78,39 +69,24 @@ def data_command(
     """
     from evergrow.data import inspect_data
 
-    if html is not None:
-        if not check:
-            raise ParameterError("--html is the page of --check; add --check.")
-        check_target("--html", html)
-    how = reading.options(layout=layout, root=root, seed=seed, test_size=test_size)
+    how = reading.options(layout=layout, root=root, test_size=0.0)
     report = inspect_data(source, how)
-    lines, values = report_lines(report.to_dict()), report.to_dict()
+    lines, values, code = report_lines(report.to_dict()), report.to_dict(), ExitCode.OK
     if levels:
         values["levels"], tried = _tried(source, how, backbone, device)
         lines += ["", *tried]
-    if not check:
-        return Answer(values, lines)
-    found, samples = _checked(source, how, backbone, device)
-    values["check"] = found.to_dict()
-    said = _check_lines(found)
-    lines += ["", *said]
-    code = ExitCode.OK if found.clean else ExitCode.LOOK
-    if html is None:
-        return Answer(values, lines, code=code)
-    from evergrow.cli.pages import check_page, write_page
-
-    write_page(html, check_page(found, samples, title=f"Check of {report.name}", lead=said[0]))
-    return Answer(values, [*lines, f"page in {html}"], code=code, done=f"{html} was written")
+    if check:
+        found = _checked(source, how, backbone, device)
+        values["check"], code = found.to_dict(), ExitCode.OK if found.clean else ExitCode.LOOK
+        lines += ["", *_check_lines(found)]
+    return Answer(values, lines, code=code)
 
 
-def report_lines(report: dict[str, object]) -> list[str]:
+def report_lines(report: dict[str, Any]) -> list[str]:
     """Return the report as lines for people."""
 
     def sizes(key: str) -> str:
-        rows = report[key]
-        if not isinstance(rows, list):
-            return ""
-        return ", ".join(f"{name} ({train} + {test})" for name, train, test in rows)
+        return ", ".join(f"{name} ({train} + {test})" for name, train, test in report[key])
 
     pairs = [
         ("data set", report["name"]),
@@ -123,7 +99,7 @@ def report_lines(report: dict[str, object]) -> list[str]:
         ("largest classes", sizes("largest")),
     ]
     for label in ("note", "caution"):
-        pairs += [(label, text) for text in cast("list[str]", report[f"{label}s"])]
+        pairs += [(label, text) for text in report[f"{label}s"]]
     return facts((label, "" if value is None else str(value)) for label, value in pairs)
 
 
@@ -145,8 +121,8 @@ def _tried(source: str, how: DataOptions, backbone: str, device: str) -> tuple[l
     return [vars(trial) for trial in trials], [told, *table(["level", "accuracy", "seconds", "to take it"], rows)]
 
 
-def _checked(source: str, how: DataOptions, backbone: str, device: str) -> tuple[DataCheck, tuple[Samples, ...]]:
-    """Return what looks wrong about data, and the samples that were checked.
+def _checked(source: str, how: DataOptions, backbone: str, device: str) -> DataCheck:
+    """Return what looks wrong about data.
 
     Parameters
     ----------
@@ -166,9 +142,8 @@ def _checked(source: str, how: DataOptions, backbone: str, device: str) -> tuple
         warnings.simplefilter("ignore", DataWarning)  # the report says it, and unreadable images are listed
         data = read_parts(source, how)
         train, test = data.part("train"), None if data.whole else data.part("test")
-        samples = (train,) if test is None else (train, test)
         if backbone == "none" or train.kind == "features":
-            return check_samples(train, test), samples
+            return check_samples(train, test)
         from evergrow.features import best_backbone, create_backbone, encode
 
         name = best_backbone(train.raw_items().kind).name if backbone == "auto" else backbone
@@ -178,7 +153,7 @@ def _checked(source: str, how: DataOptions, backbone: str, device: str) -> tuple
             found = encode(model, items, on_error="skip")
             return found.X, found.rows
 
-        return check_samples(train, test, encode=run, backbone=name), samples
+        return check_samples(train, test, encode=run, backbone=name)
 
 
 def _check_lines(check: DataCheck) -> list[str]:
@@ -190,22 +165,24 @@ def _check_lines(check: DataCheck) -> list[str]:
     if check.clean:
         return [*lines, "nothing to look at was found"]
     pair_columns = ["sample", "class", "and sample", "of class", "similarity"]
-    pairs: dict[str, list[list[str]]] = {"two labels": [], "training and test": []}
-    for kind, rows in pairs.items():
-        for pair in check.of_kind(cast("Any", kind)):
-            (name, other), (label, others) = pair.names, pair.labels
-            rows.append([name, label, other, others, "same" if pair.exact else f"{pair.similarity:.3f}"])
+
+    def same(kind: Any) -> list[list[str]]:
+        return [
+            [*chain(*zip(pair.names, pair.labels, strict=True)), "same" if pair.exact else f"{pair.similarity:.3f}"]
+            for pair in check.of_kind(kind)
+        ]
+
     misplaced = [[entry.name, entry.label, entry.looks_like] for entry in check.misplaced]
     for title, columns, rows in (
-        ("the same under two labels", pair_columns, pairs["two labels"]),
-        ("the same in training and test", pair_columns, pairs["training and test"]),
+        ("the same under two labels", pair_columns, same("two labels")),
+        ("the same in training and test", pair_columns, same("training and test")),
         ("perhaps of another class", ["sample", "class", "looks like"], misplaced),
         ("cannot be read", ["sample"], [[name] for name in check.unread]),
     ):
         if rows:
             lines += ["", f"{title}: {len(rows)}", *table(columns, rows[:_SHOWN])]
         if len(rows) > _SHOWN:
-            lines.append(f"({len(rows) - _SHOWN} more; --html and --json show them)")
+            lines.append(f"({len(rows) - _SHOWN} more; --json shows them)")
     return lines
 
 
@@ -277,20 +254,21 @@ def features_command(
     force
         Overwrite the file if it exists.
     """
-    from evergrow.data import FeatureSet, load_data, save_features
+    from evergrow.data import FeatureSet, load_data, read, save_features
 
     def created(kind: Any) -> Backbone:
         from evergrow.features import best_backbone, create_backbone
+        from evergrow.features.recipes import check_recipe
 
-        recipe = options.checked_recipe(features)
+        check_recipe(features, "--features")
         name = best_backbone(kind).name if backbone == "auto" else backbone
-        return create_backbone(name, run.weights, preset, device=run.device, recipe=recipe)
+        return create_backbone(name, run.weights, preset, device=run.device, recipe=features)
 
     started, holds_features = time.perf_counter(), f"{data} holds features already; name images or texts."
     settings: dict[str, Any] = {"on_error": run.on_error, "batch_size": batch_size, "decode": run.decode}
     if spread.engine is not None:
         spread.refuse(test_size=test_size, out_dir=spread.out_dir)
-        source = source_of(data, reading, part="all")
+        source = read(data, reading.options(), part="all")
         if source.kind == "features":
             raise InputError(holds_features)
         encoder = created(source.kind)

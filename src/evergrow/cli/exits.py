@@ -175,31 +175,19 @@ def complain(line: str, colour: str | None) -> None:
         silence(sys.stderr)
 
 
-# -- streams that are shut ----------------------------------------------------------------------------------
+# -- streams ------------------------------------------------------------------------------------------------
 
 
 def mend_streams() -> None:
-    """Put something in place of standard streams that are closed, and let none of them fail on a letter.
+    """Put the null device in place of standard streams that are closed, and let none of them fail on a letter.
 
-    The first file that is opened would otherwise take a closed stream's number, and be read or written as that
-    stream. What stands in for standard input and output fails when it is used, so that nothing is lost unnoticed.
+    The first file that is opened would otherwise take a closed stream's number, and be read or written as that stream.
     """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is not None:
-            continue
-        # Opened the wrong way round on purpose: reading nothing, or printing into nowhere, would look like success.
-        stand_in = os.open(os.devnull, os.O_RDONLY if name == "stdout" else os.O_WRONLY)
-        if stand_in != number:
-            os.dup2(stand_in, number)
-            os.close(stand_in)
-        setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115  until the end
-    for stream, errors in (
-        (sys.stdin, "surrogateescape"),  # as in arguments: a file name need not be UTF-8
-        (sys.stdout, "backslashreplace"),
-        (sys.stderr, "backslashreplace"),
-    ):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors=errors)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  until the end
+        if mode == "w" and hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors="backslashreplace")
 
 
 def flush() -> None:

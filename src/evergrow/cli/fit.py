@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evergrow.cli import models, options
-from evergrow.cli.console import Answer, percent, plural, warn_line
-from evergrow.cli.engine import HERE, EngineOptions, source_of
+from evergrow.cli.console import Answer, percent, plural
+from evergrow.cli.engine import HERE, EngineOptions
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
     from evergrow.data.items import Samples
     from evergrow.engine.engines import Engine
     from evergrow.engine.job_steps import JobReport
-    from evergrow.learner.learner import Learner
 
 
 @command("fit", panel="Learn")
@@ -32,7 +28,6 @@ def fit_command(
     method: str = "evergrow",
     adapt: str | None = None,
     epochs: options.Rare[int | None] = None,
-    checkpoint: options.Rare[Path | None] = None,
     features: options.Recipe = "auto",
     preset: options.Rare[str] = "timm",
     units: Annotated[int | None, typer.Option(min=0)] = None,
@@ -56,7 +51,7 @@ def fit_command(
 
       evergrow fit features.npz -m model.evg --units 1000 --seed 7
 
-      evergrow fit birds/ -m birds.evg --adapt ssf --set epochs=10 --set checkpoint=birds.checkpoint
+      evergrow fit birds/ -m birds.evg --adapt ssf --set epochs=10
 
       evergrow fit s3://bucket/birds/ -m birds.evg --engine local --workers 4
 
@@ -64,7 +59,7 @@ def fit_command(
     folder of --set out_dir=...), and the same command goes on from there.
 
     Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), 2 bad input or the model exists, and
-    nothing written, 3 another process is changing the model, 130 interrupted and nothing written but the checkpoint.
+    nothing written, 3 another process is changing the model, 130 interrupted and nothing written.
 
     Parameters
     ----------
@@ -78,8 +73,6 @@ def fit_command(
         Train a tuner on the images first: {evergrow.adapt.tuners:adapting_tuners}.
     epochs
         Passes over the images for --adapt; 20 by default.
-    checkpoint
-        File for --adapt, written after every pass: an interrupted command goes on from it.
     preset
         Preprocessing of images: {evergrow.features.preprocess:PRESETS}.
     units
@@ -94,22 +87,17 @@ def fit_command(
     models.check_target("--model", model, force=force, existing=models.REPLACING)
     if not 0 <= holdout < 1:
         raise ParameterError(f"--holdout is a share from 0 to below 1, not {holdout:g}.")
+    if adapt is None and epochs is not None:
+        raise ParameterError("epochs is for --adapt, and nothing is to be trained; leave it out or add --adapt.")
     config = None
     if adapt is not None:
         from evergrow.adapt.fsa import adaptation_config
 
         config = adaptation_config(adapt)
-    for name, value in (("epochs", epochs), ("checkpoint", checkpoint)):
-        if config is None and value is not None:
-            raise ParameterError(f"{name} is for --adapt, and nothing is to be trained; leave it out or add --adapt.")
-    if config is not None and epochs is not None:
-        config = config.changed(epochs=epochs)
-    if checkpoint is not None:
-        models.check_target("checkpoint", checkpoint)
-        if checkpoint.resolve() == model.resolve():  # it is removed in the end, and the model is to stay
-            raise ParameterError(f"{checkpoint} cannot be both checkpoint and --model; name two files.")
+        if config is not None and epochs is not None:
+            config = config.changed(epochs=epochs)
     started = time.perf_counter()
-    samples: Samples | None = None
+    samples: Any = None
     held: Samples | None = None
     if spread.engine is not None:
         spread.refuse(holdout=holdout, adapt=adapt, test=test)
@@ -124,7 +112,7 @@ def fit_command(
             names, codes = np.unique(samples.required_labels(), return_inverse=True)
             keep, hold, _ = stratified_split(codes.astype(np.int64), names.tolist(), holdout, seed)
             samples, held = samples.take(keep), samples.take(hold)
-    from evergrow.learner.comparison import measured_change
+    from evergrow.learner.comparison import Trial, measured_change
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
 
@@ -132,83 +120,57 @@ def fit_command(
         backbone,
         method,
         config,
-        features=options.checked_recipe(features),
+        features=features,
         options=None if units is None else {"n_units": units},
         preset=preset,
         random_state=seed,
         **{**run.loading(), "device": run.device},
     )
+    change, trial = models.ModelChange(model, learner), Trial()
     if spread.engine is not None:
-        source = source_of(data, reading)
+        from evergrow.data import read
+
+        source = read(data, reading.options(), part="train")
 
         def job(engine: Engine) -> JobReport:
             report = engine.fit(learner, source)
-            commit(model, learner)
+            change.dropped = commit(model, learner).dropped
             return report
 
         report = spread.run(job, model=model, quiet=run.as_json)
-        answer = _answer(model, learner, None, None, time.perf_counter() - started)
-        values = {**answer.values, "engine": report.to_values()}
-        return replace(answer, values=values, cautions=[*answer.cautions, *report.summary()])
-    with _resumable(checkpoint):
+        more: dict[str, Any] = {"engine": report.to_values(), "cautions": report.summary()}
+    else:
         with measured_change(learner, test, reading.options()) as trial:
-            learner.fit(samples, checkpoint=checkpoint)
-        dropped = commit(model, learner).dropped
-    answer = _answer(model, learner, samples, held, time.perf_counter() - started, dropped)
-    tested = None if trial.tested is None else trial.tested.to_dict()
-    lines = [*answer.lines[:-1], *models.trial_lines(learner, trial), answer.lines[-1]]
-    return replace(answer, values={**answer.values, "test": tested}, lines=lines)
+            learner.fit(samples)
+        change.dropped = commit(model, learner).dropped
+        more = {"test": None if trial.tested is None else trial.tested.to_dict()}
+        more["code"] = models.skipped_code(len(samples) - change.record.samples)
+    change.seconds = time.perf_counter() - started
+    return _answer(change, held, models.trial_lines(learner, trial), more)
 
 
-@contextmanager
-def _resumable(checkpoint: Path | None) -> Iterator[None]:
-    """Say how to go on after an interruption; remove a checkpoint that has become a model."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if checkpoint is not None and checkpoint.is_file():
-            warn_line(f"the same command again goes on after the last finished epoch, which is in {checkpoint}")
-        elif checkpoint is not None:
-            warn_line("no epoch was finished: the same command again begins anew")
-        raise
-    if checkpoint is not None:
-        with suppress(OSError):  # the model is written, and a file too many is no reason to fail
-            checkpoint.unlink(missing_ok=True)
-
-
-def _answer(
-    path: Path,
-    learner: Learner,
-    samples: Samples | None,
-    held: Samples | None,
-    seconds: float,
-    dropped: tuple[int, ...] = (),
-) -> Answer:
-    change, info = learner.history_[-1], learner.info()
+def _answer(change: models.ModelChange, held: Samples | None, tested_lines: list[str], more: dict[str, Any]) -> Answer:
+    learner, info = change.learner, change.learner.info()
     spec, adapted = info["backbone"] or {}, info["adaptation"]
     tested = None if held is None else learner.evaluate(held)
-    resumed = learner.backbone_().log.resumed_epochs if adapted else None
-    news = models.classes_note(change.classes, "new")
-    lines = [f"learned {plural(change.samples, 'sample')}{news} in {seconds:.1f} s"]
+    lines = [models.learned_line(change)]
     if spec:
         why = ", the strongest whose weights are here" if spec.get("reason") else ""
         lines.append(f"backbone: {spec['name']}{why}")
     if note := models.recipe_note(spec):
         lines.append(f"features: {note}")
     if adapted:
-        earlier = f", {plural(resumed, 'epoch')} of them before an interruption" if resumed else ""
-        lines.append(f"adapted: {models.adapted_note(adapted)}{earlier}")
+        lines.append(f"adapted: {models.adapted_note(adapted)}")
     if tested is not None:
         lines.append(f"accuracy on {plural(tested.n_known, 'sample')} held out: {percent(tested.accuracy)}")
-    return models.ModelChange(path, learner, dropped=dropped).answer(
-        lines,
-        code=models.skipped_code(0 if samples is None else len(samples) - change.samples),
-        seconds=seconds,
+    return change.answer(
+        [*lines, *tested_lines],
+        seconds=change.seconds,
         kind=info["kind"],
         backbone=spec.get("name"),
         reason=spec.get("reason", ""),
         adaptation=adapted,
-        resumed_epochs=resumed,
         n_units=info["n_units"],
         holdout=None if tested is None else {"n_samples": tested.n_known, "accuracy": tested.accuracy},
+        **more,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli import options
-from evergrow.cli.console import Answer, facts, listed, percent, plural, share, table
+from evergrow.cli.console import Answer, facts, listed, percent, plural, table
 from evergrow.cli.models import adapted_note, load_model, recipe_note, revisions_note
 from evergrow.cli.registry import command
 
@@ -25,21 +25,19 @@ Revision = Annotated[str, typer.Argument(metavar="MODEL", help="A model file, or
 
 
 @command("inspect", panel="Ask")
-def inspect_command(model: options.ModelFile, numerics: bool = False, full: bool = False) -> Answer:
+def inspect_command(model: options.ModelFile, full: bool = False) -> Answer:
     """Show what a model knows: its classes and counts, layer, backbone, preprocessing and history. Loads no backbone.
 
     For example:
 
       evergrow inspect birds.evg
 
-      evergrow inspect birds.evg --numerics --json
+      evergrow inspect birds.evg --full --json
 
     Exit codes: 0 shown, 2 no model or a damaged one.
 
     Parameters
     ----------
-    numerics
-        Effective rank and conditioning: seconds, for wide layers more.
     full
         List all classes and all changes.
     """
@@ -48,7 +46,7 @@ def inspect_command(model: options.ModelFile, numerics: bool = False, full: bool
     # The file's own history, which knows what was rolled back too.
     changes = history(model)
     learner = load_model(model, lazy=True)
-    info = {**learner.info(numerics=numerics), "history": [change.to_dict() for change in changes]}
+    info = {**learner.info(), "history": [change.to_dict() for change in changes]}
     size = model.stat().st_size
     classes = [[row["name"], f"{row['samples']:,}"] for row in info["classes"]]
     listing = _shown(["class", "samples"], classes, ["samples"], None if full else _CLASSES)
@@ -92,25 +90,17 @@ def log_command(
 
 def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
     settings = "".join(f", {name} = {value}" for name, value in info["options"].items())
-    spec, numerics = info["backbone"], info.get("numerics") or {}
-    novelty = info["novelty"]
+    spec, novelty = info["backbone"], info["novelty"]
     entries = [
         ("classes", f"{info['n_classes']:,}"),
         ("samples learned", f"{info['n_samples']:,}"),
         ("method", f"{info['method']}{settings}"),
     ]
     if info["n_units"] is not None:
-        status = f", {numerics['status']}" if numerics.get("status") else ""
-        entries.append(("layer", f"{info['n_units']:,} units on {info['n_features']:,} features{status}"))
+        entries.append(("layer", f"{info['n_units']:,} units on {info['n_features']:,} features"))
     if info["blocks"]:
         blocks = [f"{block['weight']:.2f} x {block['columns']:,} columns" for block in info["blocks"]]
         entries.append(("blocks", "weight and width: " + ", ".join(blocks)))
-    if numerics:
-        shown = (
-            f"effective rank {numerics['effective_rank']:.0f}, condition number {numerics['condition_number']:.1e}, "
-            f"ridge {numerics['alpha']:.2g}, {numerics['solver']} statistics of {numerics['state_bytes'] / 1e6:.1f} MB"
-        )
-        entries.append(("numerics", shown))
     if spec is None:
         entries.append(("backbone", "none: samples are feature vectors"))
     else:
@@ -243,12 +233,10 @@ def _differences(names: tuple[str, str], models: Sequence[Learner], found: Compa
         lines += ["", *_shown(["class", "samples", "then"], rows, ["samples", "then"], most)]
     if found.results is None:
         return lines
-    figures = [f"{share(result.accuracy)} of {plural(result.n_known, 'sample')}" for result in found.results]
+    figures = [f"{percent(result.accuracy)} of {plural(result.n_known, 'sample')}" for result in found.results]
     lines += ["", *facts([("accuracy", f"{figures[0]}, then {figures[1]}")])]
-    recalls = [(name, old, new) for name, (old, new) in found.recalls().items() if old != new]
-    if recalls:
-        recalls.sort(key=lambda entry: (entry[2] or 0.0) - (entry[1] or 0.0))
-        rows = [[name, share(old), share(new)] for name, old, new in recalls]
+    recalls = sorted(found.recalls().items(), key=lambda entry: (entry[1][1] or 0.0) - (entry[1][0] or 0.0))
+    if rows := [[name, percent(old), percent(new)] for name, (old, new) in recalls if old != new]:
         lines += ["", *_shown(["class", "found", "then"], rows, ["found", "then"], most)]
     if not found.changed:
         return [*lines, "no answer changed"]

@@ -170,11 +170,25 @@ def check_target(name: str, path: Path, *, force: bool = True, existing: str = "
         raise ParameterError(f"{path} exists: {existing}.")
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one step."""
+    from evergrow.core.files import atomic_path
+
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def model_line(path: Path, learner: Learner) -> str:
     """Return one line on the classes and samples that a model knows."""
     known = plural(len(learner.classes_), "class", "classes")
     samples = plural(sum(learner.n_samples_.values()), "sample")
     return f"{path} knows {known} from {samples} (revision {learner.revision_})"
+
+
+def learned_line(change: ModelChange) -> str:
+    """Return one line on what a change taught a model."""
+    news = classes_note(change.record.classes, "new")
+    return f"learned {plural(change.record.samples, 'sample')}{news} in {change.seconds:.1f} s"
 
 
 def classes_note(classes: tuple[str, ...], what: str) -> str:

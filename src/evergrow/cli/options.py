@@ -49,14 +49,6 @@ _RECIPES = "What features are made of: fast, rich or best, or a recipe such as r
 Recipe = Annotated[str, typer.Option("--features", help=_RECIPES)]
 
 
-def checked_recipe(text: str) -> str:
-    """Return the recipe that ``--features`` names; raise :class:`ParameterError` if there is none."""
-    from evergrow.features.recipes import check_recipe
-
-    check_recipe(text, "--features")
-    return text
-
-
 class OptionGroup:
     """Options that belong together: a command takes them as one parameter, people type them one by one.
 

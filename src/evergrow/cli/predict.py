@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from evergrow.cli import options
-from evergrow.cli.console import Answer, facts, listed, percent, plural, share, table
-from evergrow.cli.engine import HERE, EngineOptions, source_of
-from evergrow.cli.models import check_target, load_model, skipped_code
+from evergrow.cli.console import Answer, facts, listed, percent, plural, table
+from evergrow.cli.engine import HERE, EngineOptions
+from evergrow.cli.models import check_target, load_model, skipped_code, write_text
 from evergrow.cli.registry import command
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
 from evergrow.core.escaping import csv_text, one_line
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 KINDS = {"image": "images", "text": "texts", "features": "feature vectors"}
-_LONGEST = 256 * 2**20  # bytes that an image, or a list of names, on standard input may have
+_LONGEST = 256 * 2**20  # bytes that standard input may have
 Question = tuple[Any, list[str]]
 """Items in any form that a learner takes, and a name of each for people."""
 
@@ -60,8 +60,6 @@ def predict_command(
 
       ls photos/*.jpg | evergrow predict birds.evg - --format jsonl
 
-      curl https://example.org/bird.jpg | evergrow predict birds.evg -
-
       evergrow predict intents.evg --text "where is my parcel"
 
       evergrow predict birds.evg photos/ --format label-studio --out tasks.json
@@ -76,7 +74,7 @@ def predict_command(
     ----------
     items : ITEMS
         Images, folders or archives of images, .txt/.csv/.jsonl/.parquet files of texts, tables of images, .npy/.npz of
-        features; - reads standard input: one image, or per line one file name or text.
+        features; - reads one file name or text per line of standard input.
     text
         A text to ask about; repeatable.
     top
@@ -102,7 +100,9 @@ def predict_command(
             raise ParameterError("With --engine name one folder, file or address to ask about.")
         if out is None:
             raise ParameterError("With --engine name a folder by --out: the answers are written there.")
-        source = source_of(asked[0], reading, part="all", labelled=False)
+        from evergrow.data import read
+
+        source = read(asked[0], reading.options(), part="all", labelled=False)
         report = spread.run(
             lambda engine: engine.predict(learner, source, top=top, false_alarm=alarm), folder=out, quiet=run.as_json
         )
@@ -123,10 +123,7 @@ def predict_command(
         lines = (_csv if format == "csv" else _table)(rows, found.measure)
     if out is None:
         return Answer({**values, "predictions": rows}, lines, code=code)
-    from evergrow.core.files import atomic_path
-
-    with atomic_path(out) as temporary:
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(out, "\n".join(lines) + "\n")
     line = f"{plural(len(rows), 'answer')} in {out}"
     return Answer({**values, "out": str(out)}, [line], code=code, done=f"{out} was written")
 
@@ -161,26 +158,26 @@ def answer_rows(found: Answers, names: list[str], top: int) -> list[dict[str, An
 
 def _csv(rows: list[dict[str, Any]], measure: str) -> list[str]:
     """Return answers as lines of CSV."""
-
-    def cells(entry: dict[str, Any]) -> list[str]:
-        return ["", ""] if entry["class"] is None else [csv_text(entry["class"]), f"{entry[measure]:.6g}"]
-
-    columns = ["item", "class", measure]
-    first = rows[0] if rows else {"top": []}
-    if "novelty" in first:
-        columns += ["unknown", "novelty", "threshold", "nearest_class", f"nearest_{measure}"]
-    ranks = range(1, len(first["top"]) + 1) if len(first["top"]) > 1 else ()
-    columns += [f"{name}_{rank}" for rank in ranks for name in ("class", measure)]
+    names = ["item", "class", measure, "unknown", "novelty", "threshold"]
+    table = []
+    for row in rows:
+        cells = {name: row[name] for name in names if name in row}
+        cells |= {f"nearest_{name}": value for name, value in row.get("nearest", {}).items()}
+        if len(row["top"]) > 1:
+            ranked = enumerate(row["top"], 1)
+            cells |= {f"{name}_{rank}": value for rank, entry in ranked for name, value in entry.items()}
+        table.append(cells)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        line = [csv_text(row["item"]), *cells(row)]
-        if "novelty" in row:
-            line += [str(row["unknown"]).lower(), f"{row['novelty']:.6g}", f"{row['threshold']:.6g}"]
-            line += cells(row["nearest"])
-        writer.writerow([*line, *(cell for _, entry in zip(ranks, row["top"]) for cell in cells(entry))])
+    writer.writerow(table[0] if table else names[:3])
+    writer.writerows(map(_cell, cells.values()) for cells in table)
     return text.getvalue().removesuffix("\n").split("\n")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return csv_text(value)
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value).lower()
 
 
 def _table(rows: list[dict[str, Any]], measure: str) -> list[str]:
@@ -258,8 +255,6 @@ def read_question(
 
     if texts and kind != "text":
         raise InputError(f"--text is for models of texts, and this one takes {KINDS[kind]}.")
-    if items.count(STDIN) > 1:
-        raise ParameterError("Give - once: standard input can be read only once.")
     if kind == "image":
         return _images(items, reading)
     if kind == "features":
@@ -270,7 +265,7 @@ def read_question(
     found: list[str] = []
     for item in items:
         if item == STDIN:
-            found += [line.strip() for line in _lines(_piped())]
+            found += map(str.strip, _piped())
             continue
         if not os.path.isfile(item):
             raise _missing(item)
@@ -288,19 +283,13 @@ def read_question(
 def _images(items: list[str], reading: options.Reading) -> Question:
     """Return images by the names they were given by; a single folder stays one, so that it is found in the cache."""
     from evergrow.data.intake import read_items
-    from evergrow.data.items import Images, concat_items, is_image
+    from evergrow.data.items import concat_items, is_image
     from evergrow.data.readers import reader_of_file
 
     names: list[str] = []
     parts: list[Items] = []
     for item in items:
-        body = _piped() if item == STDIN else b""
-        # File names hold no zero bytes, and images do; of a damaged one the beginning tells.
-        if b"\0" in body[:4096] or body.startswith((b"\xff\xd8\xff", b"\x89PNG")):
-            names.append(STDIN)
-            parts.append(Images((body,), (STDIN,)))
-            continue
-        for name in _lines(body) if item == STDIN else [item]:
+        for name in _piped() if item == STDIN else [item]:
             images = read_items(Path(name), "image", reading.options()).raw_items()
             parts.append(images)
             if not os.path.isdir(name) and (is_image(name) or reader_of_file(name) is None):
@@ -308,25 +297,18 @@ def _images(items: list[str], reading: options.Reading) -> Question:
             else:
                 names += [os.path.join(name, images.name(row)) for row in range(len(images))]
     if not names:
-        raise InputError("There is no image to ask about: name files or folders, or pipe names or one image into -.")
+        raise InputError("There is no image to ask about: name files or folders, or pipe names into -.")
     return concat_items(parts), names
 
 
-def _piped() -> bytes:
-    """Return what standard input holds: one image, or lines."""
-    try:
-        body: bytes = sys.stdin.buffer.read(_LONGEST + 1)
-    except OSError as error:
-        raise InputError(f"Standard input cannot be read: {error.strerror or error}") from error
+def _piped() -> list[str]:
+    """Return the lines of standard input that hold something; a file name need not be UTF-8."""
+    body: bytes = sys.stdin.buffer.read(_LONGEST + 1)
     if len(body) > _LONGEST:
         raise InputError(f"Standard input holds more than the {_LONGEST // 2**20} MiB that are read of it.")
-    return body
-
-
-def _lines(body: bytes) -> list[str]:
-    """Return the lines that hold something; a file name need not be UTF-8."""
-    lines = body.decode("utf-8", "surrogateescape").split("\n")
-    return [line.rstrip("\r") for line in lines if line.strip()]
+    if b"\0" in body:
+        raise InputError("Standard input takes names or texts, one per line; save an image to a file and name it.")
+    return [line.rstrip("\r") for line in body.decode("utf-8", "surrogateescape").split("\n") if line.strip()]
 
 
 # -- answers compared with labels ------------------------------------------------------------------------------
@@ -339,7 +321,7 @@ def evaluate_command(
     report: Path | None = None,
     unknown: str | None = None,
     false_alarm: options.FalseAlarm = 0.05,
-    min_accuracy: float | None = None,
+    min_accuracy: Annotated[float | None, typer.Option(min=0, max=1)] = None,
     reading: options.Reading = options.AS_FOUND,
     run: options.ImageOptions = options.RUN_IMAGES,
     spread: EngineOptions = HERE,
@@ -371,17 +353,16 @@ def evaluate_command(
     min_accuracy
         Accuracy, between 0 and 1, below which to leave with 1.
     """
+    from evergrow.data import read
     from evergrow.data.intake import read_labelled, read_unknown
 
-    if min_accuracy is not None and not 0 <= min_accuracy <= 1:
-        raise ParameterError(f"--min-accuracy is a share between 0 and 1, not {min_accuracy:g}.")
     if report is not None:
         check_target("--report", report)
     learner = load_model(model, run)
     job = None
     if spread.engine is not None:
         spread.refuse(report=report, unknown=unknown)
-        source = source_of(data, reading, part="test")
+        source = read(data, reading.options(), part="test")
         result, job = spread.run(
             lambda engine: engine.evaluate(learner, source, false_alarm=false_alarm), model=model, quiet=run.as_json
         )
@@ -394,14 +375,14 @@ def evaluate_command(
     lines, cautions, done = evaluation_lines(result), [], ""
     # Written so that an accuracy that is not a number fails too.
     if min_accuracy is not None and not result.accuracy >= min_accuracy:
-        cautions.append(f"accuracy is {share(result.accuracy)}, below the {percent(min_accuracy)} of --min-accuracy")
+        cautions.append(f"accuracy is {percent(result.accuracy)}, below the {percent(min_accuracy)} of --min-accuracy")
     if job is not None:
         return Answer({**values, "engine": job.to_values()}, lines, [*cautions, *job.summary()])
     if report is not None:
-        from evergrow.cli.pages import evaluation_page, write_page
+        from evergrow.cli.pages import evaluation_page
 
         title, lead = f"{model.stem} on {Path(data).name}", f"{model.name}, asked about {data}"
-        write_page(report, evaluation_page(result, title=title, lead=lead))
+        write_text(report, evaluation_page(result, title=title, lead=lead))
         lines, done = [*lines, "", f"report in {report}"], f"{report} was written"
     return Answer(values, lines, cautions, skipped_code(len(result.left_out)), done=done)
 
@@ -410,24 +391,24 @@ def evaluation_lines(result: Evaluation) -> list[str]:
     """Return an evaluation for people: the figures, the worst classes and the commonest mistakes."""
     from evergrow.cli.pages import worst_first
 
-    known = f"{share(result.accuracy)} of {plural(result.n_known, 'sample')}"
-    entries = [("accuracy", known), ("mean over classes", share(result.balanced_accuracy))]
+    known = f"{percent(result.accuracy)} of {plural(result.n_known, 'sample')}"
+    entries = [("accuracy", known), ("mean over classes", percent(result.balanced_accuracy))]
     if result.unknown_classes:
         names = listed(list(result.unknown_classes), 3)
         entries.append(("never learned", f"{plural(result.n_unknown, 'sample')} of {names}; not in the accuracy"))
     if (found := result.unknown) is not None:
-        spotted = f"{share(found.detection_rate)} of {plural(found.n_unknown, 'sample')}"
-        alarms = f"{share(found.false_alarm_rate)} false alarms ({share(found.false_alarm)} aimed at)"
-        entries.append(("unknown spotted", f"{spotted}, at {alarms}; AUROC {share(found.auroc)}"))
+        spotted = f"{percent(found.detection_rate)} of {plural(found.n_unknown, 'sample')}"
+        alarms = f"{percent(found.false_alarm_rate)} false alarms ({percent(found.false_alarm)} aimed at)"
+        entries.append(("unknown spotted", f"{spotted}, at {alarms}; AUROC {percent(found.auroc)}"))
     lines = facts([*entries, ("seconds", f"{result.seconds:.1f}")])
     wrong = [row for row in worst_first(result.per_class) if row.n and row.recall < 1]
     if wrong:
-        rows = [[row.name, str(row.n), share(row.recall), share(row.precision)] for row in wrong[:_WORST]]
+        rows = [[row.name, str(row.n), percent(row.recall), percent(row.precision)] for row in wrong[:_WORST]]
         lines += ["", *table(["class", "samples", "recall", "precision"], rows, ["samples", "recall", "precision"])]
         perfect = sum(1 for row in result.per_class if row.n) - len(wrong)
         more = plural(len(wrong) - len(rows), "more class", "more classes")
         lines.append(f"({more} with errors, {perfect} without)")
     if result.confused:
-        pairs = [[pair.true, pair.predicted, str(pair.n), share(pair.share)] for pair in result.confused[:_WORST]]
+        pairs = [[pair.true, pair.predicted, str(pair.n), percent(pair.share)] for pair in result.confused[:_WORST]]
         lines += ["", *table(["taken", "for", "times", "of the class"], pairs, ["times", "of the class"])]
     return lines

@@ -38,7 +38,7 @@ _KEY = "evergrow"
 _SEPARATOR = "/"
 _MAX_DEPTH = 12
 _MAX_NESTING = 100
-_STORED_DTYPES = frozenset({"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U8", "BOOL"})
+_STORED_DTYPES = frozenset(["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"])
 """What evergrow writes; other types cannot be turned into numbers everywhere and are refused."""
 
 
@@ -87,7 +87,7 @@ class Archive:
 # -- files ----------------------------------------------------------------------------------------------------
 
 
-def write_archive(path: str | os.PathLike[str], archive: Archive, *, like: str | os.PathLike[str] | None = None) -> str:
+def write_archive(path: str | os.PathLike[str], archive: Archive) -> str:
     """Write an archive so that a crash leaves the old file or the new one, never half, and return its checksum.
 
     The same archive gives the same bytes.
@@ -98,8 +98,6 @@ def write_archive(path: str | os.PathLike[str], archive: Archive, *, like: str |
         Target; its folder must exist. It is replaced in one step once everything is on disk.
     archive : Archive
         What to write.
-    like : path-like, optional
-        A file whose mode and owner a new file gets.
 
     Raises
     ------
@@ -110,7 +108,7 @@ def write_archive(path: str | os.PathLike[str], archive: Archive, *, like: str |
     head = {"schema": SCHEMA_VERSION, "needs": _NEEDS, "digest": digest, "archive": text}
     # One key only: safetensors writes several in no fixed order, and the same model must give the same file.
     metadata = {_KEY: json.dumps(head, sort_keys=True)}
-    with atomic_path(path, like=like) as temporary:
+    with atomic_path(path) as temporary:
         try:
             safetensors.numpy.save_file(tensors, temporary, metadata=metadata)
         except safetensors.SafetensorError as error:  # what it makes of a full disk
@@ -157,15 +155,14 @@ def read_archive(path: str | os.PathLike[str], *, data: bytes | None = None) -> 
         If a newer evergrow wrote it.
     """
     data = Path(path).read_bytes() if data is None else data
-    head, dtypes = _read_head(path, data)
-    _require_schema(path, head)
-    strange = sorted(set(dtypes.values()) - _STORED_DTYPES)
-    if strange:
-        raise FileFormatError(f"{path} must hold tensors of {sorted(_STORED_DTYPES)}, got {strange[:3]}")
+    head = _read_head(path, data)
     try:
         tensors = safetensors.numpy.load(data)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         raise FileFormatError(f"{path} must be a whole evergrow file, got a damaged one: {error}") from error
+    strange = sorted({str(tensor.dtype) for tensor in tensors.values()} - _STORED_DTYPES)
+    if strange:
+        raise FileFormatError(f"{path} must hold tensors of {sorted(_STORED_DTYPES)}, got {strange[:3]}")
     if _digest(head["needs"] + head["archive"], tensors) != head["digest"]:
         raise FileFormatError(f"{path} does not match its checksum: its contents were altered or damaged")
     return _described_by(path, head, tensors)
@@ -189,8 +186,7 @@ def read_header(path: str | os.PathLike[str]) -> Archive:
     with open(path, "rb") as file:
         start = file.read(8)
         length = min(int.from_bytes(start, "little"), os.fstat(file.fileno()).st_size)
-        head, _ = _read_head(path, start + file.read(length))
-    _require_schema(path, head)
+        head = _read_head(path, start + file.read(length))
     return _described_by(path, head, {})
 
 
@@ -244,23 +240,6 @@ def _nested(
         raise FileFormatError(f"{path} must describe every tensor that it holds, but not {prefix + stray[0]!r}")
     mine = {name: tensor for name, tensor in own.items() if _SEPARATOR not in name}
     return Archive(described["kind"], described["meta"], mine, parts, described["version"])
-
-
-def _require_schema(path: str | os.PathLike[str], head: dict[str, Any]) -> None:
-    schema = head.get("schema")
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-        raise FileFormatError(f"{path} must carry an integer schema version, got {schema!r}")
-    if schema > SCHEMA_VERSION:
-        needs = head.get("needs")
-        version = f" {needs}" if isinstance(needs, str) and len(needs) < 20 else ""
-        raise NewerSchemaError(
-            f"{path} must have schema {SCHEMA_VERSION} or older, got {schema}: it was written by a newer evergrow"
-            f"{' and needs' + version if version else ''}; upgrade with 'pip install -U evergrow'"
-        )
-    if schema < SCHEMA_VERSION:
-        raise FileFormatError(f"{path} was written by evergrow 0.{schema}; fit it again with this version")
-    if any(not isinstance(head.get(key), str) for key in ("needs", "archive", "digest")):
-        raise FileFormatError(f"{path} is damaged: its header lacks a description or a checksum")
 
 
 def shallow(values: Any) -> Any:
@@ -334,19 +313,31 @@ def _finite_float(word: str) -> float:
     return value if math.isfinite(value) else _refuse_constant(word)
 
 
-def _read_head(path: str | os.PathLike[str], data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parse the safetensors header by its published layout, u64 length and JSON; return ours and the tensors' types."""
+def _read_head(path: str | os.PathLike[str], data: bytes) -> dict[str, Any]:
+    """Return our part of a safetensors header, whose published layout is a u64 length and JSON; check its schema."""
     try:
         (length,) = struct.unpack("<Q", data[:8])
         if length > len(data) - 8:
             raise ValueError("the header is cut off")
-        header = json.loads(data[8 : 8 + length])
-        dtypes = {name: entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
-        head = json.loads(header.get("__metadata__", {})[_KEY])
-        if not isinstance(head, dict) or not all(isinstance(dtype, str) for dtype in dtypes.values()):
+        head = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_KEY])
+        if not isinstance(head, dict):
             raise ValueError("the header has the wrong form")
     except (struct.error, ValueError, KeyError, AttributeError, TypeError, UnicodeDecodeError, RecursionError) as error:
         raise FileFormatError(
             f"{path} must be an evergrow file, got {len(data)} bytes that are none or are truncated ({error})"
         ) from error
-    return head, dtypes
+    schema = head.get("schema")
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise FileFormatError(f"{path} must carry an integer schema version, got {schema!r}")
+    if schema > SCHEMA_VERSION:
+        needs = head.get("needs")
+        version = f" {needs}" if isinstance(needs, str) and len(needs) < 20 else ""
+        raise NewerSchemaError(
+            f"{path} must have schema {SCHEMA_VERSION} or older, got {schema}: it was written by a newer evergrow"
+            f"{' and needs' + version if version else ''}; upgrade with 'pip install -U evergrow'"
+        )
+    if schema < SCHEMA_VERSION:
+        raise FileFormatError(f"{path} was written by evergrow 0.{schema}; fit it again with this version")
+    if any(not isinstance(head.get(key), str) for key in ("needs", "archive", "digest")):
+        raise FileFormatError(f"{path} is damaged: its header lacks a description or a checksum")
+    return head

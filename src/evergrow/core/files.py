@@ -12,15 +12,10 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from evergrow.core.errors import BusyError, ModelNotFoundError, PathError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 _LOCK = ".lock"
 PARTIAL = ".part"
@@ -124,38 +119,22 @@ def atomic_path(path: str | os.PathLike[str], *, like: str | os.PathLike[str] | 
     """
     target = real_path(path)
     check_replaceable(target)
-    folder, handle = _new_folder(target)
-    temporary = folder / target.name
-    try:
+    with ExitStack() as stack:
+        while True:
+            # A folder, since libraries that write files may put temporary ones of their own beside them.
+            folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=PARTIAL))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            with suppress(BusyError, FileNotFoundError):  # taken for a leftover before it was locked
+                stack.enter_context(locked(folder))
+                break
+        temporary = folder / target.name
         temporary.touch(0o600)
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         _take_access(temporary, target if like is None or target.exists() else Path(like))
         os.replace(temporary, target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if handle is not None:
-            os.close(handle)
     _sync_folder(target.parent)
-
-
-def _new_folder(target: Path) -> tuple[Path, int | None]:
-    """Return a new folder to write a file in, and the handle that holds its lock; None where folders have no locks.
-
-    A folder, since libraries that write files may put temporary ones of their own beside them.
-    """
-    while True:
-        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=PARTIAL))
-        if fcntl is None:
-            return folder, None
-        with suppress(FileNotFoundError):  # taken for a leftover before it was locked
-            handle = os.open(folder, os.O_RDONLY)
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            if folder.exists():
-                return folder, handle
-            os.close(handle)
 
 
 def remove_leftovers(folder: Path, pattern: str = ".*") -> int:
@@ -170,26 +149,17 @@ def remove_leftovers(folder: Path, pattern: str = ".*") -> int:
     """
     removed = 0
     for leftover in folder.glob(f"{pattern}{PARTIAL}"):
-        handle = None
-        try:
-            if fcntl is None:
-                raise OSError("no locks here")
-            handle = os.open(leftover, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, FileNotFoundError):
-            continue  # it is being written, or was just finished
-        except OSError:  # nobody can tell whether it is being written
-            with suppress(OSError):
-                if time.time() - os.lstat(leftover).st_mtime < _ABANDONED:
-                    continue
-        with suppress(OSError):
+        with suppress(OSError, BusyError):  # it is being written, was just finished, or is somebody else's
             if leftover.is_dir() and not leftover.is_symlink():
-                shutil.rmtree(leftover)
+                since = time.time() - leftover.stat().st_mtime
+                with locked(leftover) as held:
+                    pass
+                if held or since > _ABANDONED:
+                    shutil.rmtree(leftover)
+                    removed += 1
             else:
                 leftover.unlink()
-            removed += 1
-        if handle is not None:
-            os.close(handle)
+                removed += 1
     return removed
 
 
@@ -204,18 +174,11 @@ def restrict(path: Path, mode: int) -> None:
 
 def take_owner(path: Path, like: Path) -> bool:
     """Give a file or folder the owner and group of another as far as allowed; return whether the group is the same."""
-    if not hasattr(os, "chown"):
-        return True
-    now, wanted = os.stat(path), os.stat(like)
-    if now.st_uid != wanted.st_uid:
-        with suppress(PermissionError):  # only an administrator may give a file away
-            os.chown(path, wanted.st_uid, -1)
-    if now.st_gid != wanted.st_gid:
-        try:
-            os.chown(path, -1, wanted.st_gid)
-        except PermissionError:
-            return False
-    return True
+    wanted = os.stat(like)
+    for owner, group in ((wanted.st_uid, -1), (-1, wanted.st_gid)):
+        with suppress(PermissionError, AttributeError):  # only an administrator may give a file away; nobody on Windows
+            os.chown(path, owner, group)
+    return os.stat(path).st_gid == wanted.st_gid
 
 
 def _take_access(path: Path, like: Path) -> None:
@@ -242,8 +205,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def locked(folder: str | os.PathLike[str], *, wait: bool = False) -> Iterator[None]:
+def locked(folder: str | os.PathLike[str], *, wait: bool = False) -> Iterator[bool]:
     """Hold a folder for this process, by a hidden file in it; the system lets go even if the process is killed.
+
+    Yields whether it is held: some file systems have no locks.
 
     Parameters
     ----------
@@ -274,10 +239,10 @@ def locked(folder: str | os.PathLike[str], *, wait: bool = False) -> Iterator[No
         lock.acquire(timeout=-1 if wait else 0)
     except Timeout as error:
         raise BusyError(f"{os.fspath(folder)} must not be in use, but another process is writing there") from error
-    except OSError:  # a file system without locks (some network shares), or a folder that is only read
+    except (OSError, NotImplementedError):  # a file system without locks, or a folder that is only read
         pass
     try:
-        yield
+        yield lock.is_locked
     finally:
         if lock.is_locked:
             with suppress(OSError):  # Windows keeps an open file; the lock itself removes it there

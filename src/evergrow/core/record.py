@@ -20,8 +20,8 @@ A class becomes writable by a kind, the name that files have for it::
 What a field may be
 -------------------
 ``bool``, ``int``, ``float``, ``str``, ``Literal[...]``, ``X | None`` and other unions, ``tuple[X, ...]``,
-``tuple[X, Y]``, ``list[X]``, ``frozenset[str]``, ``dict[str, X]``, ``Path`` and ``Any`` (whatever JSON holds), and
-plain dataclasses of these become JSON. A plain ``int`` is a count, from 0 to 2**53, unless :class:`Between` says
+``tuple[X, Y]``, ``list[X]``, ``frozenset[str]``, ``dict[str, X]`` and ``Any`` (whatever JSON holds), and plain
+dataclasses of these become JSON. A plain ``int`` is a count, from 0 to 2**53, unless :class:`Between` says
 otherwise; every float is finite. Tensors and NumPy arrays (described by :class:`Spec`), other records, and tuples and
 dicts of either keep their numbers. A field whose type is the base class of several records takes any of them; one of
 type :class:`~evergrow.core.archive.Archive` is left unread. ``field(metadata=UNWRITTEN)`` is not written. Unknown
@@ -166,11 +166,6 @@ def record(kind: str, version: int = 1) -> Callable[[type[T]], type[T]]:
     version : int
         The layout that is written. A new optional field is no new version; a file of a newer version is refused.
 
-    Notes
-    -----
-    A class may write and read itself: by ``to_archive(self)``, which may use :func:`make_archive`,
-    and the class method ``from_archive(cls, archive, *, device, name)``.
-
     Examples
     --------
     >>> from dataclasses import dataclass
@@ -221,11 +216,6 @@ def to_archive(item: Any) -> Archive:
     item : object
         Of a class that was registered by :func:`record`.
     """
-    if hasattr(item, "from_archive"):
-        archive = item.to_archive()
-        if not isinstance(archive, Archive):
-            raise TypeError(f"to_archive of {type(item).__name__} must return an Archive, got {type(archive).__name__}")
-        return archive
     return make_archive(type(item), written_values(item))
 
 
@@ -378,16 +368,14 @@ def from_archive(
     """
     found = _class_of(cls, archive.kind, name)
     _check_version(found, archive.version, name)
-    if hasattr(found, "from_archive"):
-        return found.from_archive(archive, device=device, name=name)  # type: ignore[no-any-return]
     return read_fields(found, archive, device=device, name=name)  # type: ignore[no-any-return]
 
 
 def check_kind(cls: type, archive: Archive, name: str = "the archive") -> None:
     """Raise :class:`FileFormatError` unless an archive is of the kind of a class, in the version that is read."""
     if archive.kind != kind_of(cls):
-        raise FileFormatError(f"{name} holds {archive.kind!r}, not {kind_of(cls)!r}")
-    _check_version(cls, archive.version, name)
+        raise FileFormatError(f"{name} holds {archive.kind!r:.60}, not {kind_of(cls)!r}")
+    _check_version(cls, archive.version, name, archive.meta.get("evergrow"))
 
 
 def read_fields(
@@ -497,15 +485,12 @@ class _Reader:
         if spec.symmetric:
             tensor = _symmetric(tensor, name)
         if spec.shape is not None:
-            wanted = tuple(self.lengths.get(n) if isinstance(n, str) else n for n in spec.shape)
-            shape = tensor.shape
-            if len(shape) != len(wanted) or any(n is not None and n != m for n, m in zip(wanted, shape, strict=True)):
-                known = tuple("any" if n is None else n for n in wanted)
-                _refuse(name, f"a tensor of shape {known}", f"one of {shape}")
-            for symbol, length in zip(spec.shape, shape, strict=True):
-                # Twice the same name within one shape: the second must agree with the first.
-                if isinstance(symbol, str) and self.lengths.setdefault(symbol, length) != length:
-                    _refuse(name, f"a tensor of shape {spec.shape}", f"one of {shape}")
+            wanted: Any = tuple("any" if n is None else self.lengths.get(n, n) for n in spec.shape)  # type: ignore[arg-type]
+            if len(tensor.shape) != len(wanted) or any(
+                n != "any" and m != (self.lengths.setdefault(n, m) if isinstance(n, str) else n)
+                for n, m in zip(wanted, tensor.shape, strict=True)
+            ):
+                _refuse(name, f"a tensor of shape {wanted}", f"one of {tensor.shape}")
         if tensor.dtype.kind == "f" and tensor.size:
             smallest, largest = float(tensor.min()), float(tensor.max())  # one of them is NaN where there is one
             if not math.isfinite(smallest) or not math.isfinite(largest):
@@ -528,25 +513,22 @@ def _symmetric(triangle: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 Loader = Callable[[Any, str], Any]
+_PLAIN: dict[Any, str] = {bool: "true or false", str: "a string", type(None): "null"}
 
 
 @cache
 def _loader(hint: Any) -> Loader:
     """Return the function that turns what JSON holds into a value of a type."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated and arguments[0] in (int, float):
-        return _bounded(arguments[0], next((note for note in arguments[1:] if isinstance(note, Between)), None))
     if origin is Annotated:
-        return _loader(arguments[0])
+        bounds = next((note for note in arguments[1:] if isinstance(note, Between)), None)
+        return _bounded(arguments[0], bounds) if arguments[0] in (int, float) else _loader(arguments[0])
     if hint in (int, float):
         return _bounded(hint, None)
     if hint is Any:
         return lambda value, name: value
-    if hint in (bool, str, type(None)):
-        words = {bool: "true or false", str: "a string", type(None): "null"}
-        return _checked(words[hint], lambda value: isinstance(value, hint))
-    if hint is Path:
-        return _checked("a string", lambda value: isinstance(value, str), lambda value, name: Path(value))
+    if hint in _PLAIN:
+        return _checked(_PLAIN[hint], lambda value: isinstance(value, hint))
     if origin is Literal:
         choices = f"one of {', '.join(map(repr, arguments))}"
         return _checked(choices, lambda value: any(type(each) is type(value) and each == value for each in arguments))
@@ -554,26 +536,21 @@ def _loader(hint: Any) -> Loader:
         return _any_of(arguments)
     if isinstance(hint, type) and is_dataclass(hint):
         return lambda value, name: from_values(hint, value, name)
-    if origin not in (dict, tuple, list, frozenset):
-        raise TypeError(f"a field of type {hint!r} cannot be read from a file; see evergrow.core.record")
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        items = [_loader(each) for each in arguments]
-        return _checked(
-            f"a list of {len(items)}",
-            lambda value: isinstance(value, list) and len(value) == len(items),
-            lambda value, name: tuple(items[i](entry, f"{name} {i}") for i, entry in enumerate(value)),
-        )
-    item = _loader(arguments[1 if origin is dict else 0])
     if origin is dict:
+        item = _loader(arguments[1])
         return _checked(
             "an object",
             lambda value: isinstance(value, dict),
             lambda value, name: {key: item(entry, f"{name}: {key!r}") for key, entry in value.items()},
         )
+    if origin not in (tuple, list, frozenset):
+        raise TypeError(f"a field of type {hint!r} cannot be read from a file; see evergrow.core.record")
+    length = len(arguments) if origin is tuple and arguments[-1] is not Ellipsis else None
+    items = [_loader(each) for each in arguments if each is not Ellipsis]
     return _checked(
-        "a list",
-        lambda value: isinstance(value, list),
-        lambda value, name: origin(item(entry, f"{name} {i}") for i, entry in enumerate(value)),
+        "a list" if length is None else f"a list of {length}",
+        lambda value: isinstance(value, list) and length in (None, len(value)),
+        lambda value, name: origin(items[i % len(items)](entry, f"{name} {i}") for i, entry in enumerate(value)),
     )
 
 
@@ -652,7 +629,7 @@ def _stored_apart(hint: Any) -> tuple[bool, Any, Any, Spec] | None:
         form = origin
         spec, hint = _specified(arguments[1 if origin is dict else 0])
     if not _is_array(hint) and hint is not Archive:
-        plain = (Any, bool, int, float, str, Path, type(None), Extra, dict, list, tuple, frozenset)
+        plain = (Any, int, float, *_PLAIN, Extra, dict, list, tuple, frozenset)
         if not isinstance(hint, type) or hint in plain or get_origin(hint):
             return None
         if hint not in _KINDS and not inspect.isabstract(hint) and is_dataclass(hint):
@@ -707,9 +684,9 @@ def _check_version(cls: type, version: Any, name: str, writer: Any = None) -> No
 # -- files ----------------------------------------------------------------------------------------------------
 
 
-def write_record(path: str | os.PathLike[str], item: Any, *, like: str | os.PathLike[str] | None = None) -> str:
+def write_record(path: str | os.PathLike[str], item: Any) -> str:
     """Write a record to one file, atomically, and return its checksum; the same record gives the same bytes."""
-    return write_archive(path, to_archive(item), like=like)
+    return write_archive(path, to_archive(item))
 
 
 def read_record(cls: type[T], path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> T:
@@ -746,9 +723,7 @@ def from_document(cls: type[T], values: Any, name: str) -> T:
     """Return the record that :func:`to_document` described, or raise :class:`FileFormatError`."""
     if not isinstance(values, dict):
         _refuse(name, "an object", values)
-    if values.get("schema") != kind_of(cls):
-        raise FileFormatError(f"{name} holds {values.get('schema')!r:.60}, not {kind_of(cls)!r}")
-    _check_version(cls, values.get("version"), name, values.get("evergrow"))
+    check_kind(cls, Archive(values.get("schema", ""), values, version=values.get("version", 0)), name)
     stated = ("schema", "version", "evergrow")
     return from_values(cls, {key: value for key, value in values.items() if key not in stated}, name)
 

@@ -90,10 +90,9 @@ def check_matrix(name: str, tensor: torch.Tensor, *, columns: int | None = None,
         raise InputError(f"{name} must be a 2-D tensor, got {shape}")
     if not tensor.is_floating_point():
         raise InputError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
-    if columns is not None and tensor.shape[1] != columns:
-        raise InputError(f"{name} must have {columns} columns, got {tensor.shape[1]}")
-    if rows is not None and tensor.shape[0] != rows:
-        raise InputError(f"{name} must have {rows} rows, got {tensor.shape[0]}")
+    for wanted, found, what in zip((rows, columns), tensor.shape, ("rows", "columns"), strict=True):
+        if wanted is not None and found != wanted:
+            raise InputError(f"{name} must have {wanted} {what}, got {found}")
     if not bool(torch.isfinite(tensor).all()):
         bad = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
         raise InputError(f"{name} must be finite, got NaN or infinity, first in row {bad}")
