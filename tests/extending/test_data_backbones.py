@@ -25,7 +25,6 @@ from evergrow.features import (
     list_backbones,
     register_weight_source,
 )
-from evergrow.features.backbones import timm_module
 from evergrow.features.sources import WEIGHT_SOURCES, WantedWeights, best_backbone
 from evergrow.lab.bench import SpecError, load_spec
 from evergrow.learner.learner import Learner
@@ -70,7 +69,7 @@ def mirror(tmp_path: Path) -> Iterator[Path]:
     """Weights of test_resnet in a place that evergrow does not know, and its source."""
     folder = tmp_path / "mirror"
     folder.mkdir()
-    module = timm_module("test_resnet", seed=7, options={})
+    module = create_backbone("test_resnet", weights="random", seed=7, device="cpu").module
     save_file(module.state_dict(), folder / "test_resnet.safetensors")
 
     @register_weight_source("mirror")

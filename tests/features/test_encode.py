@@ -36,7 +36,7 @@ from evergrow.features import cache as cache_module
 from evergrow.features import images as decoding
 from evergrow.features.cache import FeatureCache
 from evergrow.features.encoding import distance
-from evergrow.features.loader import choose_workers
+from evergrow.features.images import choose_workers
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_progress_tells_the_rate_and_the_time_left(images: Images, capfd: pytest
 def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)), raising=False)
-    monkeypatch.setattr("evergrow.features.loader.shutil.disk_usage", lambda path: type("Usage", (), {"free": 64e6})())
+    monkeypatch.setattr("evergrow.features.images.shutil.disk_usage", lambda path: type("Usage", (), {"free": 64e6})())
     assert choose_workers("auto", 1000, gpu, 10**3) == 10
     assert choose_workers("auto", 1000, gpu, 5 * 10**6) == 2  # half of 64 MB, three batches each
     assert choose_workers("auto", 1000, gpu, 38 * 10**6) == 0

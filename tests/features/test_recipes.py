@@ -265,8 +265,7 @@ def test_a_few_items_come_joined_and_half_precision_is_judged_block_by_block() -
     pixels = np.random.default_rng(0).integers(0, 256, (2, 40, 40, 3), dtype=np.uint8)
     rows = encode(backbone, Images(pixels)).X
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, rtol=1e-5)
-    encoder = _Runner(backbone, "auto")
-    encoder.precision = None
+    encoder = _Runner(backbone, None)
     exact = torch.ones(2, backbone.n_features)
     half = exact.clone()
     half[:, -1] = 1.02  # far off in the last block, which is a small part of the row

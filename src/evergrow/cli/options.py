@@ -51,7 +51,7 @@ Recipe = Annotated[str, typer.Option("--features", help=_RECIPES)]
 
 def checked_recipe(text: str) -> str:
     """Return the recipe that ``--features`` names; raise :class:`ParameterError` if there is none."""
-    from evergrow.features.recipes import check_recipe
+    from evergrow.features.base import check_recipe
 
     check_recipe(text, "--features")
     return text

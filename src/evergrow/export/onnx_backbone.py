@@ -26,10 +26,9 @@ from evergrow.core.seeding import generator
 from evergrow.export.onnx_graph import ExportError
 from evergrow.features import encode_batch
 from evergrow.features.backbones import ImageBackbone
-from evergrow.features.base import Backbone
+from evergrow.features.base import Backbone, Block
 from evergrow.features.depths import read_views
 from evergrow.features.preprocess import Preprocessing
-from evergrow.features.recipes import Block, parse_blocks
 from evergrow.features.text import TextBackbone, default_prompt, read_hidden_states, tokens_of
 from evergrow.features.weights import first_line
 
@@ -197,7 +196,7 @@ def _pixel_input(backbone: ImageBackbone) -> GraphInput:
     noise = (255 * (share * grain + (1 - share) * smooth)).round().to(torch.uint8)
 
     def network() -> tuple[nn.Module, dict[str, Tensor]]:
-        module = PixelModule(own_copy(backbone.module), transform, parse_blocks(backbone.spec.blocks.blocks))
+        module = PixelModule(own_copy(backbone.module), transform, backbone.spec.blocks.parsed)
         return module.eval().requires_grad_(False), {PIXELS: noise[:2]}
 
     return GraphInput(
@@ -244,7 +243,7 @@ def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
     def network() -> tuple[nn.Module, dict[str, Tensor]]:
         encoder = own_copy(backbone.module).eval().requires_grad_(False)
         tokens = tokens_of(encoder, list(SENTENCES[:4]), torch.device("cpu"))
-        module = TokenModule(encoder, parse_blocks(backbone.spec.blocks.blocks)).eval()
+        module = TokenModule(encoder, backbone.spec.blocks.parsed).eval()
         return module, {token: tokens[token] for token in inputs}
 
     theirs, ours = _tokens(backbone, texts), samples(slice(None))

@@ -8,13 +8,12 @@ from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evergrow.features.backbones import ImageBackbone, backbone_from_spec, create_backbone
-    from evergrow.features.base import Backbone, BackboneSpec
+    from evergrow.features.base import RECIPES, Backbone, BackboneSpec, FeatureRecipe
     from evergrow.features.cache import FeatureCache
     from evergrow.features.encoding import EncodeConfig, Features, encode, encode_batch
     from evergrow.features.feature_sets import featurize
     from evergrow.features.images import decode_image
     from evergrow.features.preprocess import PRESETS, Preprocessing
-    from evergrow.features.recipes import RECIPES, FeatureRecipe
     from evergrow.features.sources import (
         BackboneChoice,
         BackboneInfo,
@@ -64,12 +63,12 @@ __getattr__, __dir__ = lazy_names(
         "BackboneSpec": "evergrow.features.base",
         "EncodeConfig": "evergrow.features.encoding",
         "FeatureCache": "evergrow.features.cache",
-        "FeatureRecipe": "evergrow.features.recipes",
+        "FeatureRecipe": "evergrow.features.base",
         "Features": "evergrow.features.encoding",
         "ImageBackbone": "evergrow.features.backbones",
         "PRESETS": "evergrow.features.preprocess",
         "Preprocessing": "evergrow.features.preprocess",
-        "RECIPES": "evergrow.features.recipes",
+        "RECIPES": "evergrow.features.base",
         "TextBackbone": "evergrow.features.text",
         "WeightSource": "evergrow.features.sources",
         "backbone_from_spec": "evergrow.features.backbones",

@@ -22,19 +22,20 @@ from evergrow.core.errors import FileFormatError, InputError, ParameterError, Un
 from evergrow.core.registry import nearest
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number, resolve_device
-from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.depths import depth_names, has_class_token, read_views
-from evergrow.features.preprocess import PRESETS, Preprocessing, Sheet
-from evergrow.features.recipes import (
+from evergrow.features.base import (
     FINAL,
+    Backbone,
+    BackboneSpec,
     Block,
     FeatureRecipe,
     View,
     Views,
     check_recipe,
-    parse_blocks,
     resolve_recipe,
+    rich_blocks,
 )
+from evergrow.features.depths import depth_names, has_class_token, read_views
+from evergrow.features.preprocess import PRESETS, Preprocessing, view_sheet
 from evergrow.features.sources import FILE_NAMES, PREFIX, SHORT_NAMES, WantedWeights, locate
 from evergrow.features.text import text_backbone
 from evergrow.features.weights import hash_weights, load_weights, read_weights, seeded_init
@@ -249,7 +250,7 @@ class ImageBackbone(Backbone):
     def __init__(self, module: nn.Module, spec: BackboneSpec, device: torch.device) -> None:
         self.module = module
         self.spec = spec
-        self._prepared: tuple[BackboneSpec | None, Preprocessing] = (None, Preprocessing())
+        self.own = Preprocessing.from_dict(spec.preprocessing)
         # Convolutional networks run faster with channels last; one convolution is only a transformer's way in.
         convolutions = sum(isinstance(part, nn.Conv2d) for part in module.modules())
         self._layout = torch.channels_last if convolutions > 1 else torch.preserve_format
@@ -264,20 +265,9 @@ class ImageBackbone(Backbone):
         return self
 
     @property
-    def own(self) -> Preprocessing:
-        """What the network wants to be done to an image, whatever views a recipe takes."""
-        return Preprocessing.from_dict(self.spec.preprocessing)
-
-    @property
     def transform(self) -> Preprocessing:  # type: ignore[override]
         """What is done to an image: one view, or a sheet of several."""
-        if self._prepared[0] is not self.spec:
-            self._prepared = self.spec, self._sheet(parse_blocks(self.spec.blocks.blocks))
-        return self._prepared[1]
-
-    def _sheet(self, blocks: Sequence[Block]) -> Preprocessing:
-        own, views = self.own, dict.fromkeys(block.view for block in blocks)
-        return Sheet.of([own if view is None else own.for_view(*view) for view in views])
+        return view_sheet(self.own, tuple(block.view for block in self.spec.blocks.parsed))
 
     def encode(self, batch: Tensor | list[str]) -> Tensor:
         """Return float32 features (n, d) of a batch of transformed images.
@@ -293,46 +283,47 @@ class ImageBackbone(Backbone):
         if len(batch) == 0:
             return torch.zeros(0, self.spec.n_features, device=self.device)
         images = batch.to(self.device, torch.float32, memory_format=self._layout)
-        read = _read(self.module, parse_blocks(self.spec.blocks.blocks), self.transform, images)
+        read = _read(self.module, self.spec.blocks.parsed, self.transform, images)
         _check_widths(self.spec.name, [block.shape[1] for block in read], self.spec.blocks.widths)
         # Joined out here they are an ordinary tensor, which a probe can later be trained on.
         return torch.cat(read, dim=1)
 
     def _resolved(self, recipe: Any, side: int | None) -> FeatureRecipe:
-        own = self.own.size
+        height, width = self.own.size
 
         def read(blocks: Sequence[Block]) -> list[Tensor]:
-            transform = self._sheet(blocks)
+            transform = view_sheet(self.own, tuple(block.view for block in blocks))
             noise = torch.rand(2, 3, *transform.size, generator=generator(0, "recipe"))
             images = noise.to(self.device, memory_format=self._layout)
             try:
                 with torch.autocast(self.device.type, enabled=False):
                     return _read(self.module, blocks, transform, images)
             except (RuntimeError, AssertionError, ValueError) as error:
-                other = next((block.view for block in blocks if block.view and block.view.size != own[0]), None)
+                other = next((block.view for block in blocks if block.view and block.view.size != height), None)
                 if other is None or isinstance(error, InputError):
                     raise
                 raise ParameterError(
-                    f"view must be of {own[0]} pixels for {self.spec.name}, which takes no other size, got {other}: "
-                    f"take a zoom such as {own[0]}of{int(ZOOM * own[0])}"
+                    f"view must be of {height} pixels for {self.spec.name}, which takes no other size, got {other}: "
+                    f"take a zoom such as {height}of{int(ZOOM * height)}"
                 ) from error
 
         def views(name: str) -> Views:
-            small, large = (View(size, size) for size in (_larger(own[0], RICH_COST), _larger(own[0], BEST_COST)))
-            if own[0] != own[1]:  # sizes are those of squares
+            best = name == "best"
+            if height != width:  # sizes are those of squares
                 return Views(side="mirror")
+            small, large = (View(size, size) for size in (_larger(height, RICH_COST), _larger(height, BEST_COST)))
             wide = side is not None and side >= small.size
-            note = f"{small.size if wide else own[0]} px, since images have {side} px on their shorter side (median)"
-            chosen = Views(small if wide else None, note=note if side is not None and small.size > own[0] else "")
-            if name == "rich" and not wide:
-                return chosen
+            note = f"{small.size if wide else height} px, since images have {side} px on their shorter side (median)"
+            first = Views((small if wide else None,), note=note if side is not None and small.size > height else "")
+            if not best and not wide:
+                return first
             try:
-                if large.size > own[0]:
-                    read([Block(FINAL, FINAL, large if name == "best" else small)])
-                    return chosen._replace(best=(chosen.rich, large), side="mirror")
+                if large.size > height:
+                    read([Block(FINAL, FINAL, large if best else small)])
+                    return Views((*first.seen, large), "mirror", first.note) if best else first
             except ParameterError:  # a network of one size takes zooms
                 pass
-            return Views(None, (None, View(own[0], int(ZOOM * own[0]))), "mirror")
+            return Views((None, View(height, int(ZOOM * height))), "mirror") if best else Views()
 
         depths, kind = len(depth_names(self.module)), "maps"
         if depths and isinstance(getattr(self.module, "num_prefix_tokens", None), int):
@@ -340,16 +331,9 @@ class ImageBackbone(Backbone):
             with contextlib.suppress(InputError, ParameterError):  # said by name where a recipe asks for it
                 last, earlier = read([Block("mean", -1), Block("mean", -min(3, depths))])
                 kind = "tokens" if last.shape[1] == earlier.shape[1] else "maps"
-        return resolve_recipe(
-            recipe,
-            read,
-            name=self.spec.name,
-            kind=kind,
-            depths=depths,
-            class_token=has_class_token(self.module),
-            views=views,
-            own=View(own[0], own[0]) if own[0] == own[1] else None,
-        )
+        rich = rich_blocks(kind, depths, has_class_token(self.module))
+        own = View(height, height) if height == width else None
+        return resolve_recipe(recipe, read, rich, name=self.spec.name, views=views, own=own)
 
 
 def _larger(size: int, cost: float) -> int:
@@ -390,16 +374,21 @@ def _load_timm(
     for reserved in ("num_classes", "pretrained", "in_chans", "features_only", "checkpoint_path"):
         if reserved in options:
             raise ParameterError(f"model options must not set {reserved}: a backbone returns features of RGB images")
+    check_number("seed", seed, integer=True)
+    if "img_size" in options:
+        check_number("img_size", options["img_size"], low=1, integer=True)
     try:
         kept: dict[str, Any] = json.loads(json.dumps(dict(options), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ParameterError(f"model options must be plain values, got {dict(options)}: {error}") from error
-    wanted = WantedWeights(current, "image", url=str(getattr(config, "url", None) or ""))
-    if config is not None and config.hf_hub_id:
-        files = (config.hf_hub_filename,) if config.hf_hub_filename else FILE_NAMES
-        wanted = WantedWeights(current, "image", config.hf_hub_id, files)
+    repository, file, url = (getattr(config, key, None) or "" for key in ("hf_hub_id", "hf_hub_filename", "url"))
+    wanted = WantedWeights(current, "image", repository, (file,) if repository and file else FILE_NAMES, url)
     origin, place = locate(wanted, weights)
-    module = timm_module(current, seed=seed, options=options).requires_grad_(False)
+    try:
+        with seeded_init(seed, "backbone", current):
+            module = _timm_model(current, options).eval().requires_grad_(False)
+    except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError) as error:
+        raise ParameterError(f"model options must fit {current}, got {dict(options)}: {error}") from error
     if place is None:
         kept["seed"] = seed
     else:
@@ -431,29 +420,8 @@ def timm_entry(name: str) -> tuple[str, Any]:
     )
 
 
-def timm_module(name: str, *, seed: int, options: Mapping[str, Any]) -> nn.Module:
-    """Return an architecture of timm with random weights that depend on the seed alone.
-
-    Parameters
-    ----------
-    name : str
-        Name in timm, with or without a tag.
-    seed : int
-        The user's seed.
-    options : mapping
-        Arguments of the architecture. ``img_size`` goes to the architecture only where that fixes its input.
-    """
-    check_number("seed", seed, integer=True)
-    if "img_size" in options:
-        check_number("img_size", options["img_size"], low=1, integer=True)
-    try:
-        with seeded_init(seed, "backbone", name):
-            return _timm_model(name, options).eval()
-    except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError) as error:
-        raise ParameterError(f"model options must fit {name}, got {dict(options)}: {error}") from error
-
-
 def _timm_model(name: str, options: Mapping[str, Any]) -> nn.Module:
+    """Return an architecture of timm; ``img_size`` goes to it only where that fixes its input."""
     import timm
 
     arguments = {**options, "num_classes": 0}

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.registry import nearest
+from evergrow.features.base import FINAL, Block
 from evergrow.features.preprocess import Preprocessing
-from evergrow.features.recipes import FINAL, Block
 
 _CONTAINERS = ("blocks", "stages", "layers")
 _NUMBERED = (("layer1", "layer2", "layer3", "layer4"), ("s1", "s2", "s3", "s4"))
@@ -125,7 +125,7 @@ def read_depths(module: nn.Module, blocks: Sequence[Block], images: Tensor) -> l
     --------
     >>> import timm, torch
     >>> from evergrow.features.depths import read_depths
-    >>> from evergrow.features.recipes import Block
+    >>> from evergrow.features.base import Block
     >>> network = timm.create_model("test_vit", num_classes=0).eval()
     >>> blocks = [Block.parse("final"), Block.parse("mean@-2")]
     >>> with torch.inference_mode():

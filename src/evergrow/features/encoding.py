@@ -7,7 +7,6 @@ one pass of the network for all of them. What is done to an image before the net
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import time
@@ -15,7 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -38,9 +37,9 @@ from evergrow.core.errors import (
 from evergrow.core.validation import check_choice, check_number, with_changes
 from evergrow.data.items import Items, block_slices, join_blocks
 from evergrow.features import cache
-from evergrow.features.base import Backbone
+from evergrow.features.base import Backbone, FeatureRecipe, LazyBackbone
 from evergrow.features.cache import CacheEntry, Chunk, ChunkHead, FeatureCache, describe, feature_key
-from evergrow.features.loader import (
+from evergrow.features.images import (
     Failure,
     ImageReader,
     LoadedBatch,
@@ -51,7 +50,6 @@ from evergrow.features.loader import (
     text_batches,
 )
 from evergrow.features.preprocess import Preprocessing
-from evergrow.features.recipes import FeatureRecipe
 
 OnError = Literal["raise", "skip"]
 Decode = Literal["cpu", "gpu"]
@@ -170,13 +168,18 @@ class Features:
 
 
 def encode(
-    backbone: Backbone, items: Items, *, config: EncodeConfig | None = None, join: bool = True, **settings: Any
+    backbone: Backbone | LazyBackbone,
+    items: Items,
+    *,
+    config: EncodeConfig | None = None,
+    join: bool = True,
+    **settings: Any,
 ) -> Features:
     """Run a backbone over all items, or fetch what an earlier run made of them.
 
     Parameters
     ----------
-    backbone : Backbone
+    backbone : Backbone or LazyBackbone
         What to run.
     items : Items
         Images or texts.
@@ -220,16 +223,16 @@ def encode(
     started = time.perf_counter()
     work = _Encoding(backbone, items, (config or EncodeConfig()).changed(**settings))
     chunks = list(work.chunks())
-    failures = [failure for chunk in chunks for failure in chunk.failures]
+    failures = [failure for chunk, _ in chunks for failure in chunk.failures]
     _judge(failures, work.n_items)
-    features = chunks[0].features if len(chunks) == 1 else np.concatenate([chunk.features for chunk in chunks])
+    features = chunks[0][1] if len(chunks) == 1 else np.concatenate([features for _, features in chunks])
     return Features(
         X=join_blocks(features, work.recipe.widths) if join and len(work.recipe.widths) > 1 else features,
         rows=np.delete(np.arange(work.n_items), [failure.row for failure in failures]),
         failures=tuple((failure.name, failure.reason) for failure in failures),
         widths=work.recipe.widths,
-        precision=chunks[-1].precision,
-        computed=sum(len(chunk.rows) for chunk in chunks if chunk.computed),
+        precision=chunks[-1][0].precision,
+        computed=sum(chunk.computed for chunk, _ in chunks),
         seconds=time.perf_counter() - started,
     )
 
@@ -268,7 +271,7 @@ def encode_batch(backbone: Backbone, samples: Sequence[Tensor] | Sequence[str]) 
 class _Encoding:
     """One call of :func:`encode`: chunks come from the cache, or are computed and stored there."""
 
-    def __init__(self, backbone: Backbone, items: Items, config: EncodeConfig) -> None:
+    def __init__(self, backbone: Backbone | LazyBackbone, items: Items, config: EncodeConfig) -> None:
         self.backbone, self.items, self.config, self.recipe = backbone, items, config, backbone.spec.blocks
         self.passes = self.recipe.passes
         self.batch_size = config.batch_size or (32 if backbone.device.type == "cpu" else 128)
@@ -284,12 +287,18 @@ class _Encoding:
         if config.decode == "gpu":
             from evergrow.features.gpu_jpeg import check_decodable
 
-            check_decodable(backbone)
-        self.runner = _Runner(backbone, config.precision)  # refuses a precision that the device does not have
+            check_decodable(self._loaded())
+        self.precision = _first_precision(backbone.device, config.precision)
 
-    def chunks(self) -> Iterator[Chunk]:
-        """Yield the chunks of all items in order."""
-        chunks = split_rows(range(self.n_items), cache.CHUNK)
+    def _loaded(self) -> Backbone:
+        lazy = self.backbone
+        if isinstance(lazy, LazyBackbone):
+            self.backbone = lazy = lazy.load().to(lazy.device)
+        return lazy
+
+    def chunks(self) -> Iterator[tuple[Chunk, NDArray[np.float32]]]:
+        """Yield the chunks of all items in order, each with its feature vectors."""
+        chunks, wanted = split_rows(range(self.n_items), cache.CHUNK), set(self.passes.blocks)
         entry = self._find_entry()
         with ExitStack() as stack:
             if self.config.progress:
@@ -299,41 +308,25 @@ class _Encoding:
             except (OSError, NewerSchemaError) as error:  # what a newer evergrow wrote is left to it
                 _warn_unused(error)
                 entry, stored = None, {}
-            names = {rows: set(head.names) & set(self.passes.blocks) for rows, head in stored.items()}
-            complete = {rows for rows, found in names.items() if len(found) == len(self.passes.blocks)}
-            missing = [rows for rows in chunks if rows not in complete]
+            names = {rows: wanted & set(stored[rows].names if rows in stored else ()) for rows in chunks}
+            missing = [rows for rows in chunks if names[rows] != wanted]
             # What all of them have is not computed again.
-            there = set.intersection(*(names.get(rows, set()) for rows in missing)) if missing else set()
-            rest = self.passes.without([name for name in self.passes.blocks if name not in there])
+            there = set.intersection(*(names[rows] for rows in missing)) if missing else set()
             computed = self._computed(missing, self.passes.without(tuple(there)) or self.passes)
             for rows in chunks:
-                chunk = entry.load(rows, self.passes) if entry is not None and rows in complete else None
-                if chunk is not None:
+                kept = entry.load(rows, self.passes) if entry is not None and rows in stored else None
+                chunk = kept if names[rows] == wanted else next(computed).joined(kept)
+                if chunk is None or not wanted <= set(chunk.names):
+                    chunk = next(self._computed([rows], self.passes)).joined(kept)
+                if chunk is kept:
                     self._done(len(rows), chunk.failures)
-                else:
-                    chunk = None if rows in complete else next(computed)
-                    if chunk is not None and rest is not None:
-                        kept = entry.load(rows, rest) if entry is not None else None
-                        chunk = None if kept is None else self._merged(chunk, kept, rest)
-                    chunk = chunk or next(self._computed([rows], self.passes))
-                    if entry is not None and not any(failure.passing for failure in chunk.failures):
-                        try:
-                            entry.store(chunk, self.passes)
-                        except OSError as error:
-                            _warn_unused(error)
-                            entry = None
-                yield replace(chunk, features=self.recipe.averaged(chunk.features))
-
-    def _merged(self, computed: Chunk, kept: Chunk, rest: FeatureRecipe) -> Chunk | None:
-        """Return a chunk with the blocks that were computed and those that were there; None if they do not belong."""
-        if (computed.precision, computed.failures) != (kept.precision, kept.failures):
-            return None
-        columns: dict[str, NDArray[np.float32]] = {}
-        for chunk, recipe in ((computed, self.passes.without(rest.blocks)), (kept, rest)):
-            assert recipe is not None
-            blocks = zip(recipe.blocks, block_slices(recipe.widths), strict=True)
-            columns |= {name: chunk.features[:, part] for name, part in blocks}
-        return replace(computed, features=np.concatenate([columns[name] for name in self.passes.blocks], axis=1))
+                elif entry is not None and not any(failure.passing for failure in chunk.failures):
+                    try:
+                        entry.store(rows, chunk)
+                    except OSError as error:
+                        _warn_unused(error)
+                        entry = None
+                yield chunk, self.recipe.vectors(chunk.blocks)
 
     def _find_entry(self) -> CacheEntry | None:
         """Return the entry of these features, whether or not it exists; None where nothing is to be stored."""
@@ -356,10 +349,10 @@ class _Encoding:
             return stored
         stack.enter_context(entry.writing())
         stored = entry.stored(chunks)  # another process may have computed them meanwhile
-        self.runner.precision = next((head.precision for head in stored.values()), self.runner.precision)
-        if self.runner.precision == "float16" and self.backbone.device.type != "cuda":
+        self.precision = next((head.precision for head in stored.values()), self.precision)
+        if self.precision == "float16" and self.backbone.device.type != "cuda":
             entry.clear()  # this device cannot go on at that precision
-            stored, self.runner.precision = {}, "float32"
+            stored, self.precision = {}, "float32"
         entry.begin(describe(self.items, self.backbone.spec, self.config.policy))
         return stored
 
@@ -371,9 +364,9 @@ class _Encoding:
 
     def _computed(self, chunks: list[range], recipe: FeatureRecipe) -> Iterator[Chunk]:
         """Yield chunks of some blocks that went through the backbone."""
-        runner = copy.copy(self.runner)
-        runner.backbone = self.backbone.reading(recipe)
-        with self._batches(chunks, runner.backbone) as batches:
+        backbone = self._loaded().reading(recipe)
+        runner = _Runner(backbone, self.precision)
+        with self._batches(chunks, backbone) as batches:
             encoded = _encoded(batches, runner)
             for rows in chunks:
                 found: list[tuple[LoadedBatch, NDArray[np.float32]]] = []
@@ -381,13 +374,15 @@ class _Encoding:
                     self._done(len(loaded.rows) + len(loaded.failures), loaded.failures)
                     found.append((loaded, features))
                 order = np.argsort(np.concatenate([loaded.rows for loaded, _ in found]))
-                self.runner.precision = runner.precision
+                whole = np.concatenate([features for _, features in found])[order]
+                blocks = zip(recipe.blocks, block_slices(recipe.widths), strict=True)
+                self.precision = runner.precision
                 yield Chunk(
-                    rows,
-                    np.concatenate([features for _, features in found])[order],
-                    tuple(failure for loaded, _ in found for failure in loaded.failures),
+                    recipe.blocks,
                     runner.precision or "float32",
-                    computed=True,
+                    tuple(failure for loaded, _ in found for failure in loaded.failures),
+                    {name: whole[:, columns] for name, columns in blocks},
+                    computed=len(rows),
                 )
 
     @contextmanager
@@ -424,10 +419,20 @@ def _encoded(batches: Iterator[LoadedBatch], runner: _Runner) -> Iterator[tuple[
     yield from ((loaded, fetch()) for loaded, fetch in waiting)
 
 
+def _first_precision(device: torch.device, policy: Policy) -> Precision | None:
+    """Return the precision that is asked for, None where the first batch decides."""
+    if policy == "float16" and device.type != "cuda":
+        raise ParameterError(
+            f"precision must be 'auto' or 'float32' where the backbone runs on {device.type}, got 'float16'; "
+            "only CUDA devices run it"
+        )
+    return policy if policy != "auto" else (None if device.type == "cuda" else "float32")
+
+
 class _Runner:
     """Runs a backbone at a precision that its first batch decides, and checks what it gives.
 
-    Attributes
+    Parameters
     ----------
     backbone : Backbone
         What is run.
@@ -435,15 +440,8 @@ class _Runner:
         What is used; None before the first batch where that decides.
     """
 
-    def __init__(self, backbone: Backbone, policy: Policy) -> None:
-        device = backbone.device.type
-        if policy == "float16" and device != "cuda":
-            raise ParameterError(
-                f"precision must be 'auto' or 'float32' where the backbone runs on {device}, got 'float16'; "
-                "only CUDA devices run it"
-            )
-        self.backbone = backbone
-        self.precision: Precision | None = policy if policy != "auto" else (None if device == "cuda" else "float32")
+    def __init__(self, backbone: Backbone, precision: Precision | None) -> None:
+        self.backbone, self.precision = backbone, precision
 
     def start(self, batch: Tensor | list[str] | None) -> Callable[[], NDArray[np.float32]]:
         """Run a batch, and return the function that waits for its features and checks them.

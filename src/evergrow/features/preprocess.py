@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -284,23 +285,13 @@ class Sheet(Preprocessing):
 
     Examples
     --------
-    >>> from evergrow.features.preprocess import Preprocessing, Sheet
-    >>> own = Preprocessing()
-    >>> sheet = Sheet.of([own, own.for_view(320, 320)])
+    >>> from evergrow.features.preprocess import Preprocessing, view_sheet
+    >>> sheet = view_sheet(Preprocessing(), (None, (320, 320)))
     >>> sheet.size, [columns for _, columns in sheet.cuts()]
     ((320, 544), [slice(0, 224, None), slice(224, 544, None)])
     """
 
     parts: tuple[Preprocessing, ...] = ()
-
-    @classmethod
-    def of(cls, parts: Sequence[Preprocessing]) -> Preprocessing:
-        """Return one for several views; a single view needs no sheet."""
-        if len(parts) == 1:
-            return parts[0]
-        size = (max(part.size[0] for part in parts), sum(part.size[1] for part in parts))
-        values = {name: getattr(parts[0], name) for name in ("resize", "crop_mode", "interpolation", "mean", "std")}
-        return cls(size, **values, quick=parts[0].quick, parts=tuple(parts))
 
     def cuts(self) -> list[tuple[Preprocessing, slice]]:
         """Return the views, each with its columns of the sheet."""
@@ -322,6 +313,26 @@ class Sheet(Preprocessing):
         """Return that of the first view, or None where one of them has none."""
         found = [part.window(height, width) for part in self.parts]
         return None if None in found else found[0]
+
+
+@lru_cache(64)
+def view_sheet(own: Preprocessing, views: tuple[tuple[int, int] | None, ...]) -> Preprocessing:
+    """Return what is done to an image for several views of it; a single one needs no sheet.
+
+    Parameters
+    ----------
+    own : Preprocessing
+        What is done for the network's own view.
+    views : tuple of (int, int) or None
+        Size and whole of each, as in :meth:`Preprocessing.for_view`, None for the network's own; repetitions do not
+        count.
+    """
+    parts = [own if view is None else own.for_view(*view) for view in dict.fromkeys(views)]
+    if len(parts) == 1:
+        return parts[0]
+    size = (max(part.size[0] for part in parts), sum(part.size[1] for part in parts))
+    shared = {item.name: getattr(own, item.name) for item in fields(own) if item.name != "size"}
+    return Sheet(size, **shared, parts=tuple(parts))
 
 
 def to_bytes(image: Image) -> Tensor:

@@ -22,7 +22,7 @@ from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.core.registry import Registry, nearest
 from evergrow.core.validation import check_choice
 from evergrow.data.items import Kind
-from evergrow.features.base import WEIGHT_SUFFIXES, BackboneSpec
+from evergrow.features.base import BackboneSpec
 
 PREFIX = "sentence:"
 SHORT_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
@@ -30,6 +30,9 @@ SHORT_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
 
 FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
 """Names of weights files on the hub, best first."""
+
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+"""Endings of files of weights that can be read."""
 
 _PATIENCE = 5.0  # seconds that the hub has to answer
 

@@ -16,9 +16,16 @@ from typing_extensions import Self
 from evergrow.core.errors import InputError, ParameterError, WeightsError
 from evergrow.core.optional import require
 from evergrow.core.validation import check_number, resolve_device
-from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.features.base import (
+    FINAL,
+    Backbone,
+    BackboneSpec,
+    Block,
+    FeatureRecipe,
+    resolve_recipe,
+    rich_blocks,
+)
 from evergrow.features.depths import pool_positions
-from evergrow.features.recipes import FINAL, Block, FeatureRecipe, parse_blocks, resolve_recipe
 from evergrow.features.sources import FILE_NAMES, PREFIX, SHORT_NAMES, WantedWeights, locate
 from evergrow.features.weights import hash_weights, seeded_init
 
@@ -62,15 +69,14 @@ class TextBackbone(Backbone):
             raise InputError(f"batch must be a list of texts, got {type(batch).__name__}")
         if not batch:
             return torch.zeros(0, self.n_features, device=self.device)
-        return torch.cat(self._read(parse_blocks(self.spec.blocks.blocks), list(batch)), dim=1)
+        return torch.cat(self._read(self.spec.blocks.parsed, list(batch)), dim=1)
 
     def _resolved(self, recipe: Any, side: int | None) -> FeatureRecipe:
         def read(blocks: Sequence[Block]) -> list[Tensor]:
             with torch.autocast(self.device.type, enabled=False):
                 return self._read(blocks, list(_PROBE))
 
-        depths = hidden_depths(self.module)
-        return resolve_recipe(recipe, read, name=self.spec.name, kind="texts", depths=depths)
+        return resolve_recipe(recipe, read, rich_blocks("texts", hidden_depths(self.module)), name=self.spec.name)
 
     def _read(self, blocks: Sequence[Block], texts: list[str]) -> list[Tensor]:
         with torch.inference_mode():

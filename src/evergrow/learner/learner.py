@@ -78,7 +78,7 @@ class Learner(Estimator):
     features : {"auto", "fast", "rich", "best"}, str or sequence of str
         What feature vectors are made of: the network's own vector (``"fast"``), several depths of one pass
         (``"rich"``), several depths at two sizes with mirror images (``"best"``, six to seven passes), or a recipe
-        such as ``"rich@224+320:mirror"`` or ``"final,mean@-2"``; see :mod:`evergrow.features.recipes`.
+        such as ``"rich@224+320:mirror"`` or ``"final,mean@-2"``; see :mod:`evergrow.features.base`.
         ``"auto"`` keeps the recipe of a backbone that has one; elsewhere it is ``"rich"``, where the network's depths
         are known, and ``"final"`` with the paper's method.
     options : dict, optional
