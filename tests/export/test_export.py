@@ -18,12 +18,18 @@ ort = pytest.importorskip("onnxruntime")
 
 from evergrow.adapt import FsaConfig  # noqa: E402
 from evergrow.adapt.tuners import adapting_tuners, tuners_of  # noqa: E402
-from evergrow.core.errors import ConstructionWarning, MissingExtraError, NotFittedError, ParameterError  # noqa: E402
+from evergrow.core.errors import (  # noqa: E402
+    ConstructionWarning,
+    MissingExtraError,
+    NotFittedError,
+    ParameterError,
+    UnsupportedError,
+)
 from evergrow.data.items import Images  # noqa: E402
 from evergrow.export import onnx_backbone  # noqa: E402
 from evergrow.export import onnx_export as export_module  # noqa: E402
-from evergrow.export.onnx_export import ExportConfig, export_learner, export_onnx  # noqa: E402
-from evergrow.export.onnx_graph import ExportError, read_head  # noqa: E402
+from evergrow.export.onnx_export import export_learner, export_onnx  # noqa: E402
+from evergrow.export.onnx_graph import ExportError  # noqa: E402
 from evergrow.features import create_backbone, encode  # noqa: E402
 from evergrow.features.images import decode_image  # noqa: E402
 from evergrow.head import HEADS, Classifier  # noqa: E402
@@ -129,10 +135,10 @@ def many_classes(n_classes: int, rows: int, width: int = 12) -> tuple[np.ndarray
 def test_shapes_of_classes_are_in_the_graph(n_classes: int, opset: int, tmp_path: Path) -> None:
     X, y, rest = many_classes(n_classes, 20)
     head = Classifier(n_units=40, random_state=0, normalize="none").fit(X, y)
-    plain = dataclasses.replace(read_head(head)[0], shape=None).scores(torch.from_numpy(rest).double()).numpy()
+    plain = dataclasses.replace(head.linear_map(), shape=None).scores(torch.from_numpy(rest).double()).numpy()
     ours = head.class_scores(rest)
     assert np.abs(ours - plain).max() > 1.0
-    report = export_onnx(None, head, tmp_path / "m.onnx", config=ExportConfig(opset=opset))
+    report = export_onnx(None, head, tmp_path / "m.onnx", opset=opset)
     assert [entry.version for entry in onnx.load(str(tmp_path / "m.onnx")).opset_import] == [opset] == [report.opset]
     answers = agree(tmp_path / "m.onnx", rest, ours)
     assert (head.classes_[answers["label_index"]] == head.predict(rest)).all()
@@ -212,10 +218,9 @@ def test_what_does_not_fit_is_refused(
         export_onnx(scene[0], head, tmp_path / "m.onnx")
     with pytest.raises(ParameterError, match="existing folder"):
         export_onnx(None, head, tmp_path / "nowhere" / "m.onnx")
-    with pytest.raises(ParameterError, match="opset must be an integer >= 17"):
-        ExportConfig(opset=12)
-    with pytest.raises(ParameterError, match="opset must be at most"):
-        export_onnx(None, head, tmp_path / "m.onnx", config=ExportConfig(opset=900))
+    for opset in (12, 900):
+        with pytest.raises(ParameterError, match="opset must be an integer >= 17 and <= "):
+            export_onnx(None, head, tmp_path / "m.onnx", opset=opset)
 
 
 def test_missing_packages_are_named(
@@ -225,7 +230,7 @@ def test_missing_packages_are_named(
 
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingExtraError, match=r"evergrow\[onnx\]"):
-        export_onnx(None, scene[1], tmp_path / "m.onnx", config=ExportConfig(check=True))
+        export_onnx(None, scene[1], tmp_path / "m.onnx", check=True)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingExtraError, match=r"evergrow\[onnx\]"):
         export_onnx(None, scene[1], tmp_path / "m.onnx")
@@ -256,7 +261,7 @@ def test_an_adapted_learner_after_a_round_trip(tuner: str, tmp_path: Path) -> No
     learner.save(tmp_path / "m.evg")
     loaded = Learner.load(tmp_path / "m.evg", device="cpu", cache=False)
     before = loaded.features(items).X
-    report = export_learner(loaded, tmp_path / "m.onnx", config=ExportConfig(check=True))
+    report = export_learner(loaded, tmp_path / "m.onnx", check=True)
     assert report.check is not None
     assert report.check.difference <= 1e-4
     images = as_input(loaded.backbone_(), list(items.pixels))
@@ -328,7 +333,7 @@ def test_a_learner_of_texts_gives_its_head_alone(blobs: tuple[np.ndarray, np.nda
 
 @pytest.mark.parametrize(("name", "options"), [("anacp", {"n_units": 50}), ("klda", {"n_units": 50, "n_ensembles": 2})])
 def test_what_is_no_single_layer_is_refused(
-    name: str, options: dict[str, Any], blobs: tuple[np.ndarray, np.ndarray]
+    name: str, options: dict[str, Any], blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
-    with pytest.raises(ExportError, match="cannot be written as plain matrices"):
-        read_head(create_method(name, random_state=0, **options).fit(*blobs))
+    with pytest.raises(UnsupportedError, match="cannot be written as plain matrices"):
+        export_onnx(None, create_method(name, random_state=0, **options).fit(*blobs), tmp_path / "m.onnx")

@@ -140,7 +140,7 @@ def test_a_network_of_one_size_takes_zooms() -> None:
         ("rich@0", "view must be a size such as 320 or a zoom such as 64of72, of 1 to 4096 pixels, got '0'"),
         ("final@9999", "of 1 to 4096 pixels, got '9999'"),
         ("mean@-1@64of56", "zoom must be at least one, as in 64of72, got '64of56'"),
-        ("rich@160+160", "blocks of recipe must differ, got 'final' twice"),
+        ("rich@160+160", "blocks of recipe must differ, got 'rich@160' twice"),
         ("best@320", "must say views as in 'rich@224"),
         ("rich:turned", "must say views as in 'rich@224"),
         ("final:turned", "block must be 'final' or POOLING@PLACE"),

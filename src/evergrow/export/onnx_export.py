@@ -21,7 +21,7 @@ from evergrow.core.optional import require
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.export.onnx_backbone import FEATURES, GraphInput, export_network, graph_input, random_features
-from evergrow.export.onnx_graph import PURPOSE, ExportError, GraphBuilder, add_answers, add_scores, read_head
+from evergrow.export.onnx_graph import PURPOSE, ExportError, GraphBuilder, add_answers, add_scores
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.maps import LayerMap
@@ -34,26 +34,6 @@ AGREEMENT = 1e-4
 
 SIZE_LIMIT = 2**31 - 2**22
 """One ONNX file holds less than 2 GiB; a little is left for everything that is not weights."""
-
-
-@dataclass(frozen=True)
-class ExportConfig:
-    """How to export.
-
-    Parameters
-    ----------
-    opset : int
-        Version of ONNX's operator set, from 17.
-    check : bool, optional
-        Whether to run the graph with onnxruntime and compare before the file is put in place; by default if onnxruntime
-        is installed.
-    """
-
-    opset: int = 18
-    check: bool | None = None
-
-    def __post_init__(self) -> None:
-        check_number("opset", self.opset, low=17, integer=True)
 
 
 @dataclass(frozen=True)
@@ -129,7 +109,8 @@ def export_onnx(
     head: IncrementalClassifier,
     path: str | os.PathLike[str],
     *,
-    config: ExportConfig | None = None,
+    opset: int = 18,
+    check: bool | None = None,
     spec: BackboneSpec | None = None,
 ) -> ExportReport:
     """Write backbone and head as one ONNX graph.
@@ -149,8 +130,11 @@ def export_onnx(
         A fitted head.
     path : path-like
         Where to. Replaced in one step, and only if everything went well, as is a tokenizer beside it.
-    config : ExportConfig, optional
-        How to.
+    opset : int
+        Version of ONNX's operator set, from 17.
+    check : bool, optional
+        Whether to run the graph with onnxruntime and compare before the file is put in place; by default if onnxruntime
+        is installed.
     spec : BackboneSpec, optional
         Description of the backbone that features come from, for the metadata of a head alone.
 
@@ -178,21 +162,19 @@ def export_onnx(
     >>> report.outputs
     ('scores', 'probabilities', 'label_index')
     """
-    config, started, target = config or ExportConfig(), time.perf_counter(), Path(path)
+    started, target = time.perf_counter(), Path(path)
     onnx = require("onnx", extra="onnx", purpose=PURPOSE)
-    newest = onnx.defs.onnx_opset_version()
-    if config.opset > newest:
-        raise ParameterError(f"opset must be at most {newest}, the newest of the installed onnx, got {config.opset}")
+    check_number("opset", opset, low=17, high=onnx.defs.onnx_opset_version(), integer=True)
     if target.is_dir() or not target.parent.is_dir():
         raise ParameterError(f"path must be a file in an existing folder, got {target}")
-    if config.check:
+    if check:
         require("onnxruntime", extra="onnx", purpose="checking an ONNX file")
-    found, temperature = read_head(head)
+    found, temperature = head.linear_map(), getattr(head, "temperature_", None)
     source = graph_input(backbone, head.n_features_in_, target)
     spec = spec if backbone is None else backbone.spec
     if spec is not None and spec.n_features != head.n_features_in_:
         raise ParameterError(f"head must take {spec.n_features} features, got {head.n_features_in_}")
-    model, exporter = _assemble(onnx, source, head, found, temperature, config.opset, "" if spec is None else spec.name)
+    model, exporter = _assemble(onnx, source, head, found, temperature, opset, "" if spec is None else spec.name)
     # Exporters leave out an input that a network does not look at.
     names = {value.name for value in model.graph.input}
     inputs = [entry for entry in source.inputs if entry["name"] in names]
@@ -202,7 +184,7 @@ def export_onnx(
         onnx.checker.check_model(data)
     except Exception as error:  # protobuf and the checker have no common error
         raise ExportError(f"the graph must be a valid ONNX model, but {error}") from error
-    wanted = importlib.util.find_spec("onnxruntime") is not None if config.check is None else config.check
+    wanted = importlib.util.find_spec("onnxruntime") is not None if check is None else check
     checked = check_graph(source, head, data) if wanted else None
     with ExitStack() as stack:  # all files are whole before the first one is in place; the graph comes last
         for file, content in {target: data, **source.beside}.items():
@@ -210,7 +192,7 @@ def export_onnx(
     return ExportReport(
         path=os.fspath(path),
         nbytes=len(data),
-        opset=config.opset,
+        opset=opset,
         exporter=exporter,
         inputs=tuple(inputs),
         outputs=tuple(value.name for value in model.graph.output),
@@ -222,11 +204,7 @@ def export_onnx(
 
 
 def export_learner(
-    learner: Learner,
-    path: str | os.PathLike[str],
-    *,
-    config: ExportConfig | None = None,
-    head_only: bool = False,
+    learner: Learner, path: str | os.PathLike[str], *, head_only: bool = False, **settings: Any
 ) -> ExportReport:
     """Write a learner as one ONNX graph; see :func:`export_onnx`.
 
@@ -236,14 +214,14 @@ def export_learner(
         Must have learned something.
     path : path-like
         Where to.
-    config : ExportConfig, optional
-        How to.
     head_only : bool
         Whether to leave the backbone out, so that the input is its features.
+    **settings
+        ``opset`` and ``check`` of :func:`export_onnx`.
     """
     known = learner.spec_
     backbone = None if head_only or known is None else learner.backbone_()
-    return export_onnx(backbone, learner.head_, path, config=config, spec=known)
+    return export_onnx(backbone, learner.head_, path, spec=known, **settings)
 
 
 # -- parts ----------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from evergrow.features.images import decode_image
     from evergrow.features.preprocess import PRESETS, Preprocessing
     from evergrow.features.sources import (
-        BackboneChoice,
         BackboneInfo,
         WeightSource,
         best_backbone,
@@ -29,7 +28,6 @@ __all__ = [
     "PRESETS",
     "RECIPES",
     "Backbone",
-    "BackboneChoice",
     "BackboneInfo",
     "BackboneSpec",
     "EncodeConfig",
@@ -54,34 +52,19 @@ __all__ = [
     "register_weight_source",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Backbone": "evergrow.features.base",
-        "BackboneChoice": "evergrow.features.sources",
-        "BackboneInfo": "evergrow.features.sources",
-        "BackboneSpec": "evergrow.features.base",
-        "EncodeConfig": "evergrow.features.encoding",
-        "FeatureCache": "evergrow.features.cache",
-        "FeatureRecipe": "evergrow.features.base",
-        "Features": "evergrow.features.encoding",
-        "ImageBackbone": "evergrow.features.backbones",
-        "PRESETS": "evergrow.features.preprocess",
-        "Preprocessing": "evergrow.features.preprocess",
-        "RECIPES": "evergrow.features.base",
-        "TextBackbone": "evergrow.features.text",
-        "WeightSource": "evergrow.features.sources",
-        "backbone_from_spec": "evergrow.features.backbones",
-        "best_backbone": "evergrow.features.sources",
-        "create_backbone": "evergrow.features.backbones",
-        "decode_image": "evergrow.features.images",
-        "encode": "evergrow.features.encoding",
-        "encode_batch": "evergrow.features.encoding",
-        "featurize": "evergrow.features.feature_sets",
-        "hash_weights": "evergrow.features.weights",
-        "list_backbones": "evergrow.features.sources",
-        "load_weights": "evergrow.features.weights",
-        "read_weights": "evergrow.features.weights",
-        "register_weight_source": "evergrow.features.sources",
-    },
-)
+_HOMES = {
+    "backbones": ("ImageBackbone", "backbone_from_spec", "create_backbone"),
+    "base": ("RECIPES", "Backbone", "BackboneSpec", "FeatureRecipe"),
+    "cache": ("FeatureCache",),
+    "encoding": ("EncodeConfig", "Features", "encode", "encode_batch"),
+    "feature_sets": ("featurize",),
+    "images": ("decode_image",),
+    "preprocess": ("PRESETS", "Preprocessing"),
+    "sources": ("BackboneInfo", "WeightSource", "best_backbone", "list_backbones", "register_weight_source"),
+    "text": ("TextBackbone",),
+    "weights": ("hash_weights", "load_weights", "read_weights"),
+}
+"""Public names by the module that is imported when one of them is first used."""
+
+_PLACES = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
+__getattr__, __dir__ = lazy_names(__name__, _PLACES)

@@ -187,10 +187,7 @@ class FeatureRecipe:
     def vectors(self, blocks: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
         """Return feature vectors out of the blocks of :attr:`passes`: mirrored ones are means of two."""
         read = [[blocks[str(part)] for part in block.read_as] for block in self.parsed]
-        means: list[NDArray[np.float32]] = [
-            parts[0] if len(parts) == 1 else (parts[0] + parts[1]) / 2 for parts in read
-        ]
-        return means[0] if len(means) == 1 else np.concatenate(means, axis=1)
+        return np.concatenate([parts[0] if len(parts) == 1 else (parts[0] + parts[1]) / 2 for parts in read], axis=1)
 
     def __str__(self) -> str:
         return ", ".join(self.blocks)

@@ -142,9 +142,9 @@ class Chunk(ChunkHead):
         """Raise unless the blocks are those that are named."""
         require(sorted(self.names) == sorted(self.blocks), "its blocks are not those that it names")
 
-    def joined(self, other: Chunk | None) -> Chunk:
+    def joined(self, other: Chunk) -> Chunk:
         """Return all blocks of two chunks of the same items; those of the first alone if the two do not belong."""
-        if other is None or (self.precision, self.failures) != (other.precision, other.failures):
+        if (self.precision, self.failures) != (other.precision, other.failures):
             return self
         blocks = {**other.blocks, **self.blocks}
         return replace(self, names=tuple(blocks), blocks=blocks)

@@ -35,7 +35,7 @@ from evergrow.core.errors import (
     ParameterError,
 )
 from evergrow.core.validation import check_choice, check_number, with_changes
-from evergrow.data.items import Items, block_slices, join_blocks
+from evergrow.data.items import Items, join_blocks
 from evergrow.features import cache
 from evergrow.features.base import Backbone, FeatureRecipe, LazyBackbone
 from evergrow.features.cache import CacheEntry, Chunk, ChunkHead, FeatureCache, describe, feature_key
@@ -315,9 +315,12 @@ class _Encoding:
             computed = self._computed(missing, self.passes.without(tuple(there)) or self.passes)
             for rows in chunks:
                 kept = entry.load(rows, self.passes) if entry is not None and rows in stored else None
-                chunk = kept if names[rows] == wanted else next(computed).joined(kept)
+                chunk = kept
+                if names[rows] != wanted:
+                    fresh = next(computed)
+                    chunk = fresh if kept is None else fresh.joined(kept)
                 if chunk is None or not wanted <= set(chunk.names):
-                    chunk = next(self._computed([rows], self.passes)).joined(kept)
+                    chunk = next(self._computed([rows], self.passes))
                 if chunk is kept:
                     self._done(len(rows), chunk.failures)
                 elif entry is not None and not any(failure.passing for failure in chunk.failures):
@@ -375,13 +378,13 @@ class _Encoding:
                     found.append((loaded, features))
                 order = np.argsort(np.concatenate([loaded.rows for loaded, _ in found]))
                 whole = np.concatenate([features for _, features in found])[order]
-                blocks = zip(recipe.blocks, block_slices(recipe.widths), strict=True)
+                blocks = np.split(whole, np.cumsum(recipe.widths)[:-1], axis=1)
                 self.precision = runner.precision
                 yield Chunk(
                     recipe.blocks,
                     runner.precision or "float32",
                     tuple(failure for loaded, _ in found for failure in loaded.failures),
-                    {name: whole[:, columns] for name, columns in blocks},
+                    dict(zip(recipe.blocks, blocks, strict=True)),
                     computed=len(rows),
                 )
 
@@ -495,8 +498,8 @@ class _Runner:
             return self._encode(batch, self.precision)
         exact, half = self._encode(batch, "float32"), self._encode(batch, "float16")
         # Block by block: one of small numbers must agree as well as the others.
-        blocks = block_slices(self.backbone.spec.blocks.widths)
-        gap = max(distance(half[:, columns], exact[:, columns]) for columns in blocks)
+        halves, exacts = (torch.split(part, list(self.backbone.spec.blocks.widths), dim=1) for part in (half, exact))
+        gap = max(map(distance, halves, exacts))
         self.precision = "float16" if gap <= AGREEMENT else "float32"
         return half if self.precision == "float16" else exact
 

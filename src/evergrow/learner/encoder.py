@@ -181,7 +181,7 @@ class Encoder:
         on_error : {"raise", "skip"}, optional
             What to do about images that cannot be read, instead of what the settings say.
         """
-        from evergrow.features import Features, encode
+        from evergrow.features.encoding import Features, encode
 
         spec = self.spec
         if samples.kind == "features":
