@@ -171,7 +171,6 @@ def test_a_sheet_holds_the_views_side_by_side() -> None:
     for part, (_, columns) in zip(parts, sheet.cuts(), strict=True):
         assert torch.equal(made[:, : part.size[0], columns], part.pixels(image))
     assert not made[:, 48:, :48].any()
-    assert sheet.draft_size(500, 500) is None
     assert sheet.window(100, 100) is not None
     assert view_sheet(Preprocessing((48, 48), (48, 48), "border"), (None, (64, 64))).window(50, 90) is None
 

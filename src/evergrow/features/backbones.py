@@ -83,7 +83,7 @@ def create_backbone(
         ``"bundled"`` takes them from an installed package, ``"hub"`` from the model hub or its cache, ``"random"``
         draws them. A path is a ``.safetensors``, ``.pth``, ``.pt`` or ``.bin`` file (a folder for texts). None takes
         the bundled ones where they are installed, otherwise the hub's.
-    preset : {"timm", "quick", "pilot", "pilot-cifar"}, another registered name, or Preprocessing
+    preset : {"timm", "pilot", "pilot-cifar"}, another registered name, or Preprocessing
         What is done to images: the model's own, or what published continual-learning numbers used (pixels in [0, 1]
         without normalisation).
     device : str or torch.device

@@ -59,13 +59,7 @@ if hasattr(os, "register_at_fork"):  # a worker process must not inherit a lock 
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-def decode_image(
-    source: ImageSource,
-    *,
-    name: str | None = None,
-    max_pixels: int = MAX_PIXELS,
-    draft_size: Callable[[int, int], tuple[int, int] | None] | None = None,
-) -> Image:
+def decode_image(source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS) -> Image:
     """Return an image in RGB, the right way up.
 
     An orientation noted in the EXIF data is applied. Grey, palette and CMYK images become RGB as Pillow's
@@ -81,9 +75,6 @@ def decode_image(
         What to call the image in messages; the path by default.
     max_pixels : int
         Larger images are refused before they are decoded.
-    draft_size : callable, optional
-        From the height and width of an image to those that a JPEG decoder must not go below, or to None: it may then
-        give a half, a quarter or an eighth of the image, which is faster.
 
     Returns
     -------
@@ -123,9 +114,6 @@ def decode_image(
         return _from_raw(opened, name, max_pixels)
     with _readable(name), opened_image(opened) as image:
         _check_size(*image.size, max_pixels)
-        least = draft_size(image.height, image.width) if draft_size is not None else None
-        if least is not None and image.mode == "RGB":
-            image.draft(None, (least[1], least[0]))  # what is no JPEG takes no notice
         image.load()
         return _to_rgb(image)
 
@@ -345,9 +333,8 @@ class ImageReader(Dataset[Any]):
 
     def load(self, source: Any, name: str | None = None) -> Any:
         """Return the tensor of one image, or raise :class:`ImageError`."""
-        if self._own is None:
-            return self._transform(decode_image(source, name=name))
-        return self._own.pixels(decode_image(source, name=name, draft_size=self._own.draft_size))
+        image = decode_image(source, name=name)
+        return self._transform(image) if self._own is None else self._own.pixels(image)
 
     def read(self, rows: Sequence[int]) -> tuple[list[int], list[Any], list[Failure]]:
         """Return the rows that could be read, what :meth:`load` makes of them, and the failures."""
