@@ -28,8 +28,11 @@ from evergrow.core.errors import (  # noqa: E402
 from evergrow.data.items import Images  # noqa: E402
 from evergrow.export import onnx_backbone  # noqa: E402
 from evergrow.export import onnx_export as export_module  # noqa: E402
-from evergrow.export.onnx_export import export_learner, export_onnx  # noqa: E402
-from evergrow.export.onnx_graph import ExportError  # noqa: E402
+from evergrow.export.onnx_export import (  # noqa: E402
+    ExportError,
+    export_learner,
+    export_onnx,
+)
 from evergrow.features import create_backbone, encode  # noqa: E402
 from evergrow.features.images import decode_image  # noqa: E402
 from evergrow.head import HEADS, Classifier  # noqa: E402

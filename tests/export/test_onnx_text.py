@@ -22,8 +22,11 @@ ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("sentence_transformers")
 
 from evergrow.export import onnx_backbone  # noqa: E402
-from evergrow.export.onnx_export import export_learner, export_onnx  # noqa: E402
-from evergrow.export.onnx_graph import ExportError  # noqa: E402
+from evergrow.export.onnx_export import (  # noqa: E402
+    ExportError,
+    export_learner,
+    export_onnx,
+)
 from evergrow.features import Backbone, TextBackbone, create_backbone  # noqa: E402
 from evergrow.features.base import BackboneSpec  # noqa: E402
 from evergrow.lab.heads import SimpleCILClassifier  # noqa: E402

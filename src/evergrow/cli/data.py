@@ -312,7 +312,7 @@ def features_command(
     if isinstance(loaded, FeatureSet):
         raise InputError(holds_features)
     from evergrow.features import EncodeConfig  # now that the data are known to be there
-    from evergrow.features.feature_sets import featurize
+    from evergrow.features.encoding import featurize
 
     model = created(loaded.train.raw_items().kind)
     settings |= {"workers": "auto" if spread.workers is None else spread.workers, "cache": None if run.cache else False}

@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evergrow.adapt.tuners.base import UnmergeableError, tuners_of
+from evergrow.core.errors import EvergrowError
 from evergrow.core.optional import require
 from evergrow.core.seeding import generator
-from evergrow.export.onnx_graph import ExportError
 from evergrow.features import encode_batch
-from evergrow.features.backbones import ImageBackbone
+from evergrow.features.backbones import ImageBackbone, TextBackbone
 from evergrow.features.base import Backbone, Block
-from evergrow.features.depths import read_views
+from evergrow.features.depths import default_prompt, read_hidden_states, read_views, tokens_of
 from evergrow.features.preprocess import Preprocessing
-from evergrow.features.text import TextBackbone, default_prompt, read_hidden_states, tokens_of
 from evergrow.features.weights import first_line
 
+PURPOSE = "writing ONNX files"
 FEATURES = "features"
 PIXELS = "pixels"
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
@@ -49,6 +49,10 @@ SENTENCES = (
 _ROWS = 4  # of random samples
 _MANY = 2**16  # tokens beyond which a limit is none: tokenizers say 10**30 for that
 _HEAD_ALONE = "; head_only=True exports the head alone, for features"
+
+
+class ExportError(EvergrowError, RuntimeError):
+    """A model cannot be written in the wanted form; nothing was written."""
 
 
 # -- networks that can be traced ------------------------------------------------------------------------------
@@ -424,7 +428,7 @@ def export_network(name: str, source: GraphInput, opset: int) -> tuple[Any, str]
 def _exported(
     module: nn.Module, examples: dict[str, Tensor], sizes: Sequence[tuple[str, int]], opset: int, *, dynamo: bool
 ) -> Any:
-    onnx = require("onnx", extra="onnx", purpose="writing ONNX files")
+    onnx = require("onnx", extra="onnx", purpose=PURPOSE)
     buffer = io.BytesIO()
     if dynamo:
         dims = {place: torch.export.Dim(name, min=1, max=most) for place, (name, most) in enumerate(sizes)}

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from evergrow.features.backbones import ImageBackbone, backbone_from_spec, create_backbone
+    from evergrow.features.backbones import ImageBackbone, TextBackbone, backbone_from_spec, create_backbone
     from evergrow.features.base import RECIPES, Backbone, BackboneSpec, FeatureRecipe
     from evergrow.features.cache import FeatureCache
-    from evergrow.features.encoding import EncodeConfig, Features, encode, encode_batch
-    from evergrow.features.feature_sets import featurize
+    from evergrow.features.encoding import EncodeConfig, Features, encode, encode_batch, featurize
     from evergrow.features.images import decode_image
     from evergrow.features.preprocess import PRESETS, Preprocessing
     from evergrow.features.sources import (
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
         list_backbones,
         register_weight_source,
     )
-    from evergrow.features.text import TextBackbone
     from evergrow.features.weights import hash_weights, load_weights, read_weights
 
 __all__ = [
@@ -53,15 +51,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "backbones": ("ImageBackbone", "backbone_from_spec", "create_backbone"),
+    "backbones": ("ImageBackbone", "TextBackbone", "backbone_from_spec", "create_backbone"),
     "base": ("RECIPES", "Backbone", "BackboneSpec", "FeatureRecipe"),
     "cache": ("FeatureCache",),
-    "encoding": ("EncodeConfig", "Features", "encode", "encode_batch"),
-    "feature_sets": ("featurize",),
+    "encoding": ("EncodeConfig", "Features", "encode", "encode_batch", "featurize"),
     "images": ("decode_image",),
     "preprocess": ("PRESETS", "Preprocessing"),
     "sources": ("BackboneInfo", "WeightSource", "best_backbone", "list_backbones", "register_weight_source"),
-    "text": ("TextBackbone",),
     "weights": ("hash_weights", "load_weights", "read_weights"),
 }
 """Public names by the module that is imported when one of them is first used."""

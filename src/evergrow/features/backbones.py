@@ -1,15 +1,16 @@
 """Backbones by name or from a module, and the way back from a saved description.
 
-Image backbones are any architecture of timm and any module of the user's; sentence encoders are in
-:mod:`evergrow.features.text`.
+Image backbones are any architecture of timm and any module of the user's; text backbones are sentence encoders of the
+hub, of a folder or of a package.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from evergrow.core.errors import FileFormatError, InputError, ParameterError, UnknownNameError, WeightsError
+from evergrow.core.optional import require
 from evergrow.core.registry import nearest
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number, resolve_device
@@ -34,11 +36,19 @@ from evergrow.features.base import (
     resolve_recipe,
     rich_blocks,
 )
-from evergrow.features.depths import depth_names, has_class_token, read_views
+from evergrow.features.depths import (
+    depth_names,
+    has_class_token,
+    hidden_depths,
+    read_hidden_states,
+    read_views,
+    tokens_of,
+)
 from evergrow.features.preprocess import PRESETS, Preprocessing, view_sheet
 from evergrow.features.sources import FILE_NAMES, PREFIX, SHORT_NAMES, WantedWeights, locate
-from evergrow.features.text import text_backbone
 from evergrow.features.weights import hash_weights, load_weights, read_weights, seeded_init
+
+_PROBE = ("a text", "another text, which is longer")
 
 LARGEST_OPTION = 4096
 """Largest number that an option of an architecture may have in a file: more than the sides of any image it takes."""
@@ -125,7 +135,7 @@ def create_backbone(
         raise ParameterError(f"backbone must be a name or a torch module, got {name!r}")
     elif is_text_name(name):
         check_choice("preset of a text backbone", preset, ("timm", ""))
-        return text_backbone(name, weights, device=target, options=model_options).with_recipe(recipe)
+        return _text_backbone(name, weights, device=target, options=model_options).with_recipe(recipe)
     else:
         title, (module, origin, options) = name, _load_timm(name, weights, seed, model_options)
     if isinstance(preset, Preprocessing):
@@ -361,6 +371,118 @@ def _own_preprocessing(module: nn.Module, img_size: int | None) -> Preprocessing
 
     arguments = {"img_size": int(img_size)} if img_size is not None else {}
     return Preprocessing.from_timm(resolve_model_data_config(module, args=arguments))  # type: ignore[no-untyped-call]
+
+
+# -- texts ----------------------------------------------------------------------------------------------------
+
+
+class TextBackbone(Backbone):
+    """A frozen sentence encoder; made by :func:`create_backbone`.
+
+    Parameters
+    ----------
+    module : sentence_transformers.SentenceTransformer
+        The tokenizer, the network and the pooling.
+    spec : BackboneSpec
+        What decides its output.
+    device : torch.device
+        Where it computes.
+    """
+
+    def __init__(self, module: Any, spec: BackboneSpec, device: torch.device) -> None:
+        self.module: nn.Module = module
+        self.spec = spec
+        self.transform = None
+        self.to(device)
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move to another device and return self."""
+        self.device = resolve_device(device)
+        self.module.to(self.device)
+        return self
+
+    def encode(self, batch: Tensor | list[str]) -> Tensor:
+        """Return float32 features (n, d) of texts; those longer than the encoder's limit are cut off there.
+
+        Parameters
+        ----------
+        batch : list of str
+            The texts. A surrounding ``torch.autocast`` applies.
+        """
+        if not isinstance(batch, (list, tuple)) or not all(isinstance(text, str) for text in batch):
+            raise InputError(f"batch must be a list of texts, got {type(batch).__name__}")
+        if not batch:
+            return torch.zeros(0, self.n_features, device=self.device)
+        return torch.cat(self._read(self.spec.blocks.parsed, list(batch)), dim=1)
+
+    def _resolved(self, recipe: Any, side: int | None) -> FeatureRecipe:
+        def read(blocks: Sequence[Block]) -> list[Tensor]:
+            with torch.autocast(self.device.type, enabled=False):
+                return self._read(blocks, list(_PROBE))
+
+        return resolve_recipe(recipe, read, rich_blocks("texts", hidden_depths(self.module)), name=self.spec.name)
+
+    def _read(self, blocks: Sequence[Block], texts: list[str]) -> list[Tensor]:
+        with torch.inference_mode():
+            return read_hidden_states(self.module, blocks, tokens_of(self.module, texts, self.device))
+
+
+def _text_backbone(
+    name: str, weights: str | os.PathLike[str] | None, *, device: torch.device, options: Mapping[str, Any]
+) -> TextBackbone:
+    """Return a sentence encoder; see :func:`create_backbone`."""
+    unknown = set(options) - {"max_seq_length"}
+    if unknown:
+        raise ParameterError(f"options of a text backbone must be among ['max_seq_length'], got {sorted(unknown)}")
+    require("sentence_transformers", extra="text", purpose="encoding texts")
+    bare = name.removeprefix(PREFIX)
+    short = next((short for short, full in SHORT_NAMES.items() if bare in (short, full)), None)
+    encoder, label = _load_encoder(short or bare, weights)
+    if "max_seq_length" in options:
+        longest = getattr(encoder, "max_seq_length", None) or 2**20
+        check_number("max_seq_length", options["max_seq_length"], low=1, high=longest, integer=True)
+        encoder.max_seq_length = int(options["max_seq_length"])
+    encoder.eval().requires_grad_(False)
+    width = int(encoder.encode(["a"], convert_to_tensor=True, show_progress_bar=False).shape[1])
+    # What the library calls a weight since its version 6: models outlive versions.
+    weights_hash = hash_weights(encoder, lambda name: name.replace(".auto_model.", ".model.", 1))
+    spec = BackboneSpec(short or name, "text", width, label, weights_hash, "", {}, dict(options))
+    return TextBackbone(encoder, spec, device)
+
+
+def _load_encoder(name: str, weights: str | os.PathLike[str] | None) -> tuple[Any, str]:
+    """Return the encoder and where its weights came from."""
+    wanted = WantedWeights(name, "text", SHORT_NAMES.get(name, name), (*FILE_NAMES, "modules.json", "config.json"))
+    label, place = locate(wanted, name if weights is None and Path(name).is_dir() else weights)
+    if place is None:
+        raise ParameterError(f"weights of a text backbone must be trained ones, got {weights!r}")
+    if isinstance(place, Path) and not place.is_dir():
+        raise WeightsError(f"weights of a text backbone must be a folder with the encoder's files, got {place}")
+    from sentence_transformers import SentenceTransformer
+
+    with seeded_init(0, "text encoder"), _no_progress_bar():  # layers are filled with random numbers first
+        try:
+            return SentenceTransformer(str(place), device="cpu", local_files_only=True), label
+        except Exception as error:  # a missing or damaged file is reported in many ways
+            if isinstance(place, Path):
+                raise WeightsError(f"folder must hold a sentence encoder, got {place}: {error}") from error
+        try:
+            return SentenceTransformer(str(place), device="cpu"), label
+        except Exception as error:
+            raise WeightsError(f"The download of {place} failed ({type(error).__name__}: {error})") from error
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keep the library from drawing a progress bar for reading a file."""
+    logging: Any = importlib.import_module("transformers.utils.logging")
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 # -- architectures of timm ------------------------------------------------------------------------------------
