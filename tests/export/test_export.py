@@ -195,6 +195,7 @@ def test_pixels_to_labels(exporter: str, scene: tuple[Any, Any, np.ndarray], tmp
     proba = head.predict_proba(encoded(backbone, pixels))
     assert np.abs(answers["probabilities"] - proba).max() < 1e-4
     assert (head.classes_[answers["label_index"]] == head.predict(encoded(backbone, pixels))).all()
+    assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.preprocessing"]) == backbone.transform.to_dict()
 
 
 def test_an_architecture_that_no_exporter_can_do_is_refused(tmp_path: Path) -> None:
@@ -242,25 +243,18 @@ def test_missing_packages_are_named(
 # -- learners ---------------------------------------------------------------------------------------------------
 
 
-def test_a_learner_of_images_after_a_round_trip(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    images = [rng.integers(0, 256, (50, 60, 3), dtype=np.uint8) // (1 + index % 2 * 3) for index in range(16)]
-    learner = Learner("test_resnet", weights="random", options={"n_units": 50}, device="cpu")
-    learner.fit((images, ["bright", "dark"] * 8)).save(tmp_path / "m.evg")
-    loaded = Learner.load(tmp_path / "m.evg", device="cpu")
-    export_learner(loaded, tmp_path / "m.onnx")
-    held = json.loads(metadata(tmp_path / "m.onnx")["evergrow.preprocessing"])
-    assert held == loaded.backbone_().transform.to_dict()
-    answers = outputs(tmp_path / "m.onnx", as_input(loaded.backbone_(), images))
-    assert np.abs(answers["probabilities"] - learner.predict_proba(images)).max() < 1e-4
+def adapted(tuner: str | None, backbone: Any = None, **settings: Any) -> tuple[Learner, Images]:
+    """Return a learner of images of stripes whose network has a tuner on it, and the images."""
+    items, y = stripes(3, 8)
+    config = None if tuner is None else FsaConfig.recipe(tuner=tuner, epochs=1, lr=0.1)
+    learner = Learner(backbone or tiny_vit(), adapt=config, options={"n_units": 30}, cache=False, **settings)
+    return learner.fit((items, y)), items
 
 
 @pytest.mark.usefixtures("exporter")
 @pytest.mark.parametrize("tuner", adapting_tuners())
 def test_an_adapted_learner_after_a_round_trip(tuner: str, tmp_path: Path) -> None:
-    items, y = stripes(3, 8)
-    config = FsaConfig.recipe(tuner=tuner, epochs=1, lr=0.1)
-    learner = Learner(tiny_vit(), adapt=config, options={"n_units": 30}, cache=False).fit((items, y))
+    learner, items = adapted(tuner)
     learner.save(tmp_path / "m.evg")
     loaded = Learner.load(tmp_path / "m.evg", device="cpu", cache=False)
     before = loaded.features(items).X
@@ -280,9 +274,7 @@ def test_an_adapted_learner_after_a_round_trip(tuner: str, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("traced")
 def test_blocks_of_an_image_recipe_are_joined_in_the_graph(tmp_path: Path) -> None:
-    items, y = stripes(3, 8)
-    config = FsaConfig.recipe(tuner="ssf", epochs=1, lr=0.1)
-    learner = Learner(tiny_vit(), adapt=config, features="rich", options={"n_units": 30}, cache=False).fit((items, y))
+    learner, items = adapted("ssf", features="rich")
     assert len(learner.spec_.recipe.blocks) > 2
     export_learner(learner, tmp_path / "m.onnx")
     pixels = as_input(learner.backbone_(), list(items.pixels))
@@ -292,12 +284,9 @@ def test_blocks_of_an_image_recipe_are_joined_in_the_graph(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("traced")
 def test_a_tuner_that_folds_leaves_no_trace_in_the_graph(tmp_path: Path) -> None:
-    items, y = stripes(3, 8)
     counts = {}
     for tuner in (None, "ssf", "lora", "adapter"):
-        config = None if tuner is None else FsaConfig.recipe(tuner=tuner, epochs=1)
-        learner = Learner(tiny_vit(), adapt=config, options={"n_units": 30}, cache=False).fit((items, y))
-        export_learner(learner, tmp_path / "m.onnx")
+        export_learner(adapted(tuner)[0], tmp_path / "m.onnx")
         nodes = onnx.load(tmp_path / "m.onnx").graph.node
         counts[tuner] = sum(node.op_type != "Identity" for node in nodes)  # stands for weights that are equal
     assert counts[None] == counts["ssf"] == counts["lora"] < counts["adapter"]
@@ -308,9 +297,7 @@ def test_a_tuner_that_does_not_fold_here_is_traced(tmp_path: Path) -> None:
     small = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
     # The attention of BEiT adds the bias of its projection, which then cannot take up a shift.
     beit = create_backbone("beit_base_patch16_224", "random", "pilot", device="cpu", **small)
-    items, y = stripes(3, 8)
-    config = FsaConfig.recipe(tuner="ssf", epochs=1, lr=0.1)
-    learner = Learner(beit, adapt=config, options={"n_units": 30}, cache=False).fit((items, y))
+    learner, items = adapted("ssf", beit)
     assert [tuner.name for tuner in tuners_of(onnx_backbone.own_copy(learner.backbone_().module))] == ["ssf"]
     export_learner(learner, tmp_path / "m.onnx")
     pixels = as_input(learner.backbone_(), list(items.pixels))

@@ -120,8 +120,14 @@ def learned(bert: Path) -> Learner:
 
 
 @pytest.mark.usefixtures("traced")
-def test_metadata_tell_the_tokenizer_and_no_path(learned: Learner, bert: Path, tmp_path: Path) -> None:
+def test_metadata_tell_the_tokenizer_and_no_path_and_the_learner_is_left_as_it_was(
+    learned: Learner, bert: Path, tmp_path: Path
+) -> None:
+    tokenizer = learned.backbone_().module.tokenizer.backend_tokenizer
+    before, state = learned.features(TEXTS).X, json.loads(tokenizer.to_str())["model"]
     export_learner(learned, tmp_path / "m.onnx", check=False)
+    assert np.array_equal(learned.features(TEXTS).X, before)
+    assert json.loads(tokenizer.to_str())["model"] == state
     held = {entry.key: entry.value for entry in onnx.load(str(tmp_path / "m.onnx")).metadata_props}
     file = (tmp_path / "m.tokenizer.json").read_bytes()
     assert json.loads(held["evergrow.tokenizer"]) == {
@@ -253,12 +259,3 @@ def test_real_sentences_through_minilm(shared: Path, tmp_path: Path) -> None:
     found = Stranger(tmp_path / "m.onnx")(asked)
     assert np.abs(found["probabilities"] - learner.predict_proba(asked)).max() < 1e-4
     assert (learner.classes_[found["label_index"]] == learner.predict(asked)).mean() > 0.99
-
-
-@pytest.mark.usefixtures("traced")
-def test_the_learner_is_left_as_it_was(learned: Learner, tmp_path: Path) -> None:
-    tokenizer = learned.backbone_().module.tokenizer.backend_tokenizer
-    before, state = learned.features(TEXTS).X, json.loads(tokenizer.to_str())["model"]
-    export_learner(learned, tmp_path / "m.onnx", check=False)
-    assert np.array_equal(learned.features(TEXTS).X, before)
-    assert json.loads(tokenizer.to_str())["model"] == state

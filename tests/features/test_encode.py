@@ -311,14 +311,3 @@ def test_a_killed_run_goes_on_at_its_last_whole_chunk(images: Images, tmp_path: 
     np.testing.assert_array_equal(result.X, whole.X)
     assert result.failures == whole.failures
     assert result.rows.tolist() == whole.rows.tolist()
-
-
-# -- a prepared batch -----------------------------------------------------------------------------------
-
-
-def test_a_prepared_batch_is_encoded_as_the_items_are(images: Images) -> None:
-    backbone = create_backbone("test_resnet", weights="random", device="cpu", recipe="rich")
-    prepared = [backbone.transform(decoding.decode_image(images.raw(row))) for row in range(6)]
-    expected = encode(backbone, images.take(range(6)), cache=False)
-    np.testing.assert_array_equal(encode_batch(backbone, prepared), expected.X)
-    assert encode_batch(LetterCounter(), ["a", "bc"])[:, 0].tolist() == [1, 2]

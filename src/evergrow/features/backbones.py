@@ -503,8 +503,8 @@ def _load_timm(
         kept: dict[str, Any] = json.loads(json.dumps(dict(options), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ParameterError(f"model options must be plain values, got {dict(options)}: {error}") from error
-    repository, file, url = (getattr(config, key, None) or "" for key in ("hf_hub_id", "hf_hub_filename", "url"))
-    wanted = WantedWeights(current, "image", repository, (file,) if repository and file else FILE_NAMES, url)
+    repository, file = (getattr(config, key, None) or "" for key in ("hf_hub_id", "hf_hub_filename"))
+    wanted = WantedWeights(current, "image", repository, (file,) if file else FILE_NAMES)
     origin, place = locate(wanted, weights)
     try:
         with seeded_init(seed, "backbone", current):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
-import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,15 +48,12 @@ class WantedWeights:
         The hub's name of it, for example ``"timm/resnet101.a1h_in1k"``; empty where the hub has none.
     files : tuple of str
         Names of its file there, best first.
-    url : str
-        Address of a file outside the hub, for advice only.
     """
 
     name: str
     kind: Kind
     repository: str = ""
     files: tuple[str, ...] = FILE_NAMES
-    url: str = ""
 
 
 class WeightSource:
@@ -208,10 +204,7 @@ class HubWeights(WeightSource):
         from huggingface_hub import constants
 
         if not wanted.repository:
-            if not wanted.url:
-                return "give weights='/path/to/file.safetensors'"
-            file = Path(urllib.parse.urlparse(wanted.url).path).name
-            return f"download {wanted.url} on another machine and give weights='/path/to/{file}'"
+            return "give weights='/path/to/file.safetensors'"
         what, path = (wanted.files[0], wanted.files[0]) if wanted.kind == "image" else ("all files", "folder")
         return (
             f"download {what} from {_endpoint()}/{wanted.repository} on another machine and give "
