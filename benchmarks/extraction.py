@@ -41,8 +41,8 @@ def throughput(quick: bool) -> Iterator[Row]:
         yield _throughput(name, 512 if quick else 16384, torch.device("cuda"), "float32", None)
         n, bar = (512, None) if quick else (50_000, 0.8)
         for shape in ((224, 224), (500, 375)):
-            for preset, decode in (("timm", "cpu"), ("quick", "cpu"), ("timm", "gpu")):
-                yield _jpeg_throughput(name, n, preset, shape, bar, decode)
+            for decode in ("cpu", "gpu"):
+                yield _jpeg_throughput(name, n, shape, bar, decode)
 
 
 def _throughput(name: str, n: int, device: torch.device, precision: Any, bar: float | None) -> Row:
@@ -50,19 +50,17 @@ def _throughput(name: str, n: int, device: torch.device, precision: Any, bar: fl
     return _against_bare(f"extraction, {name}", backbone, Images(_images(n)), precision, bar)
 
 
-def _jpeg_throughput(
-    name: str, n: int, preset: str, shape: tuple[int, int], bar: float | None, decode: str = "cpu"
-) -> Row:
+def _jpeg_throughput(name: str, n: int, shape: tuple[int, int], bar: float | None, decode: str) -> Row:
     """Return the row of JPEG files of a size, in half precision: a thousand of them, over and over."""
     from PIL import Image
 
-    backbone: Any = create_backbone(name, weights="random", preset=preset, device="cuda")
+    backbone: Any = create_backbone(name, weights="random", device="cuda")
     with tempfile.TemporaryDirectory() as folder:
         names = tuple(f"{row:05d}.jpg" for row in range(min(n, 1000)))
         for row, pixels in enumerate(_images(len(names))):
             Image.fromarray(pixels).resize(shape).save(Path(folder, names[row]), quality=90)
         items = Images(tuple(names[row % len(names)] for row in range(n)), root=Path(folder))
-        title = f"extraction of JPEG files of {shape[0]} x {shape[1]}, preset {preset}, decoded by the {decode}, {name}"
+        title = f"extraction of JPEG files of {shape[0]} x {shape[1]}, decoded by the {decode}, {name}"
         return _against_bare(title, backbone, items, "float16", bar, decode=decode)
 
 

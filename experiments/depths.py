@@ -32,7 +32,7 @@ from evergrow.core.validation import resolve_device
 from evergrow.data import Dataset, FeatureSet, load_data, save_features, search_path
 from evergrow.data.items import block_slices, join_blocks
 from evergrow.features import Backbone, Preprocessing, create_backbone
-from evergrow.features.feature_sets import describe_features, featurize
+from evergrow.features.encoding import describe_features, featurize
 from evergrow.lab.bench.execute import watched
 from evergrow.lab.bench.run import record_name, settings_id
 from evergrow.lab.methods.fsa_classifier import with_blocks

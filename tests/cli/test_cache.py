@@ -11,9 +11,9 @@ from tests.commands import evergrow
 from tests.features.extraction_toys import LetterCounter, Toy, write_images
 
 from evergrow.data.items import Texts
-from evergrow.features import FeatureRecipe, encode
+from evergrow.features import encode
 from evergrow.features.cache import CacheEntry, Chunk, FeatureCache
-from evergrow.features.loader import Failure
+from evergrow.features.images import Failure
 
 
 def cache(*args: object, stdin: str | None = None):
@@ -30,8 +30,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     unfinished = CacheEntry(folder / ("f" * 32))
     about = {"n_items": 40, "chunk": 16, "kind": "image", "backbone": "half", "preset": "pilot"}
     unfinished.begin({**about, "created": "2020-01-01T00:00:00+00:00"})
-    chunk = Chunk(range(16), np.ones((15, 6), np.float32), (Failure(3, "x.png", "broken"),), "float32")
-    unfinished.store(chunk, FeatureRecipe(("final",), (6,)))
+    blocks = {"final": np.ones((15, 6), np.float32)}
+    unfinished.store(range(16), Chunk(("final",), "float32", (Failure(3, "x.png", "broken"),), blocks))
     return folder
 
 

@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -150,7 +151,9 @@ def test_classes_of_few_samples_are_warned_of(shell, model):
 def test_the_line_on_backbones_is_short(shell, images, monkeypatch):
     from evergrow.features import sources
 
-    choice = sources.BackboneChoice("test_resnet", "random", "test_resnet is here; without weights here: giants")
+    choice = SimpleNamespace(
+        name="test_resnet", weights="random", reason="test_resnet is here; without weights here: giants"
+    )
     monkeypatch.setattr(sources, "best_backbone", lambda kind: choice)
     short = shell.run("fit", images, "-m", "a.evg").stdout
     assert "backbone: test_resnet, the strongest whose weights are here\n" in short

@@ -71,7 +71,7 @@ def _decode(number: int, folder: str, decoders: int) -> dict[str, Any]:
     import torch
 
     from evergrow.data.items import Images
-    from evergrow.features.loader import ImageReader, loaded_batches, split_rows
+    from evergrow.features.images import ImageReader, loaded_batches, split_rows
 
     items = Images(np.arange(40, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2))
     rows, device = split_rows(range(40), 4), torch.device("cpu")

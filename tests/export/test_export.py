@@ -18,12 +18,21 @@ ort = pytest.importorskip("onnxruntime")
 
 from evergrow.adapt import FsaConfig  # noqa: E402
 from evergrow.adapt.tuners import adapting_tuners, tuners_of  # noqa: E402
-from evergrow.core.errors import ConstructionWarning, MissingExtraError, NotFittedError, ParameterError  # noqa: E402
+from evergrow.core.errors import (  # noqa: E402
+    ConstructionWarning,
+    MissingExtraError,
+    NotFittedError,
+    ParameterError,
+    UnsupportedError,
+)
 from evergrow.data.items import Images  # noqa: E402
 from evergrow.export import onnx_backbone  # noqa: E402
 from evergrow.export import onnx_export as export_module  # noqa: E402
-from evergrow.export.onnx_export import ExportConfig, export_learner, export_onnx  # noqa: E402
-from evergrow.export.onnx_graph import ExportError, read_head  # noqa: E402
+from evergrow.export.onnx_export import (  # noqa: E402
+    ExportError,
+    export_learner,
+    export_onnx,
+)
 from evergrow.features import create_backbone, encode  # noqa: E402
 from evergrow.features.images import decode_image  # noqa: E402
 from evergrow.head import HEADS, Classifier  # noqa: E402
@@ -129,10 +138,10 @@ def many_classes(n_classes: int, rows: int, width: int = 12) -> tuple[np.ndarray
 def test_shapes_of_classes_are_in_the_graph(n_classes: int, opset: int, tmp_path: Path) -> None:
     X, y, rest = many_classes(n_classes, 20)
     head = Classifier(n_units=40, random_state=0, normalize="none").fit(X, y)
-    plain = dataclasses.replace(read_head(head)[0], shape=None).scores(torch.from_numpy(rest).double()).numpy()
+    plain = dataclasses.replace(head.linear_map(), shape=None).scores(torch.from_numpy(rest).double()).numpy()
     ours = head.class_scores(rest)
     assert np.abs(ours - plain).max() > 1.0
-    report = export_onnx(None, head, tmp_path / "m.onnx", config=ExportConfig(opset=opset))
+    report = export_onnx(None, head, tmp_path / "m.onnx", opset=opset)
     assert [entry.version for entry in onnx.load(str(tmp_path / "m.onnx")).opset_import] == [opset] == [report.opset]
     answers = agree(tmp_path / "m.onnx", rest, ours)
     assert (head.classes_[answers["label_index"]] == head.predict(rest)).all()
@@ -186,6 +195,7 @@ def test_pixels_to_labels(exporter: str, scene: tuple[Any, Any, np.ndarray], tmp
     proba = head.predict_proba(encoded(backbone, pixels))
     assert np.abs(answers["probabilities"] - proba).max() < 1e-4
     assert (head.classes_[answers["label_index"]] == head.predict(encoded(backbone, pixels))).all()
+    assert json.loads(metadata(tmp_path / "m.onnx")["evergrow.preprocessing"]) == backbone.transform.to_dict()
 
 
 def test_an_architecture_that_no_exporter_can_do_is_refused(tmp_path: Path) -> None:
@@ -212,10 +222,9 @@ def test_what_does_not_fit_is_refused(
         export_onnx(scene[0], head, tmp_path / "m.onnx")
     with pytest.raises(ParameterError, match="existing folder"):
         export_onnx(None, head, tmp_path / "nowhere" / "m.onnx")
-    with pytest.raises(ParameterError, match="opset must be an integer >= 17"):
-        ExportConfig(opset=12)
-    with pytest.raises(ParameterError, match="opset must be at most"):
-        export_onnx(None, head, tmp_path / "m.onnx", config=ExportConfig(opset=900))
+    for opset in (12, 900):
+        with pytest.raises(ParameterError, match="opset must be an integer >= 17 and <= "):
+            export_onnx(None, head, tmp_path / "m.onnx", opset=opset)
 
 
 def test_missing_packages_are_named(
@@ -225,7 +234,7 @@ def test_missing_packages_are_named(
 
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingExtraError, match=r"evergrow\[onnx\]"):
-        export_onnx(None, scene[1], tmp_path / "m.onnx", config=ExportConfig(check=True))
+        export_onnx(None, scene[1], tmp_path / "m.onnx", check=True)
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingExtraError, match=r"evergrow\[onnx\]"):
         export_onnx(None, scene[1], tmp_path / "m.onnx")
@@ -234,29 +243,22 @@ def test_missing_packages_are_named(
 # -- learners ---------------------------------------------------------------------------------------------------
 
 
-def test_a_learner_of_images_after_a_round_trip(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    images = [rng.integers(0, 256, (50, 60, 3), dtype=np.uint8) // (1 + index % 2 * 3) for index in range(16)]
-    learner = Learner("test_resnet", weights="random", options={"n_units": 50}, device="cpu")
-    learner.fit((images, ["bright", "dark"] * 8)).save(tmp_path / "m.evg")
-    loaded = Learner.load(tmp_path / "m.evg", device="cpu")
-    export_learner(loaded, tmp_path / "m.onnx")
-    held = json.loads(metadata(tmp_path / "m.onnx")["evergrow.preprocessing"])
-    assert held == loaded.backbone_().transform.to_dict()
-    answers = outputs(tmp_path / "m.onnx", as_input(loaded.backbone_(), images))
-    assert np.abs(answers["probabilities"] - learner.predict_proba(images)).max() < 1e-4
+def adapted(tuner: str | None, backbone: Any = None, **settings: Any) -> tuple[Learner, Images]:
+    """Return a learner of images of stripes whose network has a tuner on it, and the images."""
+    items, y = stripes(3, 8)
+    config = None if tuner is None else FsaConfig.recipe(tuner=tuner, epochs=1, lr=0.1)
+    learner = Learner(backbone or tiny_vit(), adapt=config, options={"n_units": 30}, cache=False, **settings)
+    return learner.fit((items, y)), items
 
 
 @pytest.mark.usefixtures("exporter")
 @pytest.mark.parametrize("tuner", adapting_tuners())
 def test_an_adapted_learner_after_a_round_trip(tuner: str, tmp_path: Path) -> None:
-    items, y = stripes(3, 8)
-    config = FsaConfig.recipe(tuner=tuner, epochs=1, lr=0.1)
-    learner = Learner(tiny_vit(), adapt=config, options={"n_units": 30}, cache=False).fit((items, y))
+    learner, items = adapted(tuner)
     learner.save(tmp_path / "m.evg")
     loaded = Learner.load(tmp_path / "m.evg", device="cpu", cache=False)
     before = loaded.features(items).X
-    report = export_learner(loaded, tmp_path / "m.onnx", config=ExportConfig(check=True))
+    report = export_learner(loaded, tmp_path / "m.onnx", check=True)
     assert report.check is not None
     assert report.check.difference <= 1e-4
     images = as_input(loaded.backbone_(), list(items.pixels))
@@ -272,9 +274,7 @@ def test_an_adapted_learner_after_a_round_trip(tuner: str, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("traced")
 def test_blocks_of_an_image_recipe_are_joined_in_the_graph(tmp_path: Path) -> None:
-    items, y = stripes(3, 8)
-    config = FsaConfig.recipe(tuner="ssf", epochs=1, lr=0.1)
-    learner = Learner(tiny_vit(), adapt=config, features="rich", options={"n_units": 30}, cache=False).fit((items, y))
+    learner, items = adapted("ssf", features="rich")
     assert len(learner.spec_.recipe.blocks) > 2
     export_learner(learner, tmp_path / "m.onnx")
     pixels = as_input(learner.backbone_(), list(items.pixels))
@@ -284,12 +284,9 @@ def test_blocks_of_an_image_recipe_are_joined_in_the_graph(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("traced")
 def test_a_tuner_that_folds_leaves_no_trace_in_the_graph(tmp_path: Path) -> None:
-    items, y = stripes(3, 8)
     counts = {}
     for tuner in (None, "ssf", "lora", "adapter"):
-        config = None if tuner is None else FsaConfig.recipe(tuner=tuner, epochs=1)
-        learner = Learner(tiny_vit(), adapt=config, options={"n_units": 30}, cache=False).fit((items, y))
-        export_learner(learner, tmp_path / "m.onnx")
+        export_learner(adapted(tuner)[0], tmp_path / "m.onnx")
         nodes = onnx.load(tmp_path / "m.onnx").graph.node
         counts[tuner] = sum(node.op_type != "Identity" for node in nodes)  # stands for weights that are equal
     assert counts[None] == counts["ssf"] == counts["lora"] < counts["adapter"]
@@ -300,9 +297,7 @@ def test_a_tuner_that_does_not_fold_here_is_traced(tmp_path: Path) -> None:
     small = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
     # The attention of BEiT adds the bias of its projection, which then cannot take up a shift.
     beit = create_backbone("beit_base_patch16_224", "random", "pilot", device="cpu", **small)
-    items, y = stripes(3, 8)
-    config = FsaConfig.recipe(tuner="ssf", epochs=1, lr=0.1)
-    learner = Learner(beit, adapt=config, options={"n_units": 30}, cache=False).fit((items, y))
+    learner, items = adapted("ssf", beit)
     assert [tuner.name for tuner in tuners_of(onnx_backbone.own_copy(learner.backbone_().module))] == ["ssf"]
     export_learner(learner, tmp_path / "m.onnx")
     pixels = as_input(learner.backbone_(), list(items.pixels))
@@ -328,7 +323,7 @@ def test_a_learner_of_texts_gives_its_head_alone(blobs: tuple[np.ndarray, np.nda
 
 @pytest.mark.parametrize(("name", "options"), [("anacp", {"n_units": 50}), ("klda", {"n_units": 50, "n_ensembles": 2})])
 def test_what_is_no_single_layer_is_refused(
-    name: str, options: dict[str, Any], blobs: tuple[np.ndarray, np.ndarray]
+    name: str, options: dict[str, Any], blobs: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
-    with pytest.raises(ExportError, match="cannot be written as plain matrices"):
-        read_head(create_method(name, random_state=0, **options).fit(*blobs))
+    with pytest.raises(UnsupportedError, match="cannot be written as plain matrices"):
+        export_onnx(None, create_method(name, random_state=0, **options).fit(*blobs), tmp_path / "m.onnx")

@@ -22,8 +22,11 @@ ort = pytest.importorskip("onnxruntime")
 pytest.importorskip("sentence_transformers")
 
 from evergrow.export import onnx_backbone  # noqa: E402
-from evergrow.export.onnx_export import ExportConfig, export_learner, export_onnx  # noqa: E402
-from evergrow.export.onnx_graph import ExportError  # noqa: E402
+from evergrow.export.onnx_export import (  # noqa: E402
+    ExportError,
+    export_learner,
+    export_onnx,
+)
 from evergrow.features import Backbone, TextBackbone, create_backbone  # noqa: E402
 from evergrow.features.base import BackboneSpec  # noqa: E402
 from evergrow.lab.heads import SimpleCILClassifier  # noqa: E402
@@ -117,8 +120,14 @@ def learned(bert: Path) -> Learner:
 
 
 @pytest.mark.usefixtures("traced")
-def test_metadata_tell_the_tokenizer_and_no_path(learned: Learner, bert: Path, tmp_path: Path) -> None:
-    export_learner(learned, tmp_path / "m.onnx", config=ExportConfig(check=False))
+def test_metadata_tell_the_tokenizer_and_no_path_and_the_learner_is_left_as_it_was(
+    learned: Learner, bert: Path, tmp_path: Path
+) -> None:
+    tokenizer = learned.backbone_().module.tokenizer.backend_tokenizer
+    before, state = learned.features(TEXTS).X, json.loads(tokenizer.to_str())["model"]
+    export_learner(learned, tmp_path / "m.onnx", check=False)
+    assert np.array_equal(learned.features(TEXTS).X, before)
+    assert json.loads(tokenizer.to_str())["model"] == state
     held = {entry.key: entry.value for entry in onnx.load(str(tmp_path / "m.onnx")).metadata_props}
     file = (tmp_path / "m.tokenizer.json").read_bytes()
     assert json.loads(held["evergrow.tokenizer"]) == {
@@ -250,12 +259,3 @@ def test_real_sentences_through_minilm(shared: Path, tmp_path: Path) -> None:
     found = Stranger(tmp_path / "m.onnx")(asked)
     assert np.abs(found["probabilities"] - learner.predict_proba(asked)).max() < 1e-4
     assert (learner.classes_[found["label_index"]] == learner.predict(asked)).mean() > 0.99
-
-
-@pytest.mark.usefixtures("traced")
-def test_the_learner_is_left_as_it_was(learned: Learner, tmp_path: Path) -> None:
-    tokenizer = learned.backbone_().module.tokenizer.backend_tokenizer
-    before, state = learned.features(TEXTS).X, json.loads(tokenizer.to_str())["model"]
-    export_learner(learned, tmp_path / "m.onnx", config=ExportConfig(check=False))
-    assert np.array_equal(learned.features(TEXTS).X, before)
-    assert json.loads(tokenizer.to_str())["model"] == state

@@ -23,7 +23,6 @@ from evergrow.features import (
     list_backbones,
     register_weight_source,
 )
-from evergrow.features.backbones import timm_module
 from evergrow.features.sources import WEIGHT_SOURCES, WantedWeights, best_backbone
 from evergrow.learner.learner import Learner
 
@@ -67,8 +66,10 @@ def mirror(tmp_path: Path) -> Iterator[Path]:
     """Weights of test_resnet in a place that evergrow does not know, and its source."""
     folder = tmp_path / "mirror"
     folder.mkdir()
-    module = timm_module("test_resnet", seed=7, options={})
-    save_file(module.state_dict(), folder / "test_resnet.safetensors")
+    module = create_backbone("test_resnet", weights="random", seed=7, device="cpu").module
+    save_file(
+        {name: value.contiguous() for name, value in module.state_dict().items()}, folder / "test_resnet.safetensors"
+    )
 
     @register_weight_source("mirror")
     class Mirror(WeightSource):
@@ -102,7 +103,7 @@ def test_a_new_source_is_in_advice_catalogue_and_help(mirror: Path) -> None:
         create_backbone("test_vit", weights="miror")
     (mirror / "resnet101.safetensors").touch()
     listed = {item.name: item for item in list_backbones()}
-    assert listed["resnet101"].origin == "mirror"
+    assert listed["resnet101"].weights == "mirror"
     assert listed["resnet101"].advice.startswith("ask the librarian or ")
     assert "has its weights in the mirror" in best_backbone("image").reason
     for command in ("fit", "predict", "features"):

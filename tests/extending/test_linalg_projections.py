@@ -81,8 +81,8 @@ def test_they_are_offered_where_a_name_is_wrong() -> None:
 def test_the_new_activation_is_exported(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    from evergrow.export.onnx_export import ExportConfig, export_onnx
+    from evergrow.export.onnx_export import export_onnx
 
     X, y = data()
     model = SCLClassifier(n_units=30, activation="test-softplus", scales="auto", random_state=0).fit(X, y)
-    assert export_onnx(None, model, tmp_path / "m.onnx", config=ExportConfig(check=True)).check is not None
+    assert export_onnx(None, model, tmp_path / "m.onnx", check=True).check is not None

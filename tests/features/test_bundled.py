@@ -9,7 +9,6 @@ import pytest
 import timm
 import torch
 from sklearn.datasets import load_sample_images
-from torch import nn
 
 from evergrow.features import (
     Preprocessing,
@@ -51,22 +50,12 @@ def bundled(name: str) -> Path:
     return path
 
 
-def classifier(name: str) -> nn.Module:
-    module = timm.create_model(name).eval()
-    load_weights(module, read_weights(bundled(name)), source=name)
-    return module
-
-
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_they_name_what_is_on_photographs(number: int) -> None:
-    name = f"tf_efficientnet_lite{number}"
-    model, backbone = classifier(name), create_backbone(name, device="cpu")
-    images = photographs()
+def test_they_name_what_is_on_photographs() -> None:
+    name = "tf_efficientnet_lite0"
+    model, backbone = timm.create_model(name).eval(), create_backbone(name, device="cpu")
+    load_weights(model, read_weights(bundled(name)), source=name)
+    images, head = photographs(), model.get_classifier()
     assert len(images) >= 4
-    if number:  # the clear ones are enough
-        clear = {"chelsea.png", "coffee.png", "motorcycle_left.png", "camera.png", "china.jpg"}
-        images = {shown: images[shown] for shown in clear & set(images)}
-    head = model.get_classifier()
     for shown, (source, classes) in images.items():
         batch = backbone.transform(decode_image(source))[None]
         with torch.no_grad():

@@ -36,7 +36,7 @@ from evergrow.features import cache as cache_module
 from evergrow.features import images as decoding
 from evergrow.features.cache import FeatureCache
 from evergrow.features.encoding import distance
-from evergrow.features.loader import choose_workers
+from evergrow.features.images import choose_workers
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_progress_tells_the_rate_and_the_time_left(images: Images, capfd: pytest
 def test_workers_fit_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda")
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(12)), raising=False)
-    monkeypatch.setattr("evergrow.features.loader.shutil.disk_usage", lambda path: type("Usage", (), {"free": 64e6})())
+    monkeypatch.setattr("evergrow.features.images.shutil.disk_usage", lambda path: type("Usage", (), {"free": 64e6})())
     assert choose_workers("auto", 1000, gpu, 10**3) == 10
     assert choose_workers("auto", 1000, gpu, 5 * 10**6) == 2  # half of 64 MB, three batches each
     assert choose_workers("auto", 1000, gpu, 38 * 10**6) == 0
@@ -311,14 +311,3 @@ def test_a_killed_run_goes_on_at_its_last_whole_chunk(images: Images, tmp_path: 
     np.testing.assert_array_equal(result.X, whole.X)
     assert result.failures == whole.failures
     assert result.rows.tolist() == whole.rows.tolist()
-
-
-# -- a prepared batch -----------------------------------------------------------------------------------
-
-
-def test_a_prepared_batch_is_encoded_as_the_items_are(images: Images) -> None:
-    backbone = create_backbone("test_resnet", weights="random", device="cpu", recipe="rich")
-    prepared = [backbone.transform(decoding.decode_image(images.raw(row))) for row in range(6)]
-    expected = encode(backbone, images.take(range(6)), cache=False)
-    np.testing.assert_array_equal(encode_batch(backbone, prepared), expected.X)
-    assert encode_batch(LetterCounter(), ["a", "bc"])[:, 0].tolist() == [1, 2]

@@ -14,8 +14,8 @@ from evergrow.core.errors import ImageError, ParameterError
 from evergrow.data.items import Images
 from evergrow.features import Preprocessing, create_backbone, encode
 from evergrow.features.gpu_jpeg import FileReader, GpuDecoder, Jpeg
-from evergrow.features.loader import ImageReader
-from evergrow.features.preprocess import Sheet
+from evergrow.features.images import ImageReader
+from evergrow.features.preprocess import view_sheet
 
 OWN = Preprocessing(size=(64, 64), resize=(72, 72))
 CPU = torch.device("cpu")
@@ -111,7 +111,7 @@ class TestDecoded:
         assert torch.equal(ours.batch[1], plain.batch[1])  # a PNG goes the usual way
 
     def test_all_views_are_made_of_one_decoded_image(self, folder):
-        ours, plain = loaded(folder, ["0.jpg", "wide.png", "1.jpg"], Sheet.of([OWN, OWN.for_view(80, 80)]))
+        ours, plain = loaded(folder, ["0.jpg", "wide.png", "1.jpg"], view_sheet(OWN, (None, (80, 80))))
         assert ours.batch.shape == plain.batch.shape == (3, 3, 80, 144)
         assert far(ours.batch, plain.batch) < 0.5
         assert not ours.batch[:, :, 64:, :64].any()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
 from evergrow.core.errors import FileFormatError, InputError, ParameterError
-from evergrow.features import Preprocessing, create_backbone, decode_image, preprocess
+from evergrow.features import Preprocessing, create_backbone, preprocess
 
 SIZES = [(300, 400), (401, 299), (224, 224), (256, 256), (17, 33), (1, 1), (50, 51), (640, 91)]
 
@@ -121,40 +119,3 @@ def test_descriptions_with_other_keys_and_images_in_other_modes() -> None:
         Preprocessing.from_dict({"size": [1, 1]})
     with pytest.raises(InputError, match="in RGB"):
         Preprocessing()(Image.new("L", (4, 4)))
-
-
-# -- quick ----------------------------------------------------------------------------------------------
-
-
-def test_quick_pixels_are_those_of_pillow_but_for_a_level_or_two() -> None:
-    image = make_image(300, 400)
-    own = Preprocessing()
-    gaps = replace(own, quick=True).pixels(image).int() - own.pixels(image).int()
-    assert 0 < int(gaps.abs().max()) <= 2
-    assert float((gaps != 0).float().mean()) < 0.02
-
-
-def test_quick_decodes_no_more_of_a_photograph_than_is_needed() -> None:
-    smooth = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8))
-    stored = io.BytesIO()
-    smooth.resize((4000, 3000), Image.Resampling.BICUBIC).save(stored, "JPEG", quality=90)
-    own = Preprocessing()
-    quick = replace(own, quick=True)
-    assert decode_image(stored.getvalue(), draft_size=own.draft_size).size == (4000, 3000)
-    drafted = decode_image(stored.getvalue(), draft_size=quick.draft_size)
-    assert drafted.size == (1000, 750)  # a quarter; an eighth would be less than twice 256
-    gaps = quick.pixels(drafted).int() - own.pixels(decode_image(stored.getvalue())).int()
-    assert float(gaps.abs().float().mean()) < 1.0
-    # Images of other formats, and small ones, are decoded whole.
-    assert decode_image(np.zeros((3000, 4000, 3), np.uint8), draft_size=quick.draft_size).size == (4000, 3000)
-
-
-def test_quick_travels_with_a_model_and_leaves_other_descriptions_alone() -> None:
-    backbone = create_backbone("test_vit", weights="random", preset="quick", device="cpu")
-    assert backbone.transform.quick
-    assert Preprocessing.from_dict(backbone.spec.preprocessing).quick
-    assert "quick" not in create_backbone("test_vit", weights="random", device="cpu").spec.preprocessing
-    with pytest.raises(ParameterError, match="interpolation must be 'bilinear' or 'bicubic' to be quick"):
-        Preprocessing(interpolation="lanczos", quick=True)
-    with pytest.raises(FileFormatError, match="'quick' should be true or false"):
-        Preprocessing.from_dict({**Preprocessing().to_dict(), "quick": "yes"})

@@ -47,13 +47,10 @@ def test_a_package_that_is_missing_is_named() -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_an_address_outside_the_hub_and_none_at_all() -> None:
-    outside = next(n for n in timm.list_models(pretrained=True) if not timm.get_pretrained_cfg(n).hf_hub_id)
-    with pytest.raises(WeightsError, match=r"download http\S+ on another machine and give weights='/path/to/"):
-        create_backbone(outside)
+def test_an_architecture_that_the_hub_has_no_weights_of() -> None:
     nowhere = "vit_small_patch16_36x1_224"
     assert not timm.get_pretrained_cfg(nowhere).has_weights
-    with pytest.raises(WeightsError, match=r"hub \(it has none for this name\)"):
+    with pytest.raises(WeightsError, match=r"hub \(it has none for this name\).*give weights='/path/to/file"):
         create_backbone(nowhere)
 
 
@@ -63,15 +60,12 @@ def test_a_host_that_does_not_exist_is_noticed_without_the_hubs_client(monkeypat
     monkeypatch.setattr(sources, "_PATIENCE", 1.0)
     monkeypatch.setattr(sources, "_endpoint", lambda: "https://no-such-host.invalid/x")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("urllib.request.getproxies", dict)
-    assert "no-such-host.invalid" in sources.unreachable()
-    monkeypatch.setattr("urllib.request.getproxies", lambda: {"https": "http://no-such-proxy.invalid:3128"})
-    assert "no-such-proxy.invalid" in sources.unreachable()
+    assert "no-such-host.invalid/x cannot be reached" in sources.unreachable()
 
 
 def test_recommended_backbones_exist_and_say_where_weights_are() -> None:
     for item in list_backbones():
-        assert item.available == bool(item.origin)
+        assert item.available == bool(item.weights)
         assert "pip install" in item.advice or "https://" in item.advice
         if item.kind == "image":
             assert timm.is_model(item.name)

@@ -12,7 +12,6 @@ from tests.head.models import rows_in_blocks, small
 
 from evergrow import Classifier
 from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
-from evergrow.export.onnx_graph import read_head
 from evergrow.head.linalg.class_shapes import ClassShapes
 
 SIZES = (8, 12, 5)
@@ -63,7 +62,7 @@ def test_files_and_maps_give_the_same(data, settings, tmp_path: Path):
     branch.adopt_solution(model.solution())
     assert np.array_equal(branch.class_scores(X), model.class_scores(X))
     assert branch.block_weights_ == pytest.approx(model.block_weights_)
-    found, _ = read_head(model)
+    found = model.linear_map()
     assert np.allclose(found.scores(torch.from_numpy(X)).numpy(), model.class_scores(X), rtol=1e-9, atol=1e-9)
     outs = model.fold_outs(X[:20], y[:20])
     assert np.isfinite(outs.log_losses).all()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.adapt.tiny import stripes, tiny_vit
+from tests.features.extraction_toys import Toy
 from tests.learner.toys import Letters, assert_same, refused, write_folder
 
 from evergrow.adapt import CheckpointError, FsaConfig, adapt
@@ -30,7 +31,6 @@ from evergrow.core.errors import (
 )
 from evergrow.data.items import Images
 from evergrow.features import create_backbone, encode
-from evergrow.features.base import LazyBackbone
 from evergrow.head import Classifier
 from evergrow.lab.methods import FsaClassifier
 from evergrow.learner.learner import Learner
@@ -186,9 +186,8 @@ def test_adapted_backbones_and_what_is_no_network_cannot_be_adapted(
 ) -> None:
     with pytest.raises(ParameterError, match="must carry no tuner"):
         learner_of(backbone=fitted.backbone_()).fit(later)
-    lazy = LazyBackbone(tiny_vit().spec, tiny_vit, "cpu")
-    with pytest.raises(ParameterError, match="must be a network for images to be adapted, got LazyBackbone"):
-        learner_of(backbone=lazy).fit(later)
+    with pytest.raises(ParameterError, match="must be a network for images to be adapted, got Toy"):
+        learner_of(backbone=Toy()).fit(later)
 
 
 # -- files ------------------------------------------------------------------------------------------

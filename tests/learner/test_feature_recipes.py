@@ -17,7 +17,7 @@ from evergrow.core.errors import FileFormatError, InputError, MergeError, Parame
 from evergrow.data import Dataset, FeatureSet, save_features
 from evergrow.data.items import join_blocks
 from evergrow.features import create_backbone, encode
-from evergrow.features.feature_sets import featurize
+from evergrow.features.encoding import featurize
 from evergrow.head import Classifier
 from evergrow.learner.edits import backbone_differences
 from evergrow.learner.learner import Learner

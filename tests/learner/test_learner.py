@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -309,7 +310,7 @@ def test_features_of_another_backbone_are_refused(tmp_path: Path) -> None:
 def test_auto_says_which(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     from evergrow.features import sources
 
-    choice = sources.BackboneChoice("test_resnet", "random", "test_resnet is the only one")
+    choice = SimpleNamespace(name="test_resnet", weights="random", reason="test_resnet is the only one")
     monkeypatch.setattr(sources, "best_backbone", lambda kind: choice)
     with caplog.at_level(logging.INFO, logger="evergrow"):
         learner = Learner(options={"n_units": 20}, cache=False).fit(write_folder(tmp_path / "p", {"a": 0, "b": 1}))

@@ -258,7 +258,7 @@ def features_command(
 
     def created(kind: Any) -> Backbone:
         from evergrow.features import best_backbone, create_backbone
-        from evergrow.features.recipes import check_recipe
+        from evergrow.features.base import check_recipe
 
         check_recipe(features, "--features")
         name = best_backbone(kind).name if backbone == "auto" else backbone
@@ -284,7 +284,7 @@ def features_command(
     if isinstance(loaded, FeatureSet):
         raise InputError(holds_features)
     from evergrow.features import EncodeConfig  # now that the data are known to be there
-    from evergrow.features.feature_sets import featurize
+    from evergrow.features.encoding import featurize
 
     model = created(loaded.train.raw_items().kind)
     settings |= {"workers": "auto" if spread.workers is None else spread.workers, "cache": None if run.cache else False}

@@ -133,14 +133,13 @@ def export_command(
         Replace an existing file.
     """
     from evergrow.export.onnx_backbone import tokenizer_path
-    from evergrow.export.onnx_export import ExportConfig, export_learner
+    from evergrow.export.onnx_export import export_learner
 
     models.check_target("--onnx", onnx, force=force)
-    config = ExportConfig(opset=opset, check=check)
     learner = models.load_model(model, options.RunOptions(device="cpu", weights=weights, as_json=True))
     if learner.spec_ is not None and learner.spec_.kind == "text" and not head_only:
         models.check_target("the tokenizer beside --onnx", tokenizer_path(onnx), force=force)
-    report = export_learner(learner, onnx, config=config, head_only=head_only)
+    report = export_learner(learner, onnx, opset=opset, check=check, head_only=head_only)
     shape = ", ".join(str(size) for size in report.input["shape"])
     names = ", ".join(entry["name"] for entry in report.inputs)
     lines = [

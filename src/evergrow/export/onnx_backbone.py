@@ -21,18 +21,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from evergrow.adapt.tuners.base import UnmergeableError, tuners_of
+from evergrow.core.errors import EvergrowError
 from evergrow.core.optional import require
 from evergrow.core.seeding import generator
-from evergrow.export.onnx_graph import ExportError
 from evergrow.features import encode_batch
-from evergrow.features.backbones import ImageBackbone
-from evergrow.features.base import Backbone
-from evergrow.features.depths import read_views
+from evergrow.features.backbones import ImageBackbone, TextBackbone
+from evergrow.features.base import Backbone, Block
+from evergrow.features.depths import default_prompt, read_hidden_states, read_views, tokens_of
 from evergrow.features.preprocess import Preprocessing
-from evergrow.features.recipes import Block, parse_blocks
-from evergrow.features.text import TextBackbone, default_prompt, read_hidden_states, tokens_of
 from evergrow.features.weights import first_line
 
+PURPOSE = "writing ONNX files"
 FEATURES = "features"
 PIXELS = "pixels"
 TOKENS = ("input_ids", "attention_mask", "token_type_ids")
@@ -50,6 +49,10 @@ SENTENCES = (
 _ROWS = 4  # of random samples
 _MANY = 2**16  # tokens beyond which a limit is none: tokenizers say 10**30 for that
 _HEAD_ALONE = "; head_only=True exports the head alone, for features"
+
+
+class ExportError(EvergrowError, RuntimeError):
+    """A model cannot be written in the wanted form; nothing was written."""
 
 
 # -- networks that can be traced ------------------------------------------------------------------------------
@@ -197,7 +200,7 @@ def _pixel_input(backbone: ImageBackbone) -> GraphInput:
     noise = (255 * (share * grain + (1 - share) * smooth)).round().to(torch.uint8)
 
     def network() -> tuple[nn.Module, dict[str, Tensor]]:
-        module = PixelModule(own_copy(backbone.module), transform, parse_blocks(backbone.spec.blocks.blocks))
+        module = PixelModule(own_copy(backbone.module), transform, backbone.spec.blocks.parsed)
         return module.eval().requires_grad_(False), {PIXELS: noise[:2]}
 
     return GraphInput(
@@ -244,7 +247,7 @@ def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
     def network() -> tuple[nn.Module, dict[str, Tensor]]:
         encoder = own_copy(backbone.module).eval().requires_grad_(False)
         tokens = tokens_of(encoder, list(SENTENCES[:4]), torch.device("cpu"))
-        module = TokenModule(encoder, parse_blocks(backbone.spec.blocks.blocks)).eval()
+        module = TokenModule(encoder, backbone.spec.blocks.parsed).eval()
         return module, {token: tokens[token] for token in inputs}
 
     theirs, ours = _tokens(backbone, texts), samples(slice(None))
@@ -425,7 +428,7 @@ def export_network(name: str, source: GraphInput, opset: int) -> tuple[Any, str]
 def _exported(
     module: nn.Module, examples: dict[str, Tensor], sizes: Sequence[tuple[str, int]], opset: int, *, dynamo: bool
 ) -> Any:
-    onnx = require("onnx", extra="onnx", purpose="writing ONNX files")
+    onnx = require("onnx", extra="onnx", purpose=PURPOSE)
     buffer = io.BytesIO()
     if dynamo:
         dims = {place: torch.export.Dim(name, min=1, max=most) for place, (name, most) in enumerate(sizes)}

@@ -8,7 +8,7 @@ reviewed and exported there can be learned as it is. FiftyOne loads the labels f
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -93,18 +93,14 @@ def label_studio_tasks(
     ({'text': 'buy now'}, {'choices': ['spam']}, 0.8)
     """
     _check_kind(kind)
-    top = answers.ranked(1)[:, 0]
     tasks = []
-    for place, row in enumerate(answers.rows.tolist()):
+    for row, answer, novelty in _rows(answers):
         sample = _served(samples[row], root) if kind == "image" else samples[row]
-        task: dict[str, Any] = {"data": {kind: sample}}
-        if answers.unknown is None or not answers.unknown[place]:
-            name, value = str(answers.classes[top[place]]), float(answers.values[place, top[place]])
+        task: dict[str, Any] = {"data": {kind: sample, **novelty}}
+        if answer is not None:
             result: dict[str, Any] = {"id": f"answer-{row}", "from_name": CONTROL, "to_name": kind}
-            result |= {"type": "choices", "value": {"choices": [name]}}
-            task["predictions"] = [{"model_version": version, "score": value, "result": [result]}]
-        if answers.novelty is not None:
-            task["data"]["novelty"] = float(answers.novelty[place])
+            result |= {"type": "choices", "value": {"choices": [answer[0]]}}
+            task["predictions"] = [{"model_version": version, "score": answer[1], "result": [result]}]
         tasks.append(task)
     return tasks
 
@@ -130,19 +126,24 @@ def fiftyone_labels(answers: Answers, samples: Sequence[str]) -> dict[str, Any]:
     >>> found["classes"], list(found["labels"].values())
     (['cat', 'dog'], [{'label': 'dog', 'confidence': 0.8}])
     """
-    top = answers.ranked(1)[:, 0]
     labels: dict[str, Any] = {}
-    for place, row in enumerate(answers.rows.tolist()):
-        path = str(_file(samples[row]))
-        labels[path] = None
-        if answers.unknown is not None and answers.unknown[place]:
-            continue
-        value = float(answers.values[place, top[place]])
-        labels[path] = {"label": str(answers.classes[top[place]])}
-        labels[path] |= {"confidence": value} if answers.measure == "probability" else {"attributes": {"score": value}}
-        if answers.novelty is not None:
-            labels[path].setdefault("attributes", {})["novelty"] = float(answers.novelty[place])
+    for row, answer, novelty in _rows(answers):
+        label: dict[str, Any] | None = None
+        if answer is not None:
+            sure = answers.measure == "probability"
+            label = {"label": answer[0], **({"confidence": answer[1]} if sure else {})}
+            attributes = novelty if sure else {"score": answer[1], **novelty}
+            label |= {"attributes": attributes} if attributes else {}
+        labels[str(_file(samples[row]))] = label
     return {"classes": [str(name) for name in answers.classes], "labels": labels}
+
+
+def _rows(answers: Answers) -> Iterator[tuple[int, tuple[str, float] | None, dict[str, float]]]:
+    """Yield the row of every answer, its class and value (None for what is unknown), and how new it looks."""
+    for place, (row, top) in enumerate(zip(answers.rows.tolist(), answers.ranked(1)[:, 0], strict=True)):
+        known = answers.unknown is None or not answers.unknown[place]
+        novelty = {} if answers.novelty is None else {"novelty": float(answers.novelty[place])}
+        yield row, (str(answers.classes[top]), float(answers.values[place, top])) if known else None, novelty
 
 
 def _check_kind(kind: str) -> None:

@@ -7,30 +7,25 @@ from typing import TYPE_CHECKING
 from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from evergrow.features.backbones import ImageBackbone, backbone_from_spec, create_backbone
-    from evergrow.features.base import Backbone, BackboneSpec
+    from evergrow.features.backbones import ImageBackbone, TextBackbone, backbone_from_spec, create_backbone
+    from evergrow.features.base import RECIPES, Backbone, BackboneSpec, FeatureRecipe
     from evergrow.features.cache import FeatureCache
-    from evergrow.features.encoding import EncodeConfig, Features, encode, encode_batch
-    from evergrow.features.feature_sets import featurize
+    from evergrow.features.encoding import EncodeConfig, Features, encode, encode_batch, featurize
     from evergrow.features.images import decode_image
     from evergrow.features.preprocess import PRESETS, Preprocessing
-    from evergrow.features.recipes import RECIPES, FeatureRecipe
     from evergrow.features.sources import (
-        BackboneChoice,
         BackboneInfo,
         WeightSource,
         best_backbone,
         list_backbones,
         register_weight_source,
     )
-    from evergrow.features.text import TextBackbone
     from evergrow.features.weights import hash_weights, load_weights, read_weights
 
 __all__ = [
     "PRESETS",
     "RECIPES",
     "Backbone",
-    "BackboneChoice",
     "BackboneInfo",
     "BackboneSpec",
     "EncodeConfig",
@@ -55,34 +50,17 @@ __all__ = [
     "register_weight_source",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Backbone": "evergrow.features.base",
-        "BackboneChoice": "evergrow.features.sources",
-        "BackboneInfo": "evergrow.features.sources",
-        "BackboneSpec": "evergrow.features.base",
-        "EncodeConfig": "evergrow.features.encoding",
-        "FeatureCache": "evergrow.features.cache",
-        "FeatureRecipe": "evergrow.features.recipes",
-        "Features": "evergrow.features.encoding",
-        "ImageBackbone": "evergrow.features.backbones",
-        "PRESETS": "evergrow.features.preprocess",
-        "Preprocessing": "evergrow.features.preprocess",
-        "RECIPES": "evergrow.features.recipes",
-        "TextBackbone": "evergrow.features.text",
-        "WeightSource": "evergrow.features.sources",
-        "backbone_from_spec": "evergrow.features.backbones",
-        "best_backbone": "evergrow.features.sources",
-        "create_backbone": "evergrow.features.backbones",
-        "decode_image": "evergrow.features.images",
-        "encode": "evergrow.features.encoding",
-        "encode_batch": "evergrow.features.encoding",
-        "featurize": "evergrow.features.feature_sets",
-        "hash_weights": "evergrow.features.weights",
-        "list_backbones": "evergrow.features.sources",
-        "load_weights": "evergrow.features.weights",
-        "read_weights": "evergrow.features.weights",
-        "register_weight_source": "evergrow.features.sources",
-    },
-)
+_HOMES = {
+    "backbones": ("ImageBackbone", "TextBackbone", "backbone_from_spec", "create_backbone"),
+    "base": ("RECIPES", "Backbone", "BackboneSpec", "FeatureRecipe"),
+    "cache": ("FeatureCache",),
+    "encoding": ("EncodeConfig", "Features", "encode", "encode_batch", "featurize"),
+    "images": ("decode_image",),
+    "preprocess": ("PRESETS", "Preprocessing"),
+    "sources": ("BackboneInfo", "WeightSource", "best_backbone", "list_backbones", "register_weight_source"),
+    "weights": ("hash_weights", "load_weights", "read_weights"),
+}
+"""Public names by the module that is imported when one of them is first used."""
+
+_PLACES = {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
+__getattr__, __dir__ = lazy_names(__name__, _PLACES)

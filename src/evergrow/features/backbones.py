@@ -1,15 +1,16 @@
 """Backbones by name or from a module, and the way back from a saved description.
 
-Image backbones are any architecture of timm and any module of the user's; sentence encoders are in
-:mod:`evergrow.features.text`.
+Image backbones are any architecture of timm and any module of the user's; text backbones are sentence encoders of the
+hub, of a folder or of a package.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,25 +20,35 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from evergrow.core.errors import FileFormatError, InputError, ParameterError, UnknownNameError, WeightsError
+from evergrow.core.optional import require
 from evergrow.core.registry import nearest
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number, resolve_device
-from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.depths import depth_names, has_class_token, read_views
-from evergrow.features.preprocess import PRESETS, Preprocessing, Sheet
-from evergrow.features.recipes import (
+from evergrow.features.base import (
     FINAL,
+    Backbone,
+    BackboneSpec,
     Block,
     FeatureRecipe,
     View,
     Views,
     check_recipe,
-    parse_blocks,
     resolve_recipe,
+    rich_blocks,
 )
+from evergrow.features.depths import (
+    depth_names,
+    has_class_token,
+    hidden_depths,
+    read_hidden_states,
+    read_views,
+    tokens_of,
+)
+from evergrow.features.preprocess import PRESETS, Preprocessing, view_sheet
 from evergrow.features.sources import FILE_NAMES, PREFIX, SHORT_NAMES, WantedWeights, locate
-from evergrow.features.text import text_backbone
 from evergrow.features.weights import hash_weights, load_weights, read_weights, seeded_init
+
+_PROBE = ("a text", "another text, which is longer")
 
 LARGEST_OPTION = 4096
 """Largest number that an option of an architecture may have in a file: more than the sides of any image it takes."""
@@ -82,7 +93,7 @@ def create_backbone(
         ``"bundled"`` takes them from an installed package, ``"hub"`` from the model hub or its cache, ``"random"``
         draws them. A path is a ``.safetensors``, ``.pth``, ``.pt`` or ``.bin`` file (a folder for texts). None takes
         the bundled ones where they are installed, otherwise the hub's.
-    preset : {"timm", "quick", "pilot", "pilot-cifar"}, another registered name, or Preprocessing
+    preset : {"timm", "pilot", "pilot-cifar"}, another registered name, or Preprocessing
         What is done to images: the model's own, or what published continual-learning numbers used (pixels in [0, 1]
         without normalisation).
     device : str or torch.device
@@ -124,7 +135,7 @@ def create_backbone(
         raise ParameterError(f"backbone must be a name or a torch module, got {name!r}")
     elif is_text_name(name):
         check_choice("preset of a text backbone", preset, ("timm", ""))
-        return text_backbone(name, weights, device=target, options=model_options).with_recipe(recipe)
+        return _text_backbone(name, weights, device=target, options=model_options).with_recipe(recipe)
     else:
         title, (module, origin, options) = name, _load_timm(name, weights, seed, model_options)
     if isinstance(preset, Preprocessing):
@@ -249,7 +260,7 @@ class ImageBackbone(Backbone):
     def __init__(self, module: nn.Module, spec: BackboneSpec, device: torch.device) -> None:
         self.module = module
         self.spec = spec
-        self._prepared: tuple[BackboneSpec | None, Preprocessing] = (None, Preprocessing())
+        self.own = Preprocessing.from_dict(spec.preprocessing)
         # Convolutional networks run faster with channels last; one convolution is only a transformer's way in.
         convolutions = sum(isinstance(part, nn.Conv2d) for part in module.modules())
         self._layout = torch.channels_last if convolutions > 1 else torch.preserve_format
@@ -264,20 +275,9 @@ class ImageBackbone(Backbone):
         return self
 
     @property
-    def own(self) -> Preprocessing:
-        """What the network wants to be done to an image, whatever views a recipe takes."""
-        return Preprocessing.from_dict(self.spec.preprocessing)
-
-    @property
     def transform(self) -> Preprocessing:  # type: ignore[override]
         """What is done to an image: one view, or a sheet of several."""
-        if self._prepared[0] is not self.spec:
-            self._prepared = self.spec, self._sheet(parse_blocks(self.spec.blocks.blocks))
-        return self._prepared[1]
-
-    def _sheet(self, blocks: Sequence[Block]) -> Preprocessing:
-        own, views = self.own, dict.fromkeys(block.view for block in blocks)
-        return Sheet.of([own if view is None else own.for_view(*view) for view in views])
+        return view_sheet(self.own, tuple(block.view for block in self.spec.blocks.parsed))
 
     def encode(self, batch: Tensor | list[str]) -> Tensor:
         """Return float32 features (n, d) of a batch of transformed images.
@@ -293,46 +293,47 @@ class ImageBackbone(Backbone):
         if len(batch) == 0:
             return torch.zeros(0, self.spec.n_features, device=self.device)
         images = batch.to(self.device, torch.float32, memory_format=self._layout)
-        read = _read(self.module, parse_blocks(self.spec.blocks.blocks), self.transform, images)
+        read = _read(self.module, self.spec.blocks.parsed, self.transform, images)
         _check_widths(self.spec.name, [block.shape[1] for block in read], self.spec.blocks.widths)
         # Joined out here they are an ordinary tensor, which a probe can later be trained on.
         return torch.cat(read, dim=1)
 
     def _resolved(self, recipe: Any, side: int | None) -> FeatureRecipe:
-        own = self.own.size
+        height, width = self.own.size
 
         def read(blocks: Sequence[Block]) -> list[Tensor]:
-            transform = self._sheet(blocks)
+            transform = view_sheet(self.own, tuple(block.view for block in blocks))
             noise = torch.rand(2, 3, *transform.size, generator=generator(0, "recipe"))
             images = noise.to(self.device, memory_format=self._layout)
             try:
                 with torch.autocast(self.device.type, enabled=False):
                     return _read(self.module, blocks, transform, images)
             except (RuntimeError, AssertionError, ValueError) as error:
-                other = next((block.view for block in blocks if block.view and block.view.size != own[0]), None)
+                other = next((block.view for block in blocks if block.view and block.view.size != height), None)
                 if other is None or isinstance(error, InputError):
                     raise
                 raise ParameterError(
-                    f"view must be of {own[0]} pixels for {self.spec.name}, which takes no other size, got {other}: "
-                    f"take a zoom such as {own[0]}of{int(ZOOM * own[0])}"
+                    f"view must be of {height} pixels for {self.spec.name}, which takes no other size, got {other}: "
+                    f"take a zoom such as {height}of{int(ZOOM * height)}"
                 ) from error
 
         def views(name: str) -> Views:
-            small, large = (View(size, size) for size in (_larger(own[0], RICH_COST), _larger(own[0], BEST_COST)))
-            if own[0] != own[1]:  # sizes are those of squares
+            best = name == "best"
+            if height != width:  # sizes are those of squares
                 return Views(side="mirror")
+            small, large = (View(size, size) for size in (_larger(height, RICH_COST), _larger(height, BEST_COST)))
             wide = side is not None and side >= small.size
-            note = f"{small.size if wide else own[0]} px, since images have {side} px on their shorter side (median)"
-            chosen = Views(small if wide else None, note=note if side is not None and small.size > own[0] else "")
-            if name == "rich" and not wide:
-                return chosen
+            note = f"{small.size if wide else height} px, since images have {side} px on their shorter side (median)"
+            first = Views((small if wide else None,), note=note if side is not None and small.size > height else "")
+            if not best and not wide:
+                return first
             try:
-                if large.size > own[0]:
-                    read([Block(FINAL, FINAL, large if name == "best" else small)])
-                    return chosen._replace(best=(chosen.rich, large), side="mirror")
+                if large.size > height:
+                    read([Block(FINAL, FINAL, large if best else small)])
+                    return Views((*first.seen, large), "mirror", first.note) if best else first
             except ParameterError:  # a network of one size takes zooms
                 pass
-            return Views(None, (None, View(own[0], int(ZOOM * own[0]))), "mirror")
+            return Views((None, View(height, int(ZOOM * height))), "mirror") if best else Views()
 
         depths, kind = len(depth_names(self.module)), "maps"
         if depths and isinstance(getattr(self.module, "num_prefix_tokens", None), int):
@@ -340,16 +341,9 @@ class ImageBackbone(Backbone):
             with contextlib.suppress(InputError, ParameterError):  # said by name where a recipe asks for it
                 last, earlier = read([Block("mean", -1), Block("mean", -min(3, depths))])
                 kind = "tokens" if last.shape[1] == earlier.shape[1] else "maps"
-        return resolve_recipe(
-            recipe,
-            read,
-            name=self.spec.name,
-            kind=kind,
-            depths=depths,
-            class_token=has_class_token(self.module),
-            views=views,
-            own=View(own[0], own[0]) if own[0] == own[1] else None,
-        )
+        rich = rich_blocks(kind, depths, has_class_token(self.module))
+        own = View(height, height) if height == width else None
+        return resolve_recipe(recipe, read, rich, name=self.spec.name, views=views, own=own)
 
 
 def _larger(size: int, cost: float) -> int:
@@ -379,6 +373,118 @@ def _own_preprocessing(module: nn.Module, img_size: int | None) -> Preprocessing
     return Preprocessing.from_timm(resolve_model_data_config(module, args=arguments))  # type: ignore[no-untyped-call]
 
 
+# -- texts ----------------------------------------------------------------------------------------------------
+
+
+class TextBackbone(Backbone):
+    """A frozen sentence encoder; made by :func:`create_backbone`.
+
+    Parameters
+    ----------
+    module : sentence_transformers.SentenceTransformer
+        The tokenizer, the network and the pooling.
+    spec : BackboneSpec
+        What decides its output.
+    device : torch.device
+        Where it computes.
+    """
+
+    def __init__(self, module: Any, spec: BackboneSpec, device: torch.device) -> None:
+        self.module: nn.Module = module
+        self.spec = spec
+        self.transform = None
+        self.to(device)
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move to another device and return self."""
+        self.device = resolve_device(device)
+        self.module.to(self.device)
+        return self
+
+    def encode(self, batch: Tensor | list[str]) -> Tensor:
+        """Return float32 features (n, d) of texts; those longer than the encoder's limit are cut off there.
+
+        Parameters
+        ----------
+        batch : list of str
+            The texts. A surrounding ``torch.autocast`` applies.
+        """
+        if not isinstance(batch, (list, tuple)) or not all(isinstance(text, str) for text in batch):
+            raise InputError(f"batch must be a list of texts, got {type(batch).__name__}")
+        if not batch:
+            return torch.zeros(0, self.n_features, device=self.device)
+        return torch.cat(self._read(self.spec.blocks.parsed, list(batch)), dim=1)
+
+    def _resolved(self, recipe: Any, side: int | None) -> FeatureRecipe:
+        def read(blocks: Sequence[Block]) -> list[Tensor]:
+            with torch.autocast(self.device.type, enabled=False):
+                return self._read(blocks, list(_PROBE))
+
+        return resolve_recipe(recipe, read, rich_blocks("texts", hidden_depths(self.module)), name=self.spec.name)
+
+    def _read(self, blocks: Sequence[Block], texts: list[str]) -> list[Tensor]:
+        with torch.inference_mode():
+            return read_hidden_states(self.module, blocks, tokens_of(self.module, texts, self.device))
+
+
+def _text_backbone(
+    name: str, weights: str | os.PathLike[str] | None, *, device: torch.device, options: Mapping[str, Any]
+) -> TextBackbone:
+    """Return a sentence encoder; see :func:`create_backbone`."""
+    unknown = set(options) - {"max_seq_length"}
+    if unknown:
+        raise ParameterError(f"options of a text backbone must be among ['max_seq_length'], got {sorted(unknown)}")
+    require("sentence_transformers", extra="text", purpose="encoding texts")
+    bare = name.removeprefix(PREFIX)
+    short = next((short for short, full in SHORT_NAMES.items() if bare in (short, full)), None)
+    encoder, label = _load_encoder(short or bare, weights)
+    if "max_seq_length" in options:
+        longest = getattr(encoder, "max_seq_length", None) or 2**20
+        check_number("max_seq_length", options["max_seq_length"], low=1, high=longest, integer=True)
+        encoder.max_seq_length = int(options["max_seq_length"])
+    encoder.eval().requires_grad_(False)
+    width = int(encoder.encode(["a"], convert_to_tensor=True, show_progress_bar=False).shape[1])
+    # What the library calls a weight since its version 6: models outlive versions.
+    weights_hash = hash_weights(encoder, lambda name: name.replace(".auto_model.", ".model.", 1))
+    spec = BackboneSpec(short or name, "text", width, label, weights_hash, "", {}, dict(options))
+    return TextBackbone(encoder, spec, device)
+
+
+def _load_encoder(name: str, weights: str | os.PathLike[str] | None) -> tuple[Any, str]:
+    """Return the encoder and where its weights came from."""
+    wanted = WantedWeights(name, "text", SHORT_NAMES.get(name, name), (*FILE_NAMES, "modules.json", "config.json"))
+    label, place = locate(wanted, name if weights is None and Path(name).is_dir() else weights)
+    if place is None:
+        raise ParameterError(f"weights of a text backbone must be trained ones, got {weights!r}")
+    if isinstance(place, Path) and not place.is_dir():
+        raise WeightsError(f"weights of a text backbone must be a folder with the encoder's files, got {place}")
+    from sentence_transformers import SentenceTransformer
+
+    with seeded_init(0, "text encoder"), _no_progress_bar():  # layers are filled with random numbers first
+        try:
+            return SentenceTransformer(str(place), device="cpu", local_files_only=True), label
+        except Exception as error:  # a missing or damaged file is reported in many ways
+            if isinstance(place, Path):
+                raise WeightsError(f"folder must hold a sentence encoder, got {place}: {error}") from error
+        try:
+            return SentenceTransformer(str(place), device="cpu"), label
+        except Exception as error:
+            raise WeightsError(f"The download of {place} failed ({type(error).__name__}: {error})") from error
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Keep the library from drawing a progress bar for reading a file."""
+    logging: Any = importlib.import_module("transformers.utils.logging")
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 # -- architectures of timm ------------------------------------------------------------------------------------
 
 
@@ -390,16 +496,21 @@ def _load_timm(
     for reserved in ("num_classes", "pretrained", "in_chans", "features_only", "checkpoint_path"):
         if reserved in options:
             raise ParameterError(f"model options must not set {reserved}: a backbone returns features of RGB images")
+    check_number("seed", seed, integer=True)
+    if "img_size" in options:
+        check_number("img_size", options["img_size"], low=1, integer=True)
     try:
         kept: dict[str, Any] = json.loads(json.dumps(dict(options), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ParameterError(f"model options must be plain values, got {dict(options)}: {error}") from error
-    wanted = WantedWeights(current, "image", url=str(getattr(config, "url", None) or ""))
-    if config is not None and config.hf_hub_id:
-        files = (config.hf_hub_filename,) if config.hf_hub_filename else FILE_NAMES
-        wanted = WantedWeights(current, "image", config.hf_hub_id, files)
+    repository, file = (getattr(config, key, None) or "" for key in ("hf_hub_id", "hf_hub_filename"))
+    wanted = WantedWeights(current, "image", repository, (file,) if file else FILE_NAMES)
     origin, place = locate(wanted, weights)
-    module = timm_module(current, seed=seed, options=options).requires_grad_(False)
+    try:
+        with seeded_init(seed, "backbone", current):
+            module = _timm_model(current, options).eval().requires_grad_(False)
+    except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError) as error:
+        raise ParameterError(f"model options must fit {current}, got {dict(options)}: {error}") from error
     if place is None:
         kept["seed"] = seed
     else:
@@ -431,29 +542,8 @@ def timm_entry(name: str) -> tuple[str, Any]:
     )
 
 
-def timm_module(name: str, *, seed: int, options: Mapping[str, Any]) -> nn.Module:
-    """Return an architecture of timm with random weights that depend on the seed alone.
-
-    Parameters
-    ----------
-    name : str
-        Name in timm, with or without a tag.
-    seed : int
-        The user's seed.
-    options : mapping
-        Arguments of the architecture. ``img_size`` goes to the architecture only where that fixes its input.
-    """
-    check_number("seed", seed, integer=True)
-    if "img_size" in options:
-        check_number("img_size", options["img_size"], low=1, integer=True)
-    try:
-        with seeded_init(seed, "backbone", name):
-            return _timm_model(name, options).eval()
-    except (TypeError, ValueError, AssertionError, RuntimeError, AttributeError) as error:
-        raise ParameterError(f"model options must fit {name}, got {dict(options)}: {error}") from error
-
-
 def _timm_model(name: str, options: Mapping[str, Any]) -> nn.Module:
+    """Return an architecture of timm; ``img_size`` goes to it only where that fixes its input."""
     import timm
 
     arguments = {**options, "num_classes": 0}

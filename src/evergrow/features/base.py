@@ -1,28 +1,378 @@
-"""The interface of backbones: frozen maps from images or texts to feature vectors, with their preprocessing."""
+"""What decides a feature vector: the recipe of its blocks, the description of a backbone, and its interface.
+
+A recipe is one text: entries with commas between them, each ``WHAT[@VIEW[+VIEW...]][:mirror]``. WHAT is a name
+(``fast``, ``rich``, ``best``), ``final``, or a block ``POOLING@PLACE``; a VIEW is a size in pixels (``320``), or a zoom
+(``64of72``: the middle 64 pixels of an image that is resized as for 72). ``rich@224+320:mirror`` reads several depths
+at two sizes, each averaged over the image and its mirror image. :func:`resolve_recipe` turns a recipe into the blocks
+that one network has, with their widths.
+"""
 
 from __future__ import annotations
 
 import copy
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.errors import ParameterError
+from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.record import NOTHING, Between, Extra, from_values, require, to_values
-from evergrow.core.validation import resolve_device
 from evergrow.data.items import Kind
-from evergrow.features.recipes import FINAL, FeatureRecipe
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+FINAL = "final"
+"""The network's own vector, and the place before its own pooling."""
 
-WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
-"""Endings of files of weights that can be read."""
+POOLINGS = ("cls", "mean", "max", "spread")
+"""Class (or first) token, mean, maximum and standard deviation over positions; the mean of a vector is the vector."""
+
+RECIPES = ("auto", "fast", "rich", "best")
+"""Recipes by name: rich where depths are known, the network's own vector alone, several depths of one pass, and several
+depths at two sizes or zooms, mirrored."""
+
+Side = Literal["", "mirror", "flipped"]
+"""The image as it is, the mean over it and its mirror image, or its mirror image alone."""
+
+_DEPTH = re.compile(r"-[1-9][0-9]{0,3}")
+_VIEW = re.compile(r"([0-9]{1,9})(?:of([0-9]{1,9}))?")
+_MOST = 256  # blocks of a recipe
+_LARGEST = 4096  # pixels of a view's side
+_SAME = 1e-5  # distance of unit vectors below which two blocks say the same
+
+
+class View(NamedTuple):
+    """What is seen of an image: the middle ``size`` pixels of one that is prepared as for ``whole`` pixels."""
+
+    size: int
+    whole: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the view that a text such as ``"320"`` or ``"64of72"`` stands for."""
+        found = _VIEW.fullmatch(text)
+        if found is None or not all(1 <= int(part) <= _LARGEST for part in found.groups() if part):
+            raise ParameterError(
+                f"view must be a size such as 320 or a zoom such as 64of72, of 1 to {_LARGEST} pixels, got {text!r}"
+            )
+        size, whole = int(found[1]), int(found[2] or found[1])
+        if whole < size:
+            raise ParameterError(f"zoom must be at least one, as in 64of72, got {text!r}")
+        return cls(size, whole)
+
+    def __str__(self) -> str:
+        return str(self.size) if self.size == self.whole else f"{self.size}of{self.whole}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a feature vector.
+
+    Parameters
+    ----------
+    pooling : str
+        ``"final"`` for the network's own vector, one of :data:`POOLINGS`, or a name of :data:`RECIPES` that stands for
+        several blocks until :func:`resolve_recipe` has put them in its place.
+    place : int or str
+        Where it is read: -1 for the last depth (block, stage or hidden state), -2 for the one before, the name of a
+        submodule, or ``"final"`` for what the network pools by itself.
+    view : View, optional
+        What is seen of an image; by default all, at the network's own size.
+    side : {"", "mirror", "flipped"}
+        The image as it is, averaged with its mirror image, or that one alone.
+
+    Examples
+    --------
+    >>> from evergrow.features.base import Block
+    >>> Block.parse("mean@-2"), str(Block.parse("final@320:mirror"))
+    (Block(pooling='mean', place=-2, view=None, side=''), 'final@320:mirror')
+    """
+
+    pooling: str
+    place: int | str
+    view: View | None = None
+    side: Side = ""
+
+    @classmethod
+    def parse(cls, text: Any) -> Self:
+        """Return the block that a text such as ``"final"``, ``"cls@-1"`` or ``"mean@layer3@320:mirror"`` stands for."""
+        body, colon, side = text.partition(":") if isinstance(text, str) else ("", "", "")
+        pooling, *rest = body.split("@")
+        place = FINAL if pooling == FINAL else rest.pop(0) if rest and pooling in POOLINGS else ""
+        if not place or place.strip() != place or len(rest) > 1 or (colon and side not in ("mirror", "flipped")):
+            raise ParameterError(
+                f"block must be 'final' or POOLING@PLACE, with a pooling of {', '.join(POOLINGS)} and a place such as "
+                f"-1 for the last depth, final or the name of a submodule, perhaps with @VIEW and :mirror, got {text!r}"
+            )
+        view = View.parse(rest[0]) if rest else None
+        depth = int(place) if _DEPTH.fullmatch(place) else place
+        return cls(pooling, depth, view, cast("Side", side))
+
+    @property
+    def read_as(self) -> tuple[Self, ...]:
+        """The blocks that passes of the network give: one, or of the image and of its mirror image."""
+        return (replace(self, side=""), replace(self, side="flipped")) if self.side == "mirror" else (self,)
+
+    def __str__(self) -> str:
+        place = self.pooling if self.pooling in (FINAL, *RECIPES) else f"{self.pooling}@{self.place}"
+        return f"{place}{f'@{self.view}' if self.view else ''}{f':{self.side}' if self.side else ''}"
+
+
+Read = Callable[[Sequence[Block]], "list[Tensor]"]
+"""From blocks to their values for a few samples."""
+
+
+@dataclass(frozen=True)
+class FeatureRecipe:
+    """Blocks that a backbone's feature vector is made of, in their order.
+
+    Parameters
+    ----------
+    blocks : tuple of str
+        Each in the notation of :class:`Block`.
+    widths : tuple of int
+        Columns of each.
+    note : str
+        Why views were chosen, where the images decided; decides nothing.
+
+    Examples
+    --------
+    >>> from evergrow.features.base import FeatureRecipe
+    >>> recipe = FeatureRecipe(("final", "mean@-2"), (384, 384))
+    >>> recipe.n_features, str(recipe)
+    (768, 'final, mean@-2')
+    """
+
+    blocks: tuple[str, ...]
+    widths: tuple[int, ...]
+    note: str = field(default="", compare=False)
+
+    def check(self) -> None:
+        """Raise unless a recipe out of a file is one."""
+        require(1 <= len(self.blocks) <= _MOST, f"it has {len(self.blocks)} blocks instead of 1 to {_MOST}")
+        _check_different(self.parsed, "recipe")
+        require(len(self.widths) == len(self.blocks) and all(self.widths), "its blocks have no widths")
+
+    @cached_property
+    def parsed(self) -> tuple[Block, ...]:
+        """The blocks themselves."""
+        return tuple(map(Block.parse, self.blocks))
+
+    @property
+    def n_features(self) -> int:
+        """Columns of all blocks."""
+        return sum(self.widths)
+
+    @property
+    def passes(self) -> FeatureRecipe:
+        """What is computed and kept: the blocks of an image and of its mirror image apart."""
+        widths = {
+            str(part): width for block, width in zip(self.parsed, self.widths, strict=True) for part in block.read_as
+        }
+        return FeatureRecipe(tuple(widths), tuple(widths.values()))
+
+    def without(self, names: Sequence[str]) -> FeatureRecipe | None:
+        """Return the other blocks; None where none is left."""
+        kept = {name: width for name, width in zip(self.blocks, self.widths, strict=True) if name not in names}
+        return FeatureRecipe(tuple(kept), tuple(kept.values())) if kept else None
+
+    def vectors(self, blocks: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+        """Return feature vectors out of the blocks of :attr:`passes`: mirrored ones are means of two."""
+        read = [[blocks[str(part)] for part in block.read_as] for block in self.parsed]
+        return np.concatenate([parts[0] if len(parts) == 1 else (parts[0] + parts[1]) / 2 for parts in read], axis=1)
+
+    def __str__(self) -> str:
+        return ", ".join(self.blocks)
+
+
+def _check_different(blocks: Sequence[Block], name: str) -> None:
+    twice = next((block for place, block in enumerate(blocks) if block in blocks[:place]), None)
+    if twice is not None:
+        raise ParameterError(f"blocks of {name} must differ, got {str(twice)!r} twice")
+
+
+def _entries(recipe: Any, name: str) -> list[Block]:
+    """Return the blocks of a recipe, names among them, or raise :class:`ParameterError`."""
+    texts = recipe.blocks if isinstance(recipe, FeatureRecipe) else recipe
+    texts = [part.strip() for part in texts.split(",")] if isinstance(texts, str) else texts
+    if not isinstance(texts, Sequence) or not 1 <= len(texts) <= _MOST:
+        raise ParameterError(f"{name} must be a list of 1 to {_MOST} blocks, got {recipe!r}")
+    found: list[Block] = []
+    for text in texts:
+        body, colon, side = str(text).partition(":")
+        head, *rest = body.split("@")
+        if head in RECIPES:
+            plain = head not in ("auto", "best")
+            if len(rest) > 1 or (colon and side != "mirror") or not (plain or body + colon == head):
+                raise ParameterError(
+                    f"{name} must say views as in 'rich@224+320:mirror', and none for 'auto' and 'best', got {text!r}"
+                )
+            views = [View.parse(view) for view in rest[0].split("+")] if rest else [None]
+            found += [Block(head, FINAL, view, cast("Side", side)) for view in views]
+        elif head not in (*POOLINGS, FINAL) and isinstance(recipe, str):
+            raise ParameterError(
+                f"{name} must be {', '.join(map(repr, RECIPES))} or blocks such as 'final,mean@-2', got {recipe!r}"
+            )
+        else:
+            several = rest.pop().split("+") if "+" in body else [None]
+            what = "@".join([head, *rest])
+            found += [Block.parse(text if view is None else f"{what}@{view}{colon}{side}") for view in several]
+    _check_different(found, name)
+    return found
+
+
+def check_recipe(recipe: Any, name: str = "recipe") -> None:
+    """Raise :class:`ParameterError` unless this is a recipe that some network could have.
+
+    Parameters
+    ----------
+    recipe : object
+        What was asked for.
+    name : str
+        What to call it in messages.
+
+    Examples
+    --------
+    >>> from evergrow.features.base import check_recipe
+    >>> check_recipe("rich@224+320:mirror")
+    >>> check_recipe("rich@64of56")
+    Traceback (most recent call last):
+        ...
+    evergrow.core.errors.ParameterError: zoom must be at least one, as in 64of72, got '64of56'
+    """
+    _entries(recipe, name)
+
+
+# -- the recipe of one network --------------------------------------------------------------------------------
+
+
+class Views(NamedTuple):
+    """What a name looks at: the final vector at all views but the last, all its blocks at that; and why."""
+
+    seen: tuple[View | None, ...] = (None,)
+    side: Side = ""
+    note: str = ""
+
+
+def resolve_recipe(
+    recipe: Any,
+    read: Read,
+    rich: Sequence[Block],
+    *,
+    name: str,
+    views: Callable[[str], Views] = lambda name: Views(),
+    own: View | None = None,
+) -> FeatureRecipe:
+    """Return the blocks of a network that a recipe stands for.
+
+    Parameters
+    ----------
+    recipe : str, sequence of str or FeatureRecipe
+        A name (``"auto"`` is rich where depths are known, and final elsewhere), or blocks.
+    read : callable
+        Runs the network; widths are those of what it gives.
+    rich : sequence of Block
+        What ``rich`` stands for, from :func:`rich_blocks`.
+    name : str
+        The network's name, for messages.
+    views : callable
+        From ``"rich"`` or ``"best"`` to what it looks at; asked only where one of them is named without views.
+    own : View, optional
+        The network's own size, which need not be said.
+
+    Raises
+    ------
+    ParameterError
+        If the network lacks what is asked for.
+    """
+    final, note = Block(FINAL, FINAL), ""
+    entries = _entries(recipe, "recipe")
+    wanted: list[Block] = []
+    for entry in entries:
+        names, chosen = [entry], Views((entry.view,), entry.side)
+        if entry.pooling == "fast" or (entry.pooling == "auto" and len(rich) == 1):
+            names = [final]
+        elif entry.pooling in RECIPES:
+            names = list(rich)
+            if entry.view is None:
+                chosen = views("best" if entry.pooling == "best" else "rich")
+                note = chosen.note
+        side = chosen.side if entry.pooling == "best" else entry.side
+        *before, last = (None if view == own else view for view in chosen.seen)
+        wanted += [replace(final, view=view, side=side) for view in before]
+        wanted += [replace(block, view=last, side=side) for block in names]
+    _check_different(wanted, "recipe")
+    blocks = tuple(wanted)
+
+    def vectors(blocks: Sequence[Block]) -> list[Tensor]:
+        values = read(blocks)
+        for block, value in zip(blocks, values, strict=True):
+            if value.ndim != 2 or not value.shape[1]:
+                raise InputError(f"block {str(block)!r} must be one vector per sample, got shape {tuple(value.shape)}")
+        return values
+
+    def is_readable(block: Block) -> bool:
+        try:
+            return bool(vectors([block]))
+        except (InputError, ParameterError):
+            return False
+
+    if not any(entry.pooling in RECIPES for entry in entries):
+        kept = dict(zip(blocks, vectors(blocks), strict=True))
+    else:
+        try:
+            values = vectors(blocks)
+        except (InputError, ParameterError):  # a block that cannot be read here is left out
+            blocks = tuple(block for block in blocks if block.pooling == FINAL or is_readable(block))
+            values = vectors(blocks)
+        kept = {}
+        for block, value in zip(blocks, values, strict=True):
+            alike = (kept[other] for other in kept if (other.view, other.side) == (block.view, block.side))
+            if not any(_say_the_same(value, other) for other in alike):
+                kept[block] = value
+        if all(block.pooling == FINAL for block in kept) and recipe not in ("auto", "fast"):
+            raise ParameterError(
+                f"recipe must be 'fast' or a list of blocks at named submodules, since no depth of {name} can be read, "
+                f"got {recipe!r}"
+            )
+    return FeatureRecipe(tuple(map(str, kept)), tuple(int(value.shape[1]) for value in kept.values()), note)
+
+
+def _say_the_same(one: Tensor, other: Tensor) -> bool:
+    """Return whether two blocks point the same way for every sample, so that the second adds nothing."""
+    if one.shape != other.shape:
+        return False
+    one, other = (value.double() / value.double().norm(dim=1, keepdim=True).clamp_min(1e-12) for value in (one, other))
+    return bool((one - other).norm(dim=1).max() <= _SAME)
+
+
+def rich_blocks(kind: str, depths: int, class_token: bool = False) -> list[Block]:
+    """Return several depths; earlier ones add the most, and class token and mean of patches differ.
+
+    Parameters
+    ----------
+    kind : {"tokens", "maps", "texts"}
+        A transformer of one width, a network of stages, or a sentence encoder.
+    depths : int
+        How many depths it has.
+    class_token : bool
+        Whether it has a class token.
+    """
+    poolings = ("cls", "mean") if kind == "tokens" and class_token else ("mean",)
+    last = [Block(pooling, -depth) for depth in range(1, min(3, depths) + 1) for pooling in poolings]
+    more = ("max", "cls", "spread") if kind == "texts" and depths else ()
+    return [Block(FINAL, FINAL), *last, *(Block(pooling, -1) for pooling in more)]
+
+
+# -- backbones -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -131,7 +481,7 @@ class Backbone(ABC):
         ----------
         recipe : {"auto", "fast", "rich", "best"}, str, sequence of str or FeatureRecipe
             A name, ``"rich@224+320:mirror"``, or blocks such as ``["final", "mean@-2"]``; see
-            :mod:`evergrow.features.recipes`.
+            :mod:`evergrow.features.base`.
         side : int, optional
             Pixels that the shorter side of the images has, by which ``rich`` and ``best`` choose their sizes.
 
@@ -172,7 +522,7 @@ class Backbone(ABC):
         return self.spec.n_features
 
 
-class LazyBackbone(Backbone):
+class LazyBackbone(NamedTuple):
     """A backbone that is loaded when something has to go through it, and not when everything is in the cache.
 
     Parameters
@@ -180,48 +530,11 @@ class LazyBackbone(Backbone):
     spec : BackboneSpec
         Its description, which the cache goes by.
     load : callable
-        Returns the backbone; called once.
-    device : str or torch.device
+        Returns the backbone.
+    device : torch.device
         Where it will compute.
-
-    Examples
-    --------
-    >>> from evergrow.features import backbone_from_spec, create_backbone
-    >>> from evergrow.features.base import LazyBackbone
-    >>> spec = create_backbone("test_resnet", weights="random", device="cpu").spec
-    >>> backbone = LazyBackbone(spec, lambda: backbone_from_spec(spec, device="cpu"), "cpu")
-    >>> backbone.n_features, backbone.transform is not None
-    (96, True)
     """
 
-    def __init__(self, spec: BackboneSpec, load: Callable[[], Backbone], device: str | torch.device) -> None:
-        self.spec = spec
-        self.device = resolve_device(device)
-        self._load = load
-        self._loaded: Backbone | None = None
-
-    def loaded(self) -> Backbone:
-        """Return the backbone itself."""
-        if self._loaded is None:
-            self._loaded = self._load().to(self.device)
-        return self._loaded
-
-    @property
-    def transform(self) -> Callable[[Any], Tensor] | None:  # type: ignore[override]
-        """The backbone's preprocessing; asking for it loads the backbone."""
-        return self.loaded().transform
-
-    def encode(self, batch: Tensor | list[str]) -> Tensor:
-        """Return the features of a batch."""
-        return self.loaded().encode(batch)
-
-    def reading(self, recipe: FeatureRecipe) -> Any:
-        """Return the loaded backbone with feature vectors of other blocks."""
-        return self if recipe == self.spec.blocks else self.loaded().reading(recipe)
-
-    def to(self, device: str | torch.device) -> Self:
-        """Move to another device and return self."""
-        self.device = resolve_device(device)
-        if self._loaded is not None:
-            self._loaded.to(self.device)
-        return self
+    spec: BackboneSpec
+    load: Callable[[], Backbone]
+    device: torch.device

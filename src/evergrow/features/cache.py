@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json, read_header
@@ -37,11 +36,20 @@ from evergrow.core.errors import (
     UnknownNameError,
 )
 from evergrow.core.files import atomic_path, remove_leftovers
-from evergrow.core.record import UNWRITTEN, Between, Spec, from_values, read_record, record, require, write_record
-from evergrow.data.items import Items, block_slices
-from evergrow.features.base import BackboneSpec
-from evergrow.features.loader import Failure, Precision
-from evergrow.features.recipes import FeatureRecipe
+from evergrow.core.record import (
+    UNWRITTEN,
+    Between,
+    Spec,
+    check_kind,
+    from_values,
+    read_record,
+    record,
+    require,
+    write_record,
+)
+from evergrow.data.items import Items
+from evergrow.features.base import BackboneSpec, FeatureRecipe
+from evergrow.features.images import Failure, Precision
 
 VARIABLE = "EVERGROW_CACHE"
 """Environment variable that names the folder of the cache."""
@@ -99,31 +107,6 @@ def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-@dataclass(frozen=True, eq=False)
-class Chunk:
-    """Features of consecutive items.
-
-    Parameters
-    ----------
-    rows : range
-        The items.
-    features : ndarray of shape (n, d)
-        Float32, for the items that could be read; blocks side by side as the network gave them.
-    failures : tuple of Failure
-        The other items.
-    precision : {"float32", "float16"}
-        What the backbone was run at.
-    computed : bool
-        Whether it went through the backbone in this call.
-    """
-
-    rows: range
-    features: NDArray[np.float32]
-    failures: tuple[Failure, ...]
-    precision: Precision
-    computed: bool = False
-
-
 @dataclass(frozen=True)
 class ChunkHead:
     """What a file says of its chunk besides the features: names of blocks, precision and failures."""
@@ -135,13 +118,36 @@ class ChunkHead:
 
 @record("feature-chunk")
 @dataclass(frozen=True, eq=False)
-class _StoredChunk(ChunkHead):
-    """What a file holds: a tensor for every block."""
+class Chunk(ChunkHead):
+    """Features of consecutive items, as a file holds them.
 
-    blocks: dict[str, Annotated[torch.Tensor, Spec(("n", None), dtype="float32")]] = field(default_factory=dict)
+    Parameters
+    ----------
+    names : tuple of str
+        Blocks that there are.
+    precision : {"float32", "float16"}
+        What the backbone was run at.
+    failures : tuple of Failure
+        Items that could not be read.
+    blocks : dict of str to ndarray of shape (n, width)
+        Every block of the other items, as the network gave it.
+    computed : int
+        Items that went through the backbone in this call.
+    """
+
+    blocks: dict[str, Annotated[NDArray[np.float32], Spec(("n", None), dtype="float32")]] = field(default_factory=dict)
+    computed: int = field(default=0, metadata=UNWRITTEN)
 
     def check(self) -> None:
+        """Raise unless the blocks are those that are named."""
         require(sorted(self.names) == sorted(self.blocks), "its blocks are not those that it names")
+
+    def joined(self, other: Chunk) -> Chunk:
+        """Return all blocks of two chunks of the same items; those of the first alone if the two do not belong."""
+        if (self.precision, self.failures) != (other.precision, other.failures):
+            return self
+        blocks = {**other.blocks, **self.blocks}
+        return replace(self, names=tuple(blocks), blocks=blocks)
 
 
 class CacheEntry:
@@ -155,14 +161,14 @@ class CacheEntry:
     Examples
     --------
     >>> import tempfile, pathlib, numpy as np
+    >>> from evergrow.features.base import FeatureRecipe
     >>> from evergrow.features.cache import CacheEntry, Chunk
-    >>> from evergrow.features.recipes import FeatureRecipe
-    >>> recipe = FeatureRecipe(("final",), (2,))
+    >>> features = np.ones((3, 2), dtype=np.float32)
     >>> with tempfile.TemporaryDirectory() as root:
     ...     entry = CacheEntry(pathlib.Path(root, "key"))
     ...     entry.begin({})
-    ...     entry.store(Chunk(range(3), np.ones((3, 2), dtype=np.float32), (), "float32"), recipe)
-    ...     entry.load(range(3), recipe).features.shape
+    ...     entry.store(range(3), Chunk(("final",), "float32", (), {"final": features}))
+    ...     entry.load(range(3), FeatureRecipe(("final",), (2,))).blocks["final"].shape
     (3, 2)
     """
 
@@ -253,37 +259,34 @@ class CacheEntry:
         return found
 
     def load(self, rows: range, recipe: FeatureRecipe) -> Chunk | None:
-        """Return the features of a chunk that is there, or None if it is damaged, with a warning."""
+        """Return a chunk that is there, or None if it is damaged or has other widths than a recipe, with a warning."""
+        path = self._path(rows)
         with self._damage_is_warned_of():
-            stored = self._read(rows)
-            blocks = [stored.blocks[name].numpy() for name in recipe.blocks]
-            widths = tuple(block.shape[1] for block in blocks)
-            if widths != recipe.widths:
-                raise FileFormatError(f"{self._path(rows).name} has blocks of {widths} columns, not {recipe.widths}")
-            joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
-            return Chunk(rows, joined, stored.failures, stored.precision)
+            _check_file(path)
+            stored = read_record(Chunk, path)
+            wrong = [failure.row for failure in stored.failures]
+            if wrong != sorted(set(wrong) & set(rows)):
+                raise FileFormatError(f"{path.name} has failures that are not those of its rows")
+            if any(len(block) != len(rows) - len(wrong) for block in stored.blocks.values()):
+                raise FileFormatError(f"{path.name} has features of another number of items than it is about")
+            for name, width in zip(recipe.blocks, recipe.widths, strict=True):
+                if name in stored.blocks and stored.blocks[name].shape[1] != width:
+                    raise FileFormatError(f"{path.name} has a block {name} that is not {width} columns wide")
+            return stored
         return None
 
-    def store(self, chunk: Chunk, recipe: FeatureRecipe) -> None:
-        """Write a chunk, with the other blocks that are there of the same rows.
+    def store(self, rows: range, chunk: Chunk) -> None:
+        """Write a chunk.
 
         Raises
         ------
         OSError
             If it cannot be written.
         """
-        path = self._path(chunk.rows)
-        found = {
-            name: torch.from_numpy(np.ascontiguousarray(chunk.features[:, columns]))
-            for name, columns in zip(recipe.blocks, block_slices(recipe.widths), strict=True)
-        }
-        with suppress(FileFormatError, FileNotFoundError):
-            old = self._read(chunk.rows)
-            if (old.precision, old.failures) == (chunk.precision, chunk.failures):
-                found = {**old.blocks, **found}
+        path = self._path(rows)
         if path.is_symlink():
             path.unlink()  # what it leads to is not the cache's to write
-        write_record(path, _StoredChunk(tuple(found), chunk.precision, chunk.failures, found))
+        write_record(path, chunk)
 
     def clear(self) -> None:
         """Remove the entry."""
@@ -291,17 +294,6 @@ class CacheEntry:
 
     def _path(self, rows: range) -> Path:
         return self.folder / f"{rows.start:09d}.safetensors"
-
-    def _read(self, rows: range) -> _StoredChunk:
-        path = self._path(rows)
-        _check_file(path)
-        stored = read_record(_StoredChunk, path)
-        wrong = [failure.row for failure in stored.failures]
-        if wrong != sorted(set(wrong) & set(rows)):
-            raise FileFormatError(f"{path.name} has failures that are not those of its rows")
-        if any(len(block) != len(rows) - len(wrong) for block in stored.blocks.values()):
-            raise FileFormatError(f"{path.name} has features of another number of items than it is about")
-        return stored
 
     @contextmanager
     def _damage_is_warned_of(self) -> Iterator[None]:
@@ -323,10 +315,7 @@ def _head(path: Path) -> ChunkHead:
     """Return what a file says of its chunk, without reading the features."""
     _check_file(path)
     header = read_header(path)
-    if header.kind != "feature-chunk":
-        raise FileFormatError(f"{path.name} holds {header.kind!r}, not features")
-    if header.version > 1:
-        raise NewerSchemaError(f"{path.name} was written by a newer evergrow; upgrade with 'pip install -U evergrow'")
+    check_kind(Chunk, header, path.name)
     return from_values(ChunkHead, header.meta, path.name)
 
 

@@ -7,7 +7,6 @@ one pass of the network for all of them. What is done to an image before the net
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import time
@@ -35,12 +34,14 @@ from evergrow.core.errors import (
     NumericalError,
     ParameterError,
 )
+from evergrow.core.record import to_values
 from evergrow.core.validation import check_choice, check_number, with_changes
-from evergrow.data.items import Items, block_slices, join_blocks
+from evergrow.data.arrays import FeatureSet
+from evergrow.data.items import Dataset, Items, join_blocks
 from evergrow.features import cache
-from evergrow.features.base import Backbone
+from evergrow.features.base import Backbone, BackboneSpec, FeatureRecipe, LazyBackbone
 from evergrow.features.cache import CacheEntry, Chunk, ChunkHead, FeatureCache, describe, feature_key
-from evergrow.features.loader import (
+from evergrow.features.images import (
     Failure,
     ImageReader,
     LoadedBatch,
@@ -51,7 +52,6 @@ from evergrow.features.loader import (
     text_batches,
 )
 from evergrow.features.preprocess import Preprocessing
-from evergrow.features.recipes import FeatureRecipe
 
 OnError = Literal["raise", "skip"]
 Decode = Literal["cpu", "gpu"]
@@ -170,13 +170,18 @@ class Features:
 
 
 def encode(
-    backbone: Backbone, items: Items, *, config: EncodeConfig | None = None, join: bool = True, **settings: Any
+    backbone: Backbone | LazyBackbone,
+    items: Items,
+    *,
+    config: EncodeConfig | None = None,
+    join: bool = True,
+    **settings: Any,
 ) -> Features:
     """Run a backbone over all items, or fetch what an earlier run made of them.
 
     Parameters
     ----------
-    backbone : Backbone
+    backbone : Backbone or LazyBackbone
         What to run.
     items : Items
         Images or texts.
@@ -220,16 +225,16 @@ def encode(
     started = time.perf_counter()
     work = _Encoding(backbone, items, (config or EncodeConfig()).changed(**settings))
     chunks = list(work.chunks())
-    failures = [failure for chunk in chunks for failure in chunk.failures]
+    failures = [failure for chunk, _ in chunks for failure in chunk.failures]
     _judge(failures, work.n_items)
-    features = chunks[0].features if len(chunks) == 1 else np.concatenate([chunk.features for chunk in chunks])
+    features = chunks[0][1] if len(chunks) == 1 else np.concatenate([features for _, features in chunks])
     return Features(
         X=join_blocks(features, work.recipe.widths) if join and len(work.recipe.widths) > 1 else features,
         rows=np.delete(np.arange(work.n_items), [failure.row for failure in failures]),
         failures=tuple((failure.name, failure.reason) for failure in failures),
         widths=work.recipe.widths,
-        precision=chunks[-1].precision,
-        computed=sum(len(chunk.rows) for chunk in chunks if chunk.computed),
+        precision=chunks[-1][0].precision,
+        computed=sum(chunk.computed for chunk, _ in chunks),
         seconds=time.perf_counter() - started,
     )
 
@@ -265,10 +270,70 @@ def encode_batch(backbone: Backbone, samples: Sequence[Tensor] | Sequence[str]) 
     return join_blocks(_Runner(backbone, "float32").start(batch)(), backbone.spec.blocks.widths)
 
 
+def featurize(data: Dataset, backbone: Backbone, *, config: EncodeConfig | None = None, **settings: Any) -> FeatureSet:
+    """Run a backbone over a whole data set, once; later calls on the same data look at no image.
+
+    Parameters
+    ----------
+    data : Dataset
+        Images or texts.
+    backbone : Backbone
+        What to run.
+    config : EncodeConfig, optional
+        How; see :func:`evergrow.features.encode`.
+    **settings
+        Fields of :class:`~evergrow.features.EncodeConfig` to change.
+
+    Returns
+    -------
+    FeatureSet
+        Items that could not be read are left out if ``on_error`` is
+        ``"skip"``. Blocks of a recipe are kept apart.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.data import Dataset
+    >>> from evergrow.data.items import Images
+    >>> from evergrow.features import create_backbone, featurize
+    >>> images = Images(np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8))
+    >>> y = np.array([0, 0, 0, 1, 1, 1])
+    >>> data = Dataset.of(images, y, images, y, names=("first", "second"), name="toy")
+    >>> backbone = create_backbone("test_resnet", weights="random", device="cpu")
+    >>> featurize(data, backbone, cache=False).X_train.shape == (6, backbone.n_features)
+    True
+    """
+    parts = [part.raw_items() for part in (data.train, data.test) if part is not None]
+    train, *rest = (encode(backbone, items, config=config, join=False, **settings) for items in parts)
+    lost = sorted(set(data.y_train.tolist()) - set(data.y_train[train.rows].tolist()))
+    if lost:
+        names = ", ".join(data.class_names[label] for label in lost[:5])
+        raise InputError(f"every class must keep a training sample, got none that can be read for {names}")
+    return FeatureSet(
+        data.name,
+        train.X,
+        data.y_train[train.rows],
+        rest[0].X if rest else train.X[:0],
+        data.y_test[rest[0].rows] if rest else data.y_test[:0],
+        data.class_names,
+        backbone_entry(backbone.spec),
+        origin=data.fingerprint,
+        whole=data.whole,
+        widths=() if backbone.spec.recipe is None else backbone.spec.recipe.widths,
+    )
+
+
+def backbone_entry(spec: BackboneSpec) -> dict[str, Any]:
+    """Return the description of a backbone for records and feature files; never a path."""
+    names = ("name", "weights", "weights_hash", "preset", "preprocessing", "options", "n_features")
+    entry = {name: getattr(spec, name) for name in names} | {"weights": spec.weights.partition(":")[0]}
+    return entry if spec.recipe is None else {**entry, "recipe": to_values(replace(spec.recipe, note=""))}
+
+
 class _Encoding:
     """One call of :func:`encode`: chunks come from the cache, or are computed and stored there."""
 
-    def __init__(self, backbone: Backbone, items: Items, config: EncodeConfig) -> None:
+    def __init__(self, backbone: Backbone | LazyBackbone, items: Items, config: EncodeConfig) -> None:
         self.backbone, self.items, self.config, self.recipe = backbone, items, config, backbone.spec.blocks
         self.passes = self.recipe.passes
         self.batch_size = config.batch_size or (32 if backbone.device.type == "cpu" else 128)
@@ -284,12 +349,18 @@ class _Encoding:
         if config.decode == "gpu":
             from evergrow.features.gpu_jpeg import check_decodable
 
-            check_decodable(backbone)
-        self.runner = _Runner(backbone, config.precision)  # refuses a precision that the device does not have
+            check_decodable(self._loaded())
+        self.precision = _first_precision(backbone.device, config.precision)
 
-    def chunks(self) -> Iterator[Chunk]:
-        """Yield the chunks of all items in order."""
-        chunks = split_rows(range(self.n_items), cache.CHUNK)
+    def _loaded(self) -> Backbone:
+        lazy = self.backbone
+        if isinstance(lazy, LazyBackbone):
+            self.backbone = lazy = lazy.load().to(lazy.device)
+        return lazy
+
+    def chunks(self) -> Iterator[tuple[Chunk, NDArray[np.float32]]]:
+        """Yield the chunks of all items in order, each with its feature vectors."""
+        chunks, wanted = split_rows(range(self.n_items), cache.CHUNK), set(self.passes.blocks)
         entry = self._find_entry()
         with ExitStack() as stack:
             if self.config.progress:
@@ -299,41 +370,28 @@ class _Encoding:
             except (OSError, NewerSchemaError) as error:  # what a newer evergrow wrote is left to it
                 _warn_unused(error)
                 entry, stored = None, {}
-            names = {rows: set(head.names) & set(self.passes.blocks) for rows, head in stored.items()}
-            complete = {rows for rows, found in names.items() if len(found) == len(self.passes.blocks)}
-            missing = [rows for rows in chunks if rows not in complete]
+            names = {rows: wanted & set(stored[rows].names if rows in stored else ()) for rows in chunks}
+            missing = [rows for rows in chunks if names[rows] != wanted]
             # What all of them have is not computed again.
-            there = set.intersection(*(names.get(rows, set()) for rows in missing)) if missing else set()
-            rest = self.passes.without([name for name in self.passes.blocks if name not in there])
+            there = set.intersection(*(names[rows] for rows in missing)) if missing else set()
             computed = self._computed(missing, self.passes.without(tuple(there)) or self.passes)
             for rows in chunks:
-                chunk = entry.load(rows, self.passes) if entry is not None and rows in complete else None
-                if chunk is not None:
+                kept = entry.load(rows, self.passes) if entry is not None and rows in stored else None
+                chunk = kept
+                if names[rows] != wanted:
+                    fresh = next(computed)
+                    chunk = fresh if kept is None else fresh.joined(kept)
+                if chunk is None or not wanted <= set(chunk.names):
+                    chunk = next(self._computed([rows], self.passes))
+                if chunk is kept:
                     self._done(len(rows), chunk.failures)
-                else:
-                    chunk = None if rows in complete else next(computed)
-                    if chunk is not None and rest is not None:
-                        kept = entry.load(rows, rest) if entry is not None else None
-                        chunk = None if kept is None else self._merged(chunk, kept, rest)
-                    chunk = chunk or next(self._computed([rows], self.passes))
-                    if entry is not None and not any(failure.passing for failure in chunk.failures):
-                        try:
-                            entry.store(chunk, self.passes)
-                        except OSError as error:
-                            _warn_unused(error)
-                            entry = None
-                yield replace(chunk, features=self.recipe.averaged(chunk.features))
-
-    def _merged(self, computed: Chunk, kept: Chunk, rest: FeatureRecipe) -> Chunk | None:
-        """Return a chunk with the blocks that were computed and those that were there; None if they do not belong."""
-        if (computed.precision, computed.failures) != (kept.precision, kept.failures):
-            return None
-        columns: dict[str, NDArray[np.float32]] = {}
-        for chunk, recipe in ((computed, self.passes.without(rest.blocks)), (kept, rest)):
-            assert recipe is not None
-            blocks = zip(recipe.blocks, block_slices(recipe.widths), strict=True)
-            columns |= {name: chunk.features[:, part] for name, part in blocks}
-        return replace(computed, features=np.concatenate([columns[name] for name in self.passes.blocks], axis=1))
+                elif entry is not None and not any(failure.passing for failure in chunk.failures):
+                    try:
+                        entry.store(rows, chunk)
+                    except OSError as error:
+                        _warn_unused(error)
+                        entry = None
+                yield chunk, self.recipe.vectors(chunk.blocks)
 
     def _find_entry(self) -> CacheEntry | None:
         """Return the entry of these features, whether or not it exists; None where nothing is to be stored."""
@@ -356,10 +414,10 @@ class _Encoding:
             return stored
         stack.enter_context(entry.writing())
         stored = entry.stored(chunks)  # another process may have computed them meanwhile
-        self.runner.precision = next((head.precision for head in stored.values()), self.runner.precision)
-        if self.runner.precision == "float16" and self.backbone.device.type != "cuda":
+        self.precision = next((head.precision for head in stored.values()), self.precision)
+        if self.precision == "float16" and self.backbone.device.type != "cuda":
             entry.clear()  # this device cannot go on at that precision
-            stored, self.runner.precision = {}, "float32"
+            stored, self.precision = {}, "float32"
         entry.begin(describe(self.items, self.backbone.spec, self.config.policy))
         return stored
 
@@ -371,9 +429,9 @@ class _Encoding:
 
     def _computed(self, chunks: list[range], recipe: FeatureRecipe) -> Iterator[Chunk]:
         """Yield chunks of some blocks that went through the backbone."""
-        runner = copy.copy(self.runner)
-        runner.backbone = self.backbone.reading(recipe)
-        with self._batches(chunks, runner.backbone) as batches:
+        backbone = self._loaded().reading(recipe)
+        runner = _Runner(backbone, self.precision)
+        with self._batches(chunks, backbone) as batches:
             encoded = _encoded(batches, runner)
             for rows in chunks:
                 found: list[tuple[LoadedBatch, NDArray[np.float32]]] = []
@@ -381,13 +439,15 @@ class _Encoding:
                     self._done(len(loaded.rows) + len(loaded.failures), loaded.failures)
                     found.append((loaded, features))
                 order = np.argsort(np.concatenate([loaded.rows for loaded, _ in found]))
-                self.runner.precision = runner.precision
+                whole = np.concatenate([features for _, features in found])[order]
+                blocks = np.split(whole, np.cumsum(recipe.widths)[:-1], axis=1)
+                self.precision = runner.precision
                 yield Chunk(
-                    rows,
-                    np.concatenate([features for _, features in found])[order],
-                    tuple(failure for loaded, _ in found for failure in loaded.failures),
+                    recipe.blocks,
                     runner.precision or "float32",
-                    computed=True,
+                    tuple(failure for loaded, _ in found for failure in loaded.failures),
+                    dict(zip(recipe.blocks, blocks, strict=True)),
+                    computed=len(rows),
                 )
 
     @contextmanager
@@ -424,10 +484,20 @@ def _encoded(batches: Iterator[LoadedBatch], runner: _Runner) -> Iterator[tuple[
     yield from ((loaded, fetch()) for loaded, fetch in waiting)
 
 
+def _first_precision(device: torch.device, policy: Policy) -> Precision | None:
+    """Return the precision that is asked for, None where the first batch decides."""
+    if policy == "float16" and device.type != "cuda":
+        raise ParameterError(
+            f"precision must be 'auto' or 'float32' where the backbone runs on {device.type}, got 'float16'; "
+            "only CUDA devices run it"
+        )
+    return policy if policy != "auto" else (None if device.type == "cuda" else "float32")
+
+
 class _Runner:
     """Runs a backbone at a precision that its first batch decides, and checks what it gives.
 
-    Attributes
+    Parameters
     ----------
     backbone : Backbone
         What is run.
@@ -435,15 +505,8 @@ class _Runner:
         What is used; None before the first batch where that decides.
     """
 
-    def __init__(self, backbone: Backbone, policy: Policy) -> None:
-        device = backbone.device.type
-        if policy == "float16" and device != "cuda":
-            raise ParameterError(
-                f"precision must be 'auto' or 'float32' where the backbone runs on {device}, got 'float16'; "
-                "only CUDA devices run it"
-            )
-        self.backbone = backbone
-        self.precision: Precision | None = policy if policy != "auto" else (None if device == "cuda" else "float32")
+    def __init__(self, backbone: Backbone, precision: Precision | None) -> None:
+        self.backbone, self.precision = backbone, precision
 
     def start(self, batch: Tensor | list[str] | None) -> Callable[[], NDArray[np.float32]]:
         """Run a batch, and return the function that waits for its features and checks them.
@@ -497,8 +560,8 @@ class _Runner:
             return self._encode(batch, self.precision)
         exact, half = self._encode(batch, "float32"), self._encode(batch, "float16")
         # Block by block: one of small numbers must agree as well as the others.
-        blocks = block_slices(self.backbone.spec.blocks.widths)
-        gap = max(distance(half[:, columns], exact[:, columns]) for columns in blocks)
+        halves, exacts = (torch.split(part, list(self.backbone.spec.blocks.widths), dim=1) for part in (half, exact))
+        gap = max(map(distance, halves, exacts))
         self.precision = "float16" if gap <= AGREEMENT else "float32"
         return half if self.precision == "float16" else exact
 

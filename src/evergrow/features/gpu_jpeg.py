@@ -22,9 +22,11 @@ from torch.nn.functional import interpolate
 from evergrow.core.errors import ParameterError
 from evergrow.data.items import Items
 from evergrow.features.base import Backbone
-from evergrow.features.images import opened_image
-from evergrow.features.loader import Failure, ImageReader, LoadedBatch
-from evergrow.features.preprocess import TORCH_FILTERS, Preprocessing
+from evergrow.features.images import Failure, ImageReader, LoadedBatch, opened_image
+from evergrow.features.preprocess import Preprocessing
+
+TORCH_FILTERS = ("bilinear", "bicubic")
+"""Filters that torch resizes with, antialiased."""
 
 _LARGEST_FILE = 2**26
 _LARGEST_IMAGE = 2**26

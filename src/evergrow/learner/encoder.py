@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
-from evergrow.core.validation import from_mapping
+from evergrow.core.validation import from_mapping, resolve_device
 from evergrow.data.intake import is_instance_of
 from evergrow.data.items import Items, Samples
-from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.features.recipes import FINAL
+from evergrow.features.base import FINAL, Backbone, BackboneSpec, LazyBackbone
 
 if TYPE_CHECKING:
     import torch
@@ -199,10 +198,8 @@ class Encoder:
             config = config.changed(on_error=on_error)
         backbone = self._backbone
         if backbone is None:  # it is loaded only if the cache does not have everything
-            from evergrow.features.base import LazyBackbone
-
             assert spec is not None
-            backbone = LazyBackbone(spec, self.backbone, self.device)
+            return encode(LazyBackbone(spec, self.backbone, resolve_device(self.device)), samples.items, config=config)
         return encode(backbone, samples.items, config=config)
 
     def _check_origin(self, samples: Samples) -> None:

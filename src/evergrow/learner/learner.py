@@ -20,7 +20,7 @@ from evergrow.core.record import Extra, to_archive
 from evergrow.core.validation import check_choice, check_keys
 from evergrow.data import intake
 from evergrow.data.items import Samples, concat_items
-from evergrow.features.recipes import check_recipe
+from evergrow.features.base import check_recipe
 from evergrow.head.estimator import Estimator
 from evergrow.head.stored import BUILT_IN, StoredHead
 from evergrow.learner import edits
@@ -81,7 +81,7 @@ class Learner(Estimator):
     features : {"auto", "fast", "rich", "best"}, str or sequence of str
         What feature vectors are made of: the network's own vector (``"fast"``), several depths of one pass
         (``"rich"``), several depths at two sizes with mirror images (``"best"``, six to seven passes), or a recipe
-        such as ``"rich@224+320:mirror"`` or ``"final,mean@-2"``; see :mod:`evergrow.features.recipes`.
+        such as ``"rich@224+320:mirror"`` or ``"final,mean@-2"``; see :mod:`evergrow.features.base`.
         ``"auto"`` keeps the recipe of a backbone that has one; elsewhere it is ``"rich"``, where the network's depths
         are known, and ``"final"`` with the paper's method.
     options : dict, optional

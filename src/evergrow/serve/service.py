@@ -152,10 +152,9 @@ class Service:
         transform = backbone.transform
         if transform is None:
             raise InputError("texts must be given, since the backbone takes texts, got images")
-        draft, pixels = getattr(transform, "draft_size", None), self.limits.pixels
 
         def prepare(name: str, data: bytes) -> Prepared:
-            return transform(decode_image(data, name=name, max_pixels=pixels, draft_size=draft))
+            return transform(decode_image(data, name=name, max_pixels=self.limits.pixels))
 
         loop = asyncio.get_running_loop()
         work = [loop.run_in_executor(self._decoders, prepare, *image) for image in images]

@@ -15,7 +15,7 @@ from evergrow.data import Dataset, FeatureSet
 from evergrow.data.arrays import origin_fingerprint
 from evergrow.data.items import Items
 from evergrow.features import Backbone, ImageBackbone, Preprocessing, create_backbone
-from evergrow.features.feature_sets import backbone_entry, featurize
+from evergrow.features.encoding import backbone_entry, featurize
 from evergrow.lab.benchmarks import load_benchmark
 from evergrow.lab.methods.cost import encoding_gflops
 

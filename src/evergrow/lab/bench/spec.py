@@ -61,7 +61,7 @@ from evergrow.core.registry import nearest
 from evergrow.core.validation import check_keys, field_names, from_mapping, resolve_device
 from evergrow.data import DataOptions, search_path
 from evergrow.features import Preprocessing
-from evergrow.features.recipes import check_recipe
+from evergrow.features.base import check_recipe
 from evergrow.features.sources import WEIGHT_SOURCES
 from evergrow.head.base import HEADS
 from evergrow.lab.bench.analyses import ANALYSES
