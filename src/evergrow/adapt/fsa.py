@@ -286,7 +286,7 @@ def shared_copy(module: nn.Module) -> nn.Module:
     """Return a frozen copy of a network that shares its numbers with the original.
 
     The copy has modules and parameters of its own, so hooks, tuners and ``requires_grad`` on it do not concern the
-    original, and moving it to a device or folding a tuner into it makes new numbers; until then no memory is used.
+    original, and moving it to a device makes new numbers; until then no memory is used.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ def shared_copy(module: nn.Module) -> nn.Module:
     """
     present = [tuner.name for tuner in tuners_of(module)]
     if present:
-        raise ParameterError(f"backbone must carry no tuner to be adapted, got {present}: remove or merge it finally")
+        raise ParameterError(f"backbone must carry no tuner to be adapted, got {present}: remove it")
     memo: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach(), requires_grad=False) for parameter in module.parameters()
     }
@@ -342,7 +342,7 @@ class AdaptedBackbone(ImageBackbone):
     base_spec : BackboneSpec
         Description of the backbone it is made of.
     tuner : Tuner
-        ``tuner.merge()`` folds it into the weights, where its kind allows that: faster, and the same up to rounding.
+        The tuner on the copy of its network.
     """
 
     def __init__(

@@ -393,7 +393,7 @@ class _Run:
             torch.cuda.reset_peak_memory_stats(self.device)
         with (
             meter("training", self.config.epochs * steps, enabled=show) as tick,
-            _training(self.model),
+            training_mode(self.model),
             _dropping(self.model, self.config.drop_path),
             torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
             torch.inference_mode(False),
@@ -481,7 +481,7 @@ class _Run:
 
 
 @contextmanager
-def _training(model: nn.Module) -> Iterator[None]:
+def training_mode(model: nn.Module) -> Iterator[None]:
     """Turn training mode on, but not for batch normalisations; every part gets its mode back."""
     modes = [(part, part.training) for part in model.modules()]
     for part, _ in modes:

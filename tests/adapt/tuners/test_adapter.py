@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from evergrow.adapt.tuners import UnsupportedModelError, create_tuner
-from evergrow.core.errors import ParameterError
 
 ANACP = {"bottleneck": 8, "scale": 1.0, "dropout": 0.0, "activation": "none", "placement": "mlp"}
 
@@ -100,14 +99,6 @@ def test_dropout_works_only_when_model_and_tuner_train(make_model, images, shake
     tuner.train()
     model.eval()
     torch.testing.assert_close(model(images), evaluated, rtol=0, atol=0)
-
-
-def test_only_named_blocks_are_tuned(make_model, images, shaken) -> None:
-    model = make_model()
-    tuner = shaken(create_tuner("adapter", model, blocks=(1,)))
-    assert list(tuner.trainable_counts()) == ["blocks.1", "total"]
-    with pytest.raises(ParameterError, match="blocks must be numbers below 2"):
-        create_tuner("adapter", make_model(), blocks=(2,))
 
 
 def test_a_block_that_fails_leaves_nothing_behind(make_model, images, shaken) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
-from evergrow.adapt.tuners.base import TUNERS, Drawer, Handle, Tuner, TunerConfig, TunerError, check_blocks
+from evergrow.adapt.tuners.base import TUNERS, Drawer, Handle, Tuner, TunerConfig, TunerError
 from evergrow.adapt.tuners.vit import Block, find_blocks
 from evergrow.core.validation import check_choice, check_number
 
@@ -34,8 +34,6 @@ class AdapterConfig(TunerConfig):
         ``"block"``: the branch takes the residual stream after attention, not normalised, and adds to the block's
         output, past layer scale. ``"mlp"``: it takes what the MLP takes and adds to the MLP's output, before layer
         scale.
-    blocks : tuple of int, optional
-        Which blocks get a branch; all by default.
 
     Examples
     --------
@@ -50,7 +48,6 @@ class AdapterConfig(TunerConfig):
     dropout: float = 0.1
     activation: str = "relu"
     placement: str = "block"
-    blocks: tuple[int, ...] | None = None
 
     def check(self) -> None:
         """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
@@ -59,7 +56,6 @@ class AdapterConfig(TunerConfig):
         check_number("dropout", self.dropout, low=0, high=1, high_open=True)
         check_choice("activation", self.activation, ("relu", "none"))
         check_choice("placement", self.placement, ("block", "mlp"))
-        check_blocks(self.blocks)
 
 
 class AdapterLayer(nn.Module):
@@ -146,7 +142,7 @@ class AdapterTuner(Tuner):
     adapts = True
 
     def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[Block, AdapterLayer]]:
-        for block in find_blocks(model, self.config.blocks):
+        for block in find_blocks(model):
             block.part("norm2")
             yield block, AdapterLayer(block, self.config, drawer)
 
