@@ -138,8 +138,9 @@ def adapted(network: Any, items: Any, y: Any, tuner: str, settings: dict[str, An
     import numpy as np
 
     from evergrow.adapt import FsaConfig, adapt, train
-    from evergrow.adapt.fsa import LinearHead, Network
+    from evergrow.adapt.fsa import Network
     from evergrow.features import ImageBackbone
+    from evergrow.lab.methods.joint import LinearHead
 
     if not tuner:
         return network

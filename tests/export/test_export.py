@@ -20,7 +20,6 @@ from evergrow.adapt import FsaConfig  # noqa: E402
 from evergrow.adapt.tuners import adapting_tuners  # noqa: E402
 from evergrow.core.errors import ConstructionWarning, MissingExtraError, NotFittedError, ParameterError  # noqa: E402
 from evergrow.data.items import Images  # noqa: E402
-from evergrow.export import onnx_backbone  # noqa: E402
 from evergrow.export import onnx_export as export_module  # noqa: E402
 from evergrow.export.onnx_export import ExportConfig, export_learner, export_onnx  # noqa: E402
 from evergrow.export.onnx_graph import ExportError, read_head  # noqa: E402

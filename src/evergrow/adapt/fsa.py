@@ -73,62 +73,6 @@ class CosineHead(nn.Module):
             return self.scale * linear(normalize(features.float()), normalize(self.weight))
 
 
-class LinearHead(nn.Module):
-    """Logits z W^T + b.
-
-    Parameters
-    ----------
-    n_features, n_classes : int
-        Width of the features, number of classes.
-    seed : int
-        The user's seed; weights and bias come from U(-1/sqrt(d), 1/sqrt(d)).
-    purpose : str or int
-        What the head is for.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from evergrow.adapt.fsa import LinearHead
-    >>> LinearHead(8, 3, 0)(torch.ones(2, 8)).shape
-    torch.Size([2, 3])
-    """
-
-    def __init__(self, n_features: int, n_classes: int, seed: int, *purpose: str | int) -> None:
-        super().__init__()
-        drawn = torch.rand(n_classes, n_features + 1, generator=generator(seed, "head", "linear", *purpose))
-        drawn = (2.0 * drawn - 1.0) / math.sqrt(n_features)
-        self.weight = nn.Parameter(drawn[:, :-1].clone())
-        self.bias = nn.Parameter(drawn[:, -1].clone())
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return logits (n, C) in float32, whatever the precision of the features."""
-        with torch.autocast(features.device.type, enabled=False):
-            return linear(features.float(), self.weight, self.bias)
-
-
-class Lift(nn.Module):
-    """A frozen wide layer, h = ReLU(z R) with unit normal R, that gradients pass through.
-
-    Parameters
-    ----------
-    n_features, n_units : int
-        Width of the features and of the layer.
-    seed : int
-        The user's seed.
-    """
-
-    weight: Tensor
-
-    def __init__(self, n_features: int, n_units: int, seed: int) -> None:
-        super().__init__()
-        drawn = torch.randn(n_units, n_features, generator=generator(seed, "head", "lift"))
-        self.register_buffer("weight", drawn)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return h (n, n_units)."""
-        return torch.relu(linear(features, self.weight))
-
-
 class Network(nn.Module):
     """A backbone and a classifier, with the tuners that sit on the backbone.
 
@@ -476,7 +420,7 @@ def adapt(
     tuner = create_tuner(config.tuner, module, seed=seed, **config.settings)
     where = next(tuner.parameters()).device
     # What is trained is the network's own vector, whatever blocks are read of it later.
-    head = training_head(config, backbone.with_recipe("final").n_features, len(classes), seed).to(where)
+    head = CosineHead(backbone.with_recipe("final").n_features, len(classes), seed, "fsa").to(where)
     network = Network(module, head, [tuner])
     groups = config.train.groups(tuner, head)
     # The settings of training are compared by the loop itself.
@@ -521,11 +465,3 @@ def check_adaptable(backbone: ImageBackbone, config: FsaConfig) -> None:
         raise UnsupportedModelError(
             f"adapt must be a tuner that can serve {backbone.spec.name}, got {config.tuner!r}: {error}{hint}"
         ) from error
-
-
-def training_head(config: FsaConfig, n_features: int, n_classes: int, seed: int) -> nn.Module:
-    """Return the classifier that a tuner is trained with."""
-    kind = CosineHead if config.head == "cosine" else LinearHead
-    if not config.lift:
-        return kind(n_features, n_classes, seed, "fsa")
-    return nn.Sequential(Lift(n_features, config.lift, seed), kind(config.lift, n_classes, seed, "fsa"))

@@ -436,7 +436,7 @@ class _Run:
         now = self.progress
         now.epoch, now.losses, now.scaler = epoch + 1, [*now.losses, loss], dict(self.scaler.state_dict())
         now.seconds += time.perf_counter() - started
-        rate = self.config.rate(epoch)
+        rate = self.config.lr * self.config.factor(epoch)
         _LOG.info("epoch %d of %d: loss %.4f, learning rate %.2g", epoch + 1, self.config.epochs, loss, rate)
 
     def _pass(self, epoch: int, tick: Meter) -> float | None:

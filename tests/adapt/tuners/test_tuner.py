@@ -32,7 +32,6 @@ def test_unknown_names_and_settings_name_the_nearest(make_model) -> None:
     [
         ("adapter", {"bottleneck": 0}, "bottleneck must be an integer >= 1, got 0"),
         ("adapter", {"dropout": 1.0}, "dropout must be a number >= 0 and < 1, got 1.0"),
-        ("adapter", {"activation": "gelu"}, "activation must be one of 'relu', 'none'"),
         ("prefix", {"blocks": (0, 0)}, "blocks must be None or distinct block numbers"),
         ("prefix", {"blocks": ()}, "blocks must be None or distinct block numbers"),
         ("prefix", {"blocks": (2,)}, "blocks must be numbers below 2"),

@@ -90,7 +90,7 @@ def find_scale_points(model: nn.Module) -> Iterator[ScalePoint]:
         parent = model.get_submodule(parent_path)
         if isinstance(parent, nn.MultiheadAttention):
             raise UnsupportedModelError(
-                f"{path} must be called by itself to be scaled, got a part that {type(parent).__name__} reads the weights of"
+                f"{path} must be called by itself to be scaled, but {type(parent).__name__} reads its weights"
             )
         found = True
         outside = name == "qkv" and getattr(parent, "q_bias", None) is not None
@@ -143,7 +143,6 @@ class ScaleShift(nn.Module):
             return self.scaled(output)
         bias = torch.cat((attention.q_bias, attention.k_bias, attention.v_bias)).to(output.dtype)
         return self.scaled(output + bias) - bias
-
 
 
 @TUNERS.register("ssf")

@@ -29,7 +29,7 @@ from evergrow.core.seeding import generator
 from evergrow.features import hash_weights
 from evergrow.lab.checks.inputs import require_raises
 from evergrow.lab.checks.properties import require
-from evergrow.lab.checks.suite import Case, CheckFailure, CheckResult, CheckSkipped
+from evergrow.lab.checks.suite import Case, CheckFailure, CheckResult
 
 ModelFactory = Callable[[], nn.Module]
 

@@ -3,23 +3,59 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
 
-from evergrow.adapt.fsa import CosineHead, LinearHead, Network
+from evergrow.adapt.fsa import CosineHead, Network
 from evergrow.adapt.loop import train
 from evergrow.adapt.settings import TrainConfig
+from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice
 from evergrow.data.items import Items, concat_items
 from evergrow.lab.methods.cost import Cost, inference_gflops, training_cost, training_gflops
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels
 from evergrow.lab.methods.tuned_passes import run_network
+
+
+class LinearHead(nn.Module):
+    """Logits z W^T + b.
+
+    Parameters
+    ----------
+    n_features, n_classes : int
+        Width of the features, number of classes.
+    seed : int
+        The user's seed; weights and bias come from U(-1/sqrt(d), 1/sqrt(d)).
+    purpose : str or int
+        What the head is for.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.lab.methods.joint import LinearHead
+    >>> LinearHead(8, 3, 0)(torch.ones(2, 8)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, n_features: int, n_classes: int, seed: int, *purpose: str | int) -> None:
+        super().__init__()
+        drawn = torch.rand(n_classes, n_features + 1, generator=generator(seed, "head", "linear", *purpose))
+        drawn = (2.0 * drawn - 1.0) / math.sqrt(n_features)
+        self.weight = nn.Parameter(drawn[:, :-1].clone())
+        self.bias = nn.Parameter(drawn[:, -1].clone())
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits (n, C) in float32, whatever the precision of the features."""
+        with torch.autocast(features.device.type, enabled=False):
+            return linear(features.float(), self.weight, self.bias)
+
 
 RECIPES = {
     "ranpac": (CosineHead, TrainConfig(epochs=30, batch_size=128, lr=1e-4, head_lr=0.01, schedule="constant")),
