@@ -15,7 +15,6 @@ from torch.nn.functional import cross_entropy
 from torchvision import transforms
 
 from evergrow.adapt import CheckpointError, TrainConfig, TrainingError, train
-from evergrow.adapt.loop import _DropPath
 from evergrow.adapt.training_images import Cropper, TrainingImages, TrainTransform, draw_crops
 from evergrow.core.archive import read_archive
 from evergrow.core.errors import ImageError, InputError, ParameterError, UnknownNameError
@@ -186,11 +185,11 @@ def test_earlier_blocks_have_smaller_rates() -> None:
 
 
 def test_blocks_are_left_out_at_random_while_training_only() -> None:
-    model, seen, rates = tiny_vit().module.requires_grad_(True), torch.zeros(400, 3, 16, 16), []
+    model, rates = tiny_vit().module.requires_grad_(True), []
     before = [block.drop_path1 for block in model.blocks]
 
     def loss(features: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        rates.append([block.drop_path2.rate for block in model.blocks])
+        rates.append([block.drop_path2.drop_prob for block in model.blocks])
         return features.square().sum()
 
     items, y = images()
@@ -198,12 +197,6 @@ def test_blocks_are_left_out_at_random_while_training_only() -> None:
     train(model, model.parameters(), items, y, config, preprocessing=Preprocessing.pilot(16), seed=0, loss=loss)
     assert rates[0] == [0.0, 0.3]
     assert [block.drop_path1 for block in model.blocks] == before
-    drop = _DropPath(0.3).train()
-    dropped = drop(torch.ones_like(seen))
-    assert set(dropped.flatten(1).std(dim=1).tolist()) == {0.0}
-    assert float((dropped[:, 0, 0, 0] == 0).float().mean()) == pytest.approx(0.3, abs=0.08)
-    assert float(dropped.max()) == pytest.approx(1 / 0.7)
-    assert torch.equal(drop.eval()(seen), seen)
 
 
 def test_seed_and_purpose_decide_and_nothing_else() -> None:
@@ -330,8 +323,6 @@ def test_wrong_input_is_refused() -> None:
         run(net, TrainConfig(), data=(items, y[:-1]))
     with pytest.raises(InputError, match="text"):
         run(net, TrainConfig(), data=(Texts(("a",)), np.zeros(1, dtype=np.int64)))
-    with pytest.raises(ParameterError, match="float16"):
-        run(net, TrainConfig(precision="float16"))
     with pytest.raises(ParameterError, match="folder that exists"):
         run(net, TrainConfig(), checkpoint="no/such/folder/training.safetensors")
     with pytest.raises(ParameterError, match="requires gradients"):
@@ -475,7 +466,7 @@ def test_grey_images_have_three_equal_channels() -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("precision", ["auto", "float16", "float32"])
+@pytest.mark.parametrize("precision", ["auto", "float32"])
 def test_a_gpu_trains_without_waiting_for_it(precision: Any, device: torch.device) -> None:
     if device.type != "cuda":
         pytest.skip("needs a CUDA device")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.engine.clouds import SMALL, learned, learner, leftovers, scores, write_points
 from tests.engine.conftest import ROOT
-from tests.engine.toy_tasks import expected_bytes, perform, tasks
+from tests.engine.toy_tasks import expected_bytes, perform, pids, tasks
 
 from evergrow.core.errors import EngineError, ParameterError
 from evergrow.core.seeding import derive_seed
@@ -41,8 +41,8 @@ def test_every_task_has_an_outcome_and_workers_are_kept(runner: LocalRunner, tmp
         found = list(runner.run(tasks(tmp_path, 9)))
         assert sorted(outcome.task.number for outcome in found) == list(range(9))
         assert {outcome.state for outcome in found} == {"done"}
-    assert {outcome.report["pid"] for outcome in found} <= set(runner.pids)
-    assert 1 <= len(runner.pids) <= 2
+    assert {outcome.report["pid"] for outcome in found} <= set(pids(runner))
+    assert 1 <= len(pids(runner)) <= 2
     assert (tmp_path / "3.bin").read_bytes() == expected_bytes(3)
 
 
@@ -69,11 +69,11 @@ def test_a_failure_is_an_outcome(runner: LocalRunner, tmp_path: Path) -> None:
 def test_closing_ends_what_still_runs(runner: LocalRunner, tmp_path: Path) -> None:
     outcomes = runner.run([*tasks(tmp_path, 1), *(Task("sums", 1, {"folder": str(tmp_path), "seconds": 60}),) * 3])
     next(outcomes)
-    busy = runner.pids
+    busy = pids(runner)
     outcomes.close()  # hangs for a minute if it waits
     runner.close()
     assert not [pid for pid in busy if _lives(pid)]
-    assert runner.pids == []
+    assert pids(runner) == []
 
 
 def _lives(pid: int) -> bool:
@@ -88,19 +88,19 @@ def _lives(pid: int) -> bool:
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """Kill -9 of the driver leaves no process behind, also in the middle of a task."""
     code = (
-        "from evergrow.engine.runners import LocalRunner, Task; from tests.engine.toy_tasks import perform\n"
+        "from evergrow.engine.runners import LocalRunner, Task; from tests.engine.toy_tasks import perform, pids\n"
         f"runner, about = LocalRunner(perform, 2), {{'folder': {str(tmp_path)!r}}}\n"
         "tasks = [Task('sums', n, {**about, 'seconds': 60 * n}) for n in range(3)]; outcomes = runner.run(tasks)\n"
-        "next(outcomes); print(*runner.pids, flush=True); next(outcomes)"
+        "next(outcomes); print(*pids(runner), flush=True); next(outcomes)"
     )
     driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    pids = [int(word) for word in driver.stdout.readline().split()]
-    assert pids
+    left = [int(word) for word in driver.stdout.readline().split()]
+    assert left
     driver.kill()
     driver.wait()
     driver.stdout.close()
     for _ in range(200):
-        if not any(map(_lives, pids)):
+        if not any(map(_lives, left)):
             return
         time.sleep(0.05)
     pytest.fail("a worker lives on without the process that started it")
@@ -148,10 +148,10 @@ def test_a_worker_killed_at_any_moment_changes_nothing(tmp_path: Path, monkeypat
         draws = derive_seed(0, "kill", moment)
         while len(killed) < TRIES - 1 and not over.wait(0.2 + draws % 1000 / 500):
             draws //= 7
-            pids = runners[0].pids if runners else []
-            if pids:
-                os.kill(pids[draws % len(pids)], signal.SIGKILL)
-                killed.append(pids[0])
+            busy = pids(runners[0]) if runners else []
+            if busy:
+                os.kill(busy[draws % len(busy)], signal.SIGKILL)
+                killed.append(busy[0])
 
     thread = threading.Thread(target=kill)
     thread.start()
@@ -183,7 +183,7 @@ def test_a_driver_killed_and_started_again_comes_to_the_same(tmp_path: Path) -> 
     mine = learned(data, folder=tmp_path / "job")
     assert (scores(mine) == expected).all()
     assert leftovers(tmp_path / "job") == []
-    assert sum(read_job(tmp_path / "job").finished().shard_rows.values()) == 300
+    assert sum(read_job(tmp_path / "job").finished().rows.values()) == 300
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_interrupting_ends_the_workers(tmp_path: Path, monkeypatch) -> None:
     def see(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("evergrow.engine.job_steps.JobReport.see", see)
+    monkeypatch.setattr("evergrow.engine.job.JobReport.see", see)
     with pytest.raises(KeyboardInterrupt):
         learner().fit(data, engine=LocalEngine(workers=2, **SMALL, folder=tmp_path / "job"))
-    assert runners[0].pids == []
+    assert pids(runners[0]) == []

@@ -12,7 +12,7 @@ import numpy as np
 
 from evergrow.core.errors import InputError
 from evergrow.core.files import atomic_path
-from evergrow.engine.runners import Task, UnfitWorkerError
+from evergrow.engine.runners import LocalRunner, Task, UnfitWorkerError
 
 
 def perform(task: Task) -> dict[str, Any]:
@@ -24,6 +24,11 @@ def perform(task: Task) -> dict[str, Any]:
 def tasks(folder: Path, n: int, work: str = "sums", **about: Any) -> list[Task]:
     """Return tasks that each write one file."""
     return [Task(work, number, {"folder": str(folder), **about}) for number in range(n)]
+
+
+def pids(runner: LocalRunner) -> list[int]:
+    """Return the process numbers of its workers."""
+    return [] if runner._pool is None else list(runner._pool._processes)
 
 
 def expected_bytes(number: int, rows: int = 2000) -> bytes:

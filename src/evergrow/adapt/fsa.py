@@ -21,7 +21,6 @@ from typing_extensions import Self
 from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import (
     Tuner,
-    UnsupportedModelError,
     adapting_tuners,
     create_tuner,
     restore_tuner,
@@ -441,27 +440,3 @@ def adapt(
     training = Training(len(log.losses), log.samples, log.seconds, log.losses[0], log.losses[-1])
     adaptation = Adaptation(backbone.spec, tuner.saved(), config.to_dict(), training)
     return AdaptedBackbone(backbone, tuner, module, adaptation, log)
-
-
-def check_adaptable(backbone: ImageBackbone, config: FsaConfig) -> None:
-    """Raise unless a tuner can serve a backbone, which stays as it is; nothing is trained.
-
-    Parameters
-    ----------
-    backbone : ImageBackbone
-        What would be adapted.
-    config : FsaConfig
-        How.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the tuner cannot serve this architecture.
-    """
-    try:
-        create_tuner(config.tuner, shared_copy(backbone.module), **config.settings)
-    except UnsupportedModelError as error:
-        hint = "; 'ssf' serves convolutional networks too" if config.tuner != "ssf" else ""
-        raise UnsupportedModelError(
-            f"adapt must be a tuner that can serve {backbone.spec.name}, got {config.tuner!r}: {error}{hint}"
-        ) from error

@@ -42,8 +42,8 @@ SCHEDULES: dict[str, Callable[[TrainConfig, int], float]] = {
 }
 """Every schedule: from the settings and an epoch, counted from 0, to the factor on all learning rates."""
 
-TrainPrecision = Literal["auto", "float32", "bfloat16", "float16"]
-Precision = Literal["float32", "bfloat16", "float16"]
+TrainPrecision = Literal["auto", "float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16"]
 """Arithmetic that a training can run in."""
 CropFilter = Literal["evaluation", "bilinear", "bicubic"]
 
@@ -74,9 +74,9 @@ class TrainConfig:
         reaches 0 after the last epoch; ``"warm-cosine"``, the same after a steady rise over the first twentieth of the
         epochs; ``"constant"``; ``"coda-cosine"``, CODA-Prompt's quarter of a cosine,
         cos(99 pi e / (200 (E - 1))).
-    precision : {"auto", "float32", "bfloat16", "float16"}
+    precision : {"auto", "float32", "bfloat16"}
         Arithmetic of forward and backward passes; weights stay in float32. ``"auto"``: bfloat16 on GPUs that have
-        it, float16 with loss scaling on those that do not, float32 on CPUs.
+        it, else float32.
     augment : bool
         Random crops and flips; otherwise images look as they do when the backbone is evaluated.
     crop_scale : tuple of float

@@ -15,15 +15,14 @@ from typing import Any
 import numpy as np
 
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.record import read_record
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.data import Source, read
 from evergrow.engine.fitting import fit, update
-from evergrow.engine.job import SHARD_MIB, SHARD_ROWS, Job, Manifest, begin_job, extraction_settings, plan
-from evergrow.engine.job_steps import JobReport, RunOptions, all_shards, model_job, portable
+from evergrow.engine.job import SHARD_MIB, SHARD_ROWS, Job, JobReport, Manifest, begin_job, extraction_settings, plan
+from evergrow.engine.job_steps import RunOptions, all_shards, model_job, portable
+from evergrow.engine.parquet_out import escaped, read_table
 from evergrow.engine.runners import LocalRunner, Perform, RayRunner, Runner
-from evergrow.engine.worker_tasks import Compared
 from evergrow.engine.worker_tasks import perform as shard_task
 from evergrow.features.base import Backbone
 from evergrow.learner.calibration import FALSE_ALARM
@@ -116,14 +115,18 @@ class Engine(ABC):
         started = time.perf_counter()
         manifest = self.manifest(data, skip=_skips(learner))
         with self.open(learner.device, learner.weights) as (folder, options):
-            job = model_job(learner, manifest, folder, "evaluate")
+            asked = None if learner.info()["novelty"] is None else FALSE_ALARM
+            job = model_job(learner, manifest, folder, "evaluate", top=1, false_alarm=asked)
             report = all_shards(job, options)
-            found = [read_record(Compared, job.result("evaluate", shard)) for shard in sorted(report.rows)]
-        labels, answers = np.concatenate([np.array(part.names, dtype=np.str_)[part.codes] for part in found], axis=1)
-        novelty = np.concatenate([np.empty(0) if part.novelty is None else part.novelty for part in found])
-        result = evaluate_predictions(labels.tolist(), answers.tolist(), learner.class_names_.tolist())
-        known, compared = np.isin(labels, learner.class_names_), None
-        if len(novelty) == len(labels) and known.any() and not known.all():
+            found = [read_table(job.result("evaluate", shard)) for shard in sorted(report.rows)]
+        labels, answers = (
+            np.array([text for table in found for text in table[name].to_pylist()]) for name in ("true_label", "label")
+        )
+        classes = escaped(learner.class_names_.tolist())
+        result = evaluate_predictions(labels.tolist(), answers.tolist(), classes)
+        known, compared = np.isin(labels, classes), None
+        if asked is not None and known.any() and not known.all():
+            novelty = np.concatenate([table["novelty"].to_numpy() for table in found])
             compared = open_world(novelty[known], novelty[~known], learner.threshold(false_alarm), false_alarm)
         left_out = tuple(name for name, _ in report.samples_left_out())
         seconds = time.perf_counter() - started

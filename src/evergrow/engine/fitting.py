@@ -20,12 +20,10 @@ from evergrow.core.errors import EngineError, InputError
 from evergrow.core.files import locked
 from evergrow.core.progress import meter
 from evergrow.data import source_from
-from evergrow.engine.job import Job, Manifest, begin_job, digest_of, extraction_settings
+from evergrow.engine.job import Job, JobReport, Manifest, begin_job, digest_of, extraction_settings
 from evergrow.engine.job_steps import (
-    JobReport,
     RunOptions,
     finish,
-    finished_report,
     model_job,
     portable,
     run_shards,
@@ -90,22 +88,23 @@ def update(learner: Learner, manifest: Manifest, folder: Path, options: RunOptio
     if learner.spec_ is not None:
         portable(learner.spec_)
     job = model_job(learner, manifest, folder, "update", fan_in=FAN_IN)
-    if not _is_done(job) and if_whole(read_archive, job.template) is None:
+    if _done(job) is None and if_whole(read_archive, job.template) is None:
         template = learner.spawn()
         template.head_.expecting(sum(learner.n_samples_.values()) + manifest.rows)
         write_archive(job.template, template.to_archive())
     return _learned(learner, job, options, None)
 
 
-def _is_done(job: Job) -> bool:
-    return job.finished() is not None and if_whole(read_archive, job.model) is not None
+def _done(job: Job) -> JobReport | None:
+    """Return what a job did whose result is there; None where something is left to be done."""
+    return None if if_whole(read_archive, job.model) is None else job.finished()
 
 
 def _learned(learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None) -> JobReport:
     """Do what is left of a job, and let the learner know the result."""
-    if _is_done(job):
+    if (done := _done(job)) is not None:
         adopt(learner, _loaded(job.model, options))
-        return finished_report(job)
+        return done
     try:
         with locked(job.folder):
             _make_template(learner, job, options, encoder)

@@ -18,7 +18,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -136,11 +136,6 @@ class LocalRunner:
         self._perform = perform
         self._pool: Any = None
 
-    @property
-    def pids(self) -> list[int]:
-        """Process numbers of the workers."""
-        return [] if self._pool is None else list(self._pool._processes)
-
     def run(self, tasks: Sequence[Task]) -> Iterator[TaskResult]:
         """Run tasks and yield results as they come, in any order; closing the iterator ends what still runs.
 
@@ -220,6 +215,7 @@ _SECONDS_TO_ANSWER = 5.0
 _PATIENCE = 300.0
 """Seconds without a result and without a node that could give one, after which there is no point in waiting."""
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SCHEDULER_EVENTS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""Keep Ray from writing to standard error and from reporting its use."""
 _OBJECT_STORE = 80 * 1024 * 1024  # the least that Ray takes: results are files, and only small messages go through it
 
 
@@ -330,8 +326,7 @@ class RayRunner:
         """Leave Ray, and end it where it was started here."""
         if self._owned:
             self._owned = False
-            with _quietly():
-                self._ray.shutdown()
+            self._ray.shutdown()
 
     def _room(self) -> int:
         """Return how many workers the nodes have room for."""
@@ -344,7 +339,11 @@ def _connect(ray: Any, address: str, *, cpus: int) -> None:
     """Join the cluster at an address, or start one here; what goes wrong is one line."""
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     own = {"num_cpus": max(cpus, os.cpu_count() or 1), "include_dashboard": False, "object_store_memory": _OBJECT_STORE}
-    with _quietly():
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
             if address not in ("auto", "local"):
                 _knock(address)
@@ -401,25 +400,6 @@ def _telling_line(error: BaseException) -> str:
         return f"{' '.join(lines)}. Install the same Ray and the same Python here and there"[:400]
     telling = [line for line in lines if "Error" in line.partition(":")[0] and " " not in line.partition(":")[0]]
     return (telling[-1] if telling else lines[0] if lines else type(error).__name__)[:300]
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep Ray from writing to standard error and from reporting its use, and put everything back."""
-    before = {name: os.environ.get(name) for name in _QUIET}
-    os.environ.update({name: value for name, value in _QUIET.items() if before[name] is None})
-    logger = logging.getLogger("ray")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
 
 
 Runner = LocalRunner | RayRunner

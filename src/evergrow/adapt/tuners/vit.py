@@ -77,6 +77,7 @@ def find_blocks(model: nn.Module) -> list[Block]:
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, (nn.Sequential, nn.ModuleList)) or len(blocks) == 0:
         raise UnsupportedModelError(
-            f"model must be a vision transformer with its blocks in model.blocks, got {type(model).__name__}"
+            f"model must be a vision transformer with its blocks in model.blocks, got {type(model).__name__}; "
+            "'ssf' serves convolutional networks too"
         )
     return [Block(index, f"blocks.{index}", module) for index, module in enumerate(blocks)]
