@@ -94,14 +94,13 @@ def test_a_warm_start_rises_to_the_cosine() -> None:
         {"epochs": 0},
         {"batch_size": 1.5},
         {"lr": 0},
-        {"head_lr": -1},
         {"optimizer": "lion"},
         {"schedule": "linear"},
         {"precision": "float64"},
         {"crop_scale": (0.5, 0.1)},
         {"workers": -1},
         {"augment": 1},
-        *({"mixup": -1}, {"label_smoothing": 1}, {"drop_path": 1}, {"layer_decay": 0}),
+        *({"mixup": -1}, {"label_smoothing": 1}, {"drop_path": 1}),
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
@@ -110,7 +109,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_settings_survive_json() -> None:
-    config = TrainConfig(crop_scale=(0.5, 1.0), head_lr=0.5)
+    config = TrainConfig(crop_scale=(0.5, 1.0), lr=0.5)
     assert TrainConfig.from_dict(config.to_dict()) == config
     with pytest.raises(UnknownNameError, match="'epochs'"):
         TrainConfig.from_dict({"epoch": 3})
@@ -165,23 +164,13 @@ def test_only_what_is_asked_for_changes() -> None:
 def test_groups_have_their_own_rates() -> None:
     net = Net()
     before = net.norm.weight.detach().clone()
-    config = TrainConfig(epochs=1, lr=1e-30, head_lr=0.1)
+    config = TrainConfig(epochs=1, lr=1e-30)
     items, y = images()
-    groups = config.groups(net.norm, net.out)
+    groups = [{"params": list(net.norm.parameters())}, {"params": list(net.out.parameters()), "lr": 0.1}]
     start = net.out.weight.detach().clone()
     train(net, groups, items, y, config, preprocessing=SEEN, seed=0)
     assert torch.equal(net.norm.weight, before)
     assert not torch.equal(net.out.weight, start)
-
-
-def test_earlier_blocks_have_smaller_rates() -> None:
-    body, head = tiny_vit().module, nn.Linear(24, 3)
-    groups = TrainConfig(lr=1.0, layer_decay=0.5, head_lr=3.0).groups(body, head)
-    assert [group["lr"] for group in groups] == [0.125, 0.25, 0.5, 1.0, 3.0]
-    rates = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
-    found = {name: rates[id(parameter)] for name, parameter in body.named_parameters()}
-    assert (found["pos_embed"], found["patch_embed.proj.bias"], found["norm.bias"]) == (0.125, 0.125, 1.0)
-    assert (found["blocks.0.norm1.weight"], found["blocks.1.mlp.fc2.bias"]) == (0.25, 0.5)
 
 
 def test_blocks_are_left_out_at_random_while_training_only() -> None:

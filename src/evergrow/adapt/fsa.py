@@ -421,12 +421,11 @@ def adapt(
     # What is trained is the network's own vector, whatever blocks are read of it later.
     head = CosineHead(backbone.with_recipe("final").n_features, len(classes), seed, "fsa").to(where)
     network = Network(module, head, [tuner])
-    groups = config.train.groups(tuner, head)
     # The settings of training are compared by the loop itself.
     decisive = {name: value for name, value in config.to_dict().items() if name != "train"}
     log = train(
         network,
-        groups,
+        [*tuner.parameters(), *head.parameters()],
         items,
         codes.astype(np.int64),
         config.train,

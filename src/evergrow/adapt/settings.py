@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
 from typing_extensions import Self
 
 from evergrow.adapt.tuners import TUNERS, adapting_tuners
@@ -60,8 +58,6 @@ class TrainConfig:
         Images per step; the last step of a pass takes what is left, down to one image.
     lr : float
         Learning rate of all parameters that have none of their own.
-    head_lr : float, optional
-        Learning rate of the classifier, for those who make groups with :meth:`groups`; ``lr`` by default.
     momentum : float
         Of SGD.
     weight_decay : float
@@ -89,8 +85,6 @@ class TrainConfig:
         Share of the target that all classes get alike, of cross-entropy.
     drop_path : float
         Probability that the last block of a transformer is left out for an image; earlier blocks have less.
-    layer_decay : float
-        Factor on the learning rate of each block below the next one; 1 for the same rate everywhere.
     workers : int or "auto"
         Processes that decode files; images in memory need none. Does not change the result.
 
@@ -109,7 +103,6 @@ class TrainConfig:
     epochs: int = 20
     batch_size: int = 48
     lr: float = 0.01
-    head_lr: float | None = None
     momentum: float = 0.9
     weight_decay: float = 5e-4
     optimizer: str = "sgd"
@@ -121,7 +114,6 @@ class TrainConfig:
     mixup: float = 0.0
     label_smoothing: float = 0.0
     drop_path: float = 0.0
-    layer_decay: float = 1.0
     workers: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
@@ -129,13 +121,10 @@ class TrainConfig:
         for name in ("epochs", "batch_size"):
             check_number(name, getattr(self, name), low=1, integer=True)
         check_number("lr", self.lr, low=0, low_open=True)
-        if self.head_lr is not None:
-            check_number("head_lr", self.head_lr, low=0, low_open=True)
         for name in ("weight_decay", "mixup"):
             check_number(name, getattr(self, name), low=0)
         for name in ("momentum", "label_smoothing", "drop_path"):
             check_number(name, getattr(self, name), low=0, high=1, high_open=True)
-        check_number("layer_decay", self.layer_decay, low=0, high=1, low_open=True)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("precision", self.precision, get_args(TrainPrecision))
@@ -154,24 +143,6 @@ class TrainConfig:
     def factor(self, epoch: int) -> float:
         """Return the factor on all learning rates in an epoch, counted from 0."""
         return SCHEDULES[self.schedule](self, epoch)
-
-    def groups(self, body: nn.Module, head: nn.Module) -> list[dict[str, Any]]:
-        """Return parameter groups for :func:`train`: the body at ``lr``, the classifier at ``head_lr``.
-
-        Parameters
-        ----------
-        body, head : torch.nn.Module
-            What is trained of both. Blocks of the body go by the number in ``blocks.3.``; what is named before the
-            first of them lies below all, the rest above.
-        """
-        levels: dict[float, list[nn.Parameter]] = {}
-        for name, parameter in body.named_parameters():
-            block = re.search(r"(?:^|\.)blocks\.(\d+)\.", name)
-            place = float(block[1]) if block else math.inf if max(levels, default=-1.0) >= 0 else -1.0
-            levels.setdefault(place if self.layer_decay < 1 else 0.0, []).append(parameter)
-        rates = [self.lr * self.layer_decay ** (len(levels) - 1 - level) for level in range(len(levels))]
-        groups = [{"params": levels[place], "lr": rate} for place, rate in zip(sorted(levels), rates)]
-        return [*groups, {"params": list(head.parameters()), "lr": self.lr if self.head_lr is None else self.head_lr}]
 
     def make_optimizer(self, groups: list[dict[str, Any]], *, fused: bool) -> torch.optim.Optimizer:
         """Return the optimizer of parameter groups; ``fused`` is whether it takes its steps in one piece on a GPU."""
