@@ -18,7 +18,7 @@ from evergrow.adapt import CheckpointError, TrainConfig, TrainingError, train
 from evergrow.adapt.training_images import Cropper, TrainingImages, TrainTransform, draw_crops
 from evergrow.core.archive import read_archive
 from evergrow.core.errors import ImageError, InputError, ParameterError, UnknownNameError
-from evergrow.core.seeding import derive_seed, generator
+from evergrow.core.seeding import derive_seed
 from evergrow.data.items import Images, Texts
 from evergrow.features import Preprocessing, decode_image
 
@@ -99,7 +99,6 @@ def test_a_warm_start_rises_to_the_cosine() -> None:
         {"precision": "float64"},
         {"crop_scale": (0.5, 0.1)},
         {"workers": -1},
-        {"augment": 1},
         *({"mixup": -1}, {"label_smoothing": 1}, {"drop_path": 1}),
     ],
 )
@@ -434,16 +433,6 @@ def test_files_give_the_same_batches_with_any_number_of_workers(tmp_path: Path) 
     (tmp_path / "3.png").write_bytes(b"no image")
     with pytest.raises(ImageError, match=r"3\.png"):
         train(Net(), Net().parameters(), files, y, TrainConfig(epochs=1), preprocessing=SEEN, seed=0)
-
-
-def test_without_augmentation_images_look_as_in_evaluation() -> None:
-    items, y = images(5)
-    source = batches(items, y, TrainConfig(batch_size=5, augment=False))
-    ((x, codes),) = source.epoch(0)
-    order = torch.randperm(5, generator=generator(0, "train", "order", 0))
-    for place, row in enumerate(order.tolist()):
-        assert torch.equal(x[place], SEEN(decode_image(items.raw(row))))
-        assert codes[place] == y[row]
 
 
 def test_grey_images_have_three_equal_channels() -> None:

@@ -32,7 +32,7 @@ from evergrow.core.record import NOTHING, Extra, record, require
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, resolve_device, to_plain
 from evergrow.data.items import Items
-from evergrow.features import Backbone, BackboneSpec, ImageBackbone
+from evergrow.features import Backbone, BackboneSpec, ImageBackbone, hash_weights
 
 if TYPE_CHECKING:
     from evergrow.adapt.loop import TrainLog  # what trains takes time to import, and most models are only loaded
@@ -337,10 +337,8 @@ def adapted_from(backbone: ImageBackbone, adaptation: Adaptation) -> AdaptedBack
 def _adapted_spec(spec: BackboneSpec, tuner: Tuner) -> BackboneSpec:
     """Return a description whose hash covers weights and tuner."""
     entry = {"tuner": tuner.name, "settings": tuner.config.to_dict(), "seed": tuner.seed}
-    digest = hashlib.blake2b(f"{spec.weights_hash}{json.dumps(entry, sort_keys=True)}".encode(), digest_size=16)
-    for name, value in sorted(tuner.state_dict().items()):
-        digest.update(f"{name}:{value.dtype}:{tuple(value.shape)}\0".encode())
-        digest.update(np.ascontiguousarray(value.detach().cpu().numpy()).tobytes())
+    text = f"{spec.weights_hash}{json.dumps(entry, sort_keys=True)}{hash_weights(tuner)}"
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
     return replace(
         spec,
         name=f"{spec.name}+{tuner.name}",

@@ -73,8 +73,6 @@ class TrainConfig:
     precision : {"auto", "float32", "bfloat16"}
         Arithmetic of forward and backward passes; weights stay in float32. ``"auto"``: bfloat16 on GPUs that have
         it, else float32.
-    augment : bool
-        Random crops and flips; otherwise images look as they do when the backbone is evaluated.
     crop_scale : tuple of float
         Share of an image's area that a random crop takes.
     interpolation : {"bilinear", "bicubic", "evaluation"}
@@ -108,7 +106,6 @@ class TrainConfig:
     optimizer: str = "sgd"
     schedule: str = "cosine"
     precision: TrainPrecision = "auto"
-    augment: bool = True
     crop_scale: tuple[float, float] = (0.05, 1.0)
     interpolation: CropFilter = "bilinear"
     mixup: float = 0.0
@@ -129,8 +126,6 @@ class TrainConfig:
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("precision", self.precision, get_args(TrainPrecision))
         check_choice("interpolation", self.interpolation, get_args(CropFilter))
-        if not isinstance(self.augment, bool):
-            raise ParameterError(f"augment must be True or False, got {self.augment!r}")
         if not isinstance(self.crop_scale, tuple) or len(self.crop_scale) != 2:
             raise ParameterError(f"crop_scale must be two numbers, got {self.crop_scale!r}")
         for value in self.crop_scale:

@@ -119,14 +119,12 @@ class Engine(ABC):
             job = model_job(learner, manifest, folder, "evaluate", top=1, false_alarm=asked)
             report = all_shards(job, options)
             found = [read_table(job.result("evaluate", shard)) for shard in sorted(report.rows)]
-        labels, answers = (
-            np.array([text for table in found for text in table[name].to_pylist()]) for name in ("true_label", "label")
-        )
+        labels, answers = (np.concatenate([table[name] for table in found]) for name in ("true_label", "label"))
         classes = escaped(learner.class_names_.tolist())
         result = evaluate_predictions(labels.tolist(), answers.tolist(), classes)
         known, compared = np.isin(labels, classes), None
         if asked is not None and known.any() and not known.all():
-            novelty = np.concatenate([table["novelty"].to_numpy() for table in found])
+            novelty = np.concatenate([table["novelty"] for table in found])
             compared = open_world(novelty[known], novelty[~known], learner.threshold(false_alarm), false_alarm)
         left_out = tuple(name for name, _ in report.samples_left_out())
         seconds = time.perf_counter() - started

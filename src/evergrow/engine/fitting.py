@@ -267,28 +267,25 @@ class ShardMerge:
     def __init__(self, job: Job, report: JobReport, options: RunOptions, at_once: int | None = None) -> None:
         self._job, self._report, self._options = job, report, options
         self._at_once = max(AT_ONCE, _PER_WORKER * options.runner.workers) if at_once is None else at_once
-        self._levels = merge_tree(len(job.manifest.shards))
-        self._done: set[Node] = set()  # shards and sums whose file is there, or was and is in a larger one by now
+        self._root = merge_tree(len(job.manifest.shards))[-1][0]
         self._empty: set[int] = set()  # shards that were left out
-        for node in self._levels[-1][0].topmost(self._recovered):
-            below = [node]
-            while below:
-                self._done.update(below)
-                below = [child for parent in below for child in parent.children]
+        self._done = set(self._root.topmost(self._recovered))  # what has a file, but is in no larger sum
 
     def run(self, tick: Callable[[int, str], None]) -> Path:
         """Learn and add up what is missing, and return the file of the sum of all."""
-        root = self._levels[-1][0]
+        root = self._root
         while not self._is_settled(root):
-            sums = [node for level in self._levels[1:] for node in level if self._is_ready(node)]
+            ready = list(self._open(root))
+            sums, shards = ([node for node in ready if bool(node.level) is level] for level in (True, False))
+            leaves = {node.number: node for node in shards[: self._at_once]}
             tasks = [self._merge(number, node) for number, node in enumerate(sums)]
-            tasks += self._options.shard_tasks(self._job, "statistics", self.missing()[: self._at_once])
+            tasks += self._options.shard_tasks(self._job, "statistics", leaves)
             for result in run_tasks(self._job, self._options, tasks):
                 if result.task.work == "merge":
                     self._see_sum(sums[result.task.number])
                     continue
                 if result.state == "done":
-                    self._done.add(self._levels[0][result.task.number])
+                    self._done.add(leaves[result.task.number])
                 else:
                     self._empty.add(result.task.number)
                 self._report.see(result)
@@ -300,9 +297,13 @@ class ShardMerge:
             )
         return root.file(self._job, self._empty)
 
-    def missing(self) -> list[int]:
-        """Return the shards that are still to be learned."""
-        return [leaf.number for leaf in self._levels[0] if not self._is_settled(leaf)]
+    def _open(self, node: Node) -> Iterator[Node]:
+        """Yield the shards that are still to be learned and the sums whose parts are there, from a node down."""
+        if not self._is_settled(node):
+            if all(map(self._is_settled, node.children)):
+                yield node
+            for child in node.children:
+                yield from self._open(child)
 
     def _recovered(self, node: Node) -> bool:
         """Return whether an earlier run left the file of a node, and count its shards."""
@@ -316,9 +317,6 @@ class ShardMerge:
 
     def _is_settled(self, node: Node) -> bool:
         return node in self._done or self._empty.issuperset(node.leaves)
-
-    def _is_ready(self, node: Node) -> bool:
-        return not self._is_settled(node) and all(map(self._is_settled, node.children))
 
     def _merge(self, number: int, node: Node) -> Task:
         """Return the task that forms a sum."""

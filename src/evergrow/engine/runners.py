@@ -145,9 +145,8 @@ class LocalRunner:
         if self.workers == 1:
             yield from (task_result(task, self._perform) for task in tasks)
             return
-        waiting, running = deque(tasks), dict[Future[TaskResult], Task]()
-        deaths: dict[tuple[str, int], int] = {}
-        suspects: deque[Task] = deque()
+        waiting, running = deque((task, 0) for task in tasks), dict[Future[TaskResult], tuple[Task, int]]()
+        suspects: deque[tuple[Task, int]] = deque()  # with the number of workers that died on them
         try:
             while waiting or suspects or running:
                 # A pool breaks as a whole when one process dies. Whatever ran then is run again by itself, so that a
@@ -156,18 +155,16 @@ class LocalRunner:
                     ready = [] if running else [suspects.popleft()]
                 else:
                     ready = [waiting.popleft() for _ in range(min(self.workers - len(running), len(waiting)))]
-                for task in ready:
-                    running[self._started().submit(task_result, task, self._perform)] = task
+                for task, deaths in ready:
+                    running[self._started().submit(task_result, task, self._perform)] = (task, deaths)
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    task = running.pop(future)
+                    task, deaths = running.pop(future)
                     try:
                         yield future.result()
                     except BrokenExecutor:
                         self._end(kill=True)
-                        key = (task.work, task.number)
-                        deaths[key] = deaths.get(key, 0) + 1
-                        if deaths[key] < TRIES:
-                            suspects.append(task)
+                        if deaths + 1 < TRIES:
+                            suspects.append((task, deaths + 1))
                         else:
                             yield TaskResult(task, "failed", error=f"its worker died {TRIES} times")
         finally:

@@ -224,8 +224,7 @@ def features(job: Job, task: Task) -> dict[str, Any]:
     """Write the features of a shard as one Parquet file."""
     found, path = shard_features(job, task), job.result("features", task.number)
     widths = BackboneSpec.from_dict(job.backbone or {}).blocks.widths
-    about: dict[str, Any] = {"names": found.names, "labels": found.labels, "report": found.report()}
-    write_features(path.parent, path.name, features=found.X, widths=widths, **about)
+    write_features(path.parent, path.name, features=found.X, widths=widths, **found.described())
     return found.report()
 
 
@@ -237,8 +236,7 @@ def predict(job: Job, task: Task) -> dict[str, Any]:
     if job.work == "evaluate":
         found.required_labels()
         answers = replace(answers, unknown=None)
-    about: dict[str, Any] = {"names": found.names, "labels": found.labels, "report": found.report()}
-    write_answers(path.parent, path.name, answers=answers, top=int(job.settings["top"]), **about)
+    write_answers(path.parent, path.name, answers=answers, top=int(job.settings["top"]), **found.described())
     return found.report()
 
 
@@ -300,6 +298,10 @@ class ShardFeatures:
     def report(self) -> dict[str, Any]:
         """Return what a task reports of it."""
         return dict(to_values(self.engine))
+
+    def described(self) -> dict[str, Any]:
+        """Return what a table says of the samples beside features or answers."""
+        return {"names": self.names, "labels": self.labels, "report": self.report()}
 
     def and_more(self, other: ShardFeatures) -> ShardFeatures:
         """Return these labelled samples with others of the same shard after them."""
@@ -363,16 +365,14 @@ def _encoded(job: Job, data: Samples, task: Task) -> Features:
     backbone = backbone_of(job, task.about["device"], task.about.get("weights"))
     decoders = task.about.get("decoders", 0 if backbone.device.type == "cpu" else "auto")
     settings = {name: job.settings[name] for name in EXTRACTION if name in job.settings}
-    failures: tuple[tuple[str, str], ...] = ()
-    if len(data):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DataWarning)  # the job names in the end what was left out
-                return encode(backbone, data.raw_items(), cache=False, workers=decoders, **settings)
-        except ImageError as error:
-            if not job.skips:
-                raise
-            failures = tuple((name, str(error)) for name in data.row_names)  # none can be read
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)  # the job names in the end what was left out
+            return encode(backbone, data.raw_items(), cache=False, workers=decoders, **settings)
+    except ImageError as error:
+        if not job.skips:
+            raise
+        failures = tuple((name, str(error)) for name in data.row_names)  # none can be read
     return Features(np.empty((0, backbone.n_features), dtype=np.float32), np.empty(0, dtype=np.int64), failures)
 
 
