@@ -210,18 +210,13 @@ def adaptation_config(adapt: Any) -> FsaConfig | None:
     >>> adaptation_config("ssf").train.epochs, adaptation_config(None)
     (20, None)
     """
-    if adapt is None:
-        return None
-    if isinstance(adapt, FsaConfig):
+    if adapt is None or isinstance(adapt, FsaConfig):
         return adapt
     if isinstance(adapt, Mapping):
         return FsaConfig.from_dict(adapt)
-    known = adapting_tuners()
     if not isinstance(adapt, str):
-        raise ParameterError(
-            f"adapt must be None, an FsaConfig or one of {', '.join(known)}, got {type(adapt).__name__}"
-        )
-    check_choice("adapt", adapt, known)
+        raise ParameterError(f"adapt must be None, an FsaConfig or the name of a tuner, got {type(adapt).__name__}")
+    check_choice("adapt", adapt, adapting_tuners())
     return FsaConfig.recipe(tuner=adapt)
 
 

@@ -465,7 +465,7 @@ def training_mode(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _dropping(model: nn.Module, rate: float) -> Iterator[None]:
     """Let timm's blocks leave out their branches at random, the last with probability ``rate``, until the end."""
-    from timm.layers import DropPath
+    from timm.layers.drop import DropPath
 
     places = [
         (part, name)

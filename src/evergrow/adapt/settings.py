@@ -128,10 +128,9 @@ class TrainConfig:
         check_choice("interpolation", self.interpolation, get_args(CropFilter))
         if not isinstance(self.crop_scale, tuple) or len(self.crop_scale) != 2:
             raise ParameterError(f"crop_scale must be two numbers, got {self.crop_scale!r}")
-        for value in self.crop_scale:
-            check_number("crop_scale", value, low=0, high=1, low_open=True)
-        if self.crop_scale[0] > self.crop_scale[1]:
-            raise ParameterError(f"crop_scale must be a low and a high share, got {self.crop_scale!r}")
+        low, high = self.crop_scale
+        check_number("crop_scale", high, low=0, high=1, low_open=True)
+        check_number("crop_scale", low, low=0, high=high, low_open=True)
         if self.workers != "auto":
             check_number("workers", self.workers, low=0, integer=True)
 

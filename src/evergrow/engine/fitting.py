@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import EngineError, InputError
@@ -30,7 +29,7 @@ from evergrow.engine.job_steps import (
     run_tasks,
 )
 from evergrow.engine.runners import Task
-from evergrow.engine.worker_tasks import first_features, forget_opened, if_whole, reports_by_shard
+from evergrow.engine.worker_tasks import ShardFeatures, first_features, forget_opened, if_whole, reports_by_shard
 from evergrow.learner.encoder import Encoder
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import Block
@@ -147,25 +146,21 @@ def _with_first(job: Job) -> list[int]:
 
 def _sample(job: Job, skipped: Iterable[int]) -> Block:
     """Return the first samples of all shards but those that were left out."""
-    X: list[NDArray[np.float32]] = []
-    labels, width, first = [], 0, 0
+    kept: list[tuple[int, ShardFeatures]] = []
     for number in sorted(set(_with_first(job)).difference(skipped)):
         found, path = first_features(job, number), job.result("first", number)
         if found is None and (path.is_file() or not job.skips):
             raise EngineError(f"{path} is gone, damaged or of another shard: was the folder changed? Run it again.")
-        if found is None or not len(found):
-            continue
-        first, width = (first, width) if X else (number, found.X.shape[1])
-        if found.X.shape[1] != width:
-            raise EngineError(
-                f"shards must have features of one width, got {width} in shard {first} and {found.X.shape[1]} in "
-                f"shard {number}"
-            )
-        X.append(found.X)
-        labels.append(found.required_labels())
-    if not X:
+        if found is not None and len(found):
+            kept.append((number, found))
+    if not kept:
         raise InputError("data must have at least one sample that can be read, got none")
-    return Block(np.concatenate(X), np.concatenate(labels))
+    widths = {found.X.shape[1]: number for number, found in reversed(kept)}
+    if len(widths) > 1:
+        listed = " and ".join(f"{width} in shard {number}" for width, number in reversed(widths.items()))
+        raise EngineError(f"shards must have features of one width, got {listed}")
+    labels = np.concatenate([found.required_labels() for _, found in kept])
+    return Block(np.concatenate([found.X for _, found in kept]), labels)
 
 
 def _check_counted(job: Job, total: Learner, report: JobReport) -> None:

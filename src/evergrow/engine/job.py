@@ -231,10 +231,7 @@ class JobReport:
         """Count a shard as done, with what its task reported."""
         self.failed.pop(shard, None)
         self.rows[shard] = int(report.get("rows", 0))
-        if report.get("left_out"):
-            self.left_out[shard] = report["left_out"]
-        if report.get("lost"):
-            self.lost[shard] = report["lost"]
+        self.left_out[shard], self.lost[shard] = report.get("left_out", []), report.get("lost", [])
 
     def see(self, result: TaskResult) -> None:
         """Count the shard of a task, as done or as failed."""
@@ -364,7 +361,7 @@ class Job:
             return None
         if found.key != self.key:
             return None
-        left_out = {0: [list(pair) for pair in found.left_out]} if found.left_out else {}
+        left_out = {0: [list(pair) for pair in found.left_out]}
         return JobReport(dict(found.rows), left_out, {}, dict(found.failed), dict(self.manifest.unreadable))
 
 
@@ -446,10 +443,10 @@ def _check_same(found: Job, job: Job) -> None:
         raise EngineError(
             f"{job.folder} holds a job on other data ({there}), not on these ({here}). Choose another folder."
         )
-    there, here = (
+    before, now = (
         {**{name: getattr(each.manifest, name) for name in _SIZES}, "work": each.work, **each.settings}
         for each in (found, job)
     )
-    differing = [f"{name} ({there.get(name)})" for name in {**there, **here} if there.get(name) != here.get(name)]
+    differing = [f"{name} ({before.get(name)})" for name in {**before, **now} if before.get(name) != now.get(name)]
     listed = ", ".join(differing) or "the seed, or in files that cannot be read"
     raise EngineError(f"{job.folder} holds a job that differs in {listed}. Choose another folder, or delete this one.")

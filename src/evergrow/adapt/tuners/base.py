@@ -242,6 +242,7 @@ class Tuner(nn.Module):
     model: nn.Module
     config: Any
     seed: int
+    _fused: list[Any]
 
     def __init__(self, model: nn.Module, config: TunerConfig, seed: int = 0, *, limit: int | None = None) -> None:
         super().__init__()
@@ -350,7 +351,7 @@ class Tuner(nn.Module):
     def _call_projections(self) -> None:
         """Let attention that adds a bias outside of its projection call that, while hooks of a tuner must see it."""
         for attention in self._fused:
-            attention.qkv_bias_separate = any(tuner.enabled for tuner in tuners_of(self.model))  # type: ignore[assignment]
+            attention.qkv_bias_separate = any(tuner.enabled for tuner in tuners_of(self.model))
 
     def remove(self) -> None:
         """Take the tuner off the model for good; the last one leaves the model exactly as it came.
