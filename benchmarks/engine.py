@@ -21,8 +21,8 @@ from evergrow import Learner
 from evergrow.data import read
 from evergrow.engine import LocalEngine
 from evergrow.engine.fitting import FAN_IN, ShardMerge
-from evergrow.engine.job import Job, begin_job, plan
-from evergrow.engine.job_steps import JobReport, RunOptions
+from evergrow.engine.job import Job, JobReport, begin_job, plan
+from evergrow.engine.job_steps import RunOptions
 from evergrow.engine.runners import LocalRunner, Task, TaskResult
 from evergrow.engine.worker_tasks import perform
 

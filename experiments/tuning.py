@@ -138,15 +138,16 @@ def adapted(network: Any, items: Any, y: Any, tuner: str, settings: dict[str, An
     import numpy as np
 
     from evergrow.adapt import FsaConfig, adapt, train
-    from evergrow.adapt.fsa import LinearHead, Network
+    from evergrow.adapt.fsa import Network
     from evergrow.features import ImageBackbone
+    from evergrow.lab.methods.joint import JointConfig, LinearHead
 
     if not tuner:
         return network
     if tuner != "all":
         return adapt(network, items, y, FsaConfig.recipe(tuner=tuner, **settings), seed=seed, device=device)
     classes, codes = np.unique(y, return_inverse=True)
-    config = FsaConfig.recipe(**settings).train
+    config = JointConfig(**settings)
     module = copy.deepcopy(network.module).requires_grad_(True)
     head = LinearHead(384, len(classes), seed, "fsa").to(device)
     groups = config.groups(module, head)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, linear, normalize
 
 from evergrow.adapt import Adaptation, CheckpointError, FsaConfig, TrainConfig, adapt, adapted_from
-from evergrow.adapt.fsa import CosineHead, Lift, LinearHead
+from evergrow.adapt.fsa import CosineHead
 from evergrow.adapt.training_images import TrainingImages
 from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners, create_tuner, tuners_of
 from evergrow.core.errors import LabelError, NotFittedError, ParameterError, UnknownNameError, WeightsError
@@ -53,9 +53,8 @@ def test_adaptation_leaves_the_backbone_as_it_was(kind: str) -> None:
 def test_the_protocol_is_ranpacs() -> None:
     """The default settings, by a loop of torch's own tools on the same batches."""
     config = FsaConfig(settings={"dropout": 0.1}, train=TrainConfig(epochs=3, batch_size=48))
-    assert (config.tuner, config.head, config.lift) == ("adapter", "cosine", 0)
-    official = FsaConfig.recipe("ranpac")
-    assert official.train == TrainConfig(
+    assert config.tuner == "adapter"
+    assert FsaConfig().train == TrainConfig(
         epochs=20, batch_size=48, lr=0.01, momentum=0.9, weight_decay=5e-4, optimizer="sgd", schedule="cosine"
     )
     backbone, (items, y) = tiny_vit(), stripes(3, 21)
@@ -83,36 +82,10 @@ def test_the_protocol_is_ranpacs() -> None:
     torch.testing.assert_close(state(adapted.tuner), state(tuner), rtol=1e-5, atol=1e-7)
 
 
-def test_recipes() -> None:
-    anacp = FsaConfig.recipe("anacp")
-    assert anacp.head == "linear"
-    assert anacp.settings["bottleneck"] == 8
-    assert anacp.settings["activation"] == "none"
-    assert (anacp.train.optimizer, anacp.train.epochs, anacp.train.batch_size) == ("adam", 10, 128)
-    assert (anacp.train.lr, anacp.train.head_lr) == (1e-4, 1e-3)
-    assert FsaConfig.recipe("loranpac").lift == 100_000
-    assert FsaConfig.recipe("anacp", tuner="ssf").settings == {}
-    backbone, (items, y) = tiny_vit(), stripes(3, 4)
-    adapt(backbone, items, y, FsaConfig.recipe("anacp", epochs=1))
-    adapt(backbone, items, y, FsaConfig.recipe("loranpac", epochs=1, lift=50))
-
-
-def test_the_lift_passes_gradients_and_stays() -> None:
-    lift = Lift(4, 30, 0)
-    z = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    torch.testing.assert_close(lift(z), (z @ lift.weight.T).clamp(min=0))
-    lift(z).sum().backward()
-    assert z.grad is not None
-    assert z.grad.abs().sum() > 0
-    assert list(lift.parameters()) == []
-
-
-def test_heads_come_from_their_own_streams() -> None:
+def test_heads_have_streams_and_tuners_settings_of_their_own() -> None:
     assert torch.equal(CosineHead(6, 3, 0, "a").weight, CosineHead(6, 3, 0, "a").weight)
     assert not torch.equal(CosineHead(6, 3, 0, "a").weight, CosineHead(6, 3, 0, "b").weight)
-    head = LinearHead(6, 3, 0)
-    z = torch.ones(2, 6)
-    torch.testing.assert_close(head(z), z @ head.weight.T + head.bias)
+    assert QUICK.changed(settings={"bottleneck": 4}).changed(tuner="ssf").settings == {}
 
 
 def test_an_adaptation_goes_on_from_its_own_checkpoint_only(tmp_path: Path) -> None:
@@ -163,9 +136,7 @@ def test_ssf_serves_a_resnet_and_leaves_its_statistics() -> None:
     assert hash_weights(adapted.module) == backbone.spec.weights_hash
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"tuner": "prefix"}, {"head": "mlp"}, {"lift": -1}, {"settings": {"rank": 4}}, {"settings": 3}]
-)
+@pytest.mark.parametrize("wrong", [{"tuner": "prefix"}, {"settings": {"rank": 4}}, {"settings": 3}])
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ParameterError):
         FsaConfig(**wrong)

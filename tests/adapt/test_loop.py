@@ -15,11 +15,10 @@ from torch.nn.functional import cross_entropy
 from torchvision import transforms
 
 from evergrow.adapt import CheckpointError, TrainConfig, TrainingError, train
-from evergrow.adapt.loop import _DropPath
 from evergrow.adapt.training_images import Cropper, TrainingImages, TrainTransform, draw_crops
 from evergrow.core.archive import read_archive
 from evergrow.core.errors import ImageError, InputError, ParameterError, UnknownNameError
-from evergrow.core.seeding import derive_seed, generator
+from evergrow.core.seeding import derive_seed
 from evergrow.data.items import Images, Texts
 from evergrow.features import Preprocessing, decode_image
 
@@ -66,29 +65,20 @@ def weights(net: nn.Module) -> torch.Tensor:
 # -- settings ---------------------------------------------------------------------------------------------
 
 
-def test_rates_are_those_of_torchs_schedulers() -> None:
-    parameter = nn.Parameter(torch.zeros(1))
-    for config, make in (
-        (TrainConfig(epochs=7), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 7)),
-        (
-            TrainConfig(epochs=7, schedule="steps", milestones=(2, 5), gamma=0.3),
-            lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 5], gamma=0.3),
-        ),
-    ):
-        optimizer = torch.optim.SGD([parameter], lr=config.lr)
-        scheduler, wanted = make(optimizer), []
-        for _ in range(7):
-            wanted.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            scheduler.step()
-        np.testing.assert_allclose([config.rate(epoch) for epoch in range(7)], wanted, rtol=1e-6)
+def test_rates_are_those_of_torchs_scheduler() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler, wanted = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7), []
+    for _ in range(7):
+        wanted.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    np.testing.assert_allclose([TrainConfig(epochs=7).factor(epoch) for epoch in range(7)], wanted, rtol=1e-6)
 
 
 def test_codas_cosine_ends_above_zero() -> None:
-    config = TrainConfig(epochs=20, lr=1e-3, schedule="coda-cosine")
-    assert config.rate(0) == 1e-3
-    assert config.rate(19) == pytest.approx(1e-3 * math.cos(0.495 * math.pi))
-    assert TrainConfig(epochs=1, schedule="coda-cosine").factor(0) == 1.0
+    config = TrainConfig(epochs=20, schedule="coda-cosine")
+    assert (config.factor(0), config.factor(19)) == (1.0, pytest.approx(math.cos(0.495 * math.pi)))
+    assert config.changed(epochs=1).factor(0) == 1.0
 
 
 def test_a_warm_start_rises_to_the_cosine() -> None:
@@ -104,15 +94,12 @@ def test_a_warm_start_rises_to_the_cosine() -> None:
         {"epochs": 0},
         {"batch_size": 1.5},
         {"lr": 0},
-        {"head_lr": -1},
         {"optimizer": "lion"},
         {"schedule": "linear"},
         {"precision": "float64"},
-        {"milestones": (1.5,)},
         {"crop_scale": (0.5, 0.1)},
         {"workers": -1},
-        {"augment": 1},
-        *({"mixup": -1}, {"label_smoothing": 1}, {"drop_path": 1}, {"layer_decay": 0}),
+        *({"mixup": -1}, {"label_smoothing": 1}, {"drop_path": 1}),
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
@@ -121,7 +108,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_settings_survive_json() -> None:
-    config = TrainConfig(schedule="steps", milestones=(3, 4), head_lr=0.5)
+    config = TrainConfig(crop_scale=(0.5, 1.0), lr=0.5)
     assert TrainConfig.from_dict(config.to_dict()) == config
     with pytest.raises(UnknownNameError, match="'epochs'"):
         TrainConfig.from_dict({"epoch": 3})
@@ -176,31 +163,21 @@ def test_only_what_is_asked_for_changes() -> None:
 def test_groups_have_their_own_rates() -> None:
     net = Net()
     before = net.norm.weight.detach().clone()
-    config = TrainConfig(epochs=1, lr=1e-30, head_lr=0.1)
+    config = TrainConfig(epochs=1, lr=1e-30)
     items, y = images()
-    groups = config.groups(net.norm, net.out)
+    groups = [{"params": list(net.norm.parameters())}, {"params": list(net.out.parameters()), "lr": 0.1}]
     start = net.out.weight.detach().clone()
     train(net, groups, items, y, config, preprocessing=SEEN, seed=0)
     assert torch.equal(net.norm.weight, before)
     assert not torch.equal(net.out.weight, start)
 
 
-def test_earlier_blocks_have_smaller_rates() -> None:
-    body, head = tiny_vit().module, nn.Linear(24, 3)
-    groups = TrainConfig(lr=1.0, layer_decay=0.5, head_lr=3.0).groups(body, head)
-    assert [group["lr"] for group in groups] == [0.125, 0.25, 0.5, 1.0, 3.0]
-    rates = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
-    found = {name: rates[id(parameter)] for name, parameter in body.named_parameters()}
-    assert (found["pos_embed"], found["patch_embed.proj.bias"], found["norm.bias"]) == (0.125, 0.125, 1.0)
-    assert (found["blocks.0.norm1.weight"], found["blocks.1.mlp.fc2.bias"]) == (0.25, 0.5)
-
-
 def test_blocks_are_left_out_at_random_while_training_only() -> None:
-    model, seen, rates = tiny_vit().module.requires_grad_(True), torch.zeros(400, 3, 16, 16), []
+    model, rates = tiny_vit().module.requires_grad_(True), []
     before = [block.drop_path1 for block in model.blocks]
 
     def loss(features: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-        rates.append([block.drop_path2.rate for block in model.blocks])
+        rates.append([block.drop_path2.drop_prob for block in model.blocks])
         return features.square().sum()
 
     items, y = images()
@@ -208,12 +185,6 @@ def test_blocks_are_left_out_at_random_while_training_only() -> None:
     train(model, model.parameters(), items, y, config, preprocessing=Preprocessing.pilot(16), seed=0, loss=loss)
     assert rates[0] == [0.0, 0.3]
     assert [block.drop_path1 for block in model.blocks] == before
-    drop = _DropPath(0.3).train()
-    dropped = drop(torch.ones_like(seen))
-    assert set(dropped.flatten(1).std(dim=1).tolist()) == {0.0}
-    assert float((dropped[:, 0, 0, 0] == 0).float().mean()) == pytest.approx(0.3, abs=0.08)
-    assert float(dropped.max()) == pytest.approx(1 / 0.7)
-    assert torch.equal(drop.eval()(seen), seen)
 
 
 def test_seed_and_purpose_decide_and_nothing_else() -> None:
@@ -340,8 +311,6 @@ def test_wrong_input_is_refused() -> None:
         run(net, TrainConfig(), data=(items, y[:-1]))
     with pytest.raises(InputError, match="text"):
         run(net, TrainConfig(), data=(Texts(("a",)), np.zeros(1, dtype=np.int64)))
-    with pytest.raises(ParameterError, match="float16"):
-        run(net, TrainConfig(precision="float16"))
     with pytest.raises(ParameterError, match="folder that exists"):
         run(net, TrainConfig(), checkpoint="no/such/folder/training.safetensors")
     with pytest.raises(ParameterError, match="requires gradients"):
@@ -466,16 +435,6 @@ def test_files_give_the_same_batches_with_any_number_of_workers(tmp_path: Path) 
         train(Net(), Net().parameters(), files, y, TrainConfig(epochs=1), preprocessing=SEEN, seed=0)
 
 
-def test_without_augmentation_images_look_as_in_evaluation() -> None:
-    items, y = images(5)
-    source = batches(items, y, TrainConfig(batch_size=5, augment=False))
-    ((x, codes),) = source.epoch(0)
-    order = torch.randperm(5, generator=generator(0, "train", "order", 0))
-    for place, row in enumerate(order.tolist()):
-        assert torch.equal(x[place], SEEN(decode_image(items.raw(row))))
-        assert codes[place] == y[row]
-
-
 def test_grey_images_have_three_equal_channels() -> None:
     items = Images(np.random.default_rng(0).integers(0, 256, (4, 12, 12), dtype=np.uint8))
     source = batches(items, np.zeros(4, dtype=np.int64), TrainConfig())
@@ -485,7 +444,7 @@ def test_grey_images_have_three_equal_channels() -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("precision", ["auto", "float16", "float32"])
+@pytest.mark.parametrize("precision", ["auto", "float32"])
 def test_a_gpu_trains_without_waiting_for_it(precision: Any, device: torch.device) -> None:
     if device.type != "cuda":
         pytest.skip("needs a CUDA device")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine.clouds import write_points
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"object_store_memory": 80 * 1024 * 1024, "include_dashboard": False}
@@ -45,6 +48,43 @@ def descendants(ancestor: int) -> set[int]:
         grown = len(family)
         family |= {pid for pid, parent in parents.items() if parent in family}
     return family - {ancestor}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Return a file of 300 labelled points."""
+    return write_points(tmp_path / "points.npz")
+
+
+@contextmanager
+def killing(
+    workers: Callable[[], Sequence[int]], moments: Sequence[float], progress: Callable[[], object] = object
+) -> Iterator[list[int]]:
+    """Kill a worker after each of some times, until the block ends, and yield the list of those that were.
+
+    Between two kills there is progress, so that no task meets all of them.
+    """
+    killed: list[int] = []
+    over = threading.Event()
+
+    def kill() -> None:
+        seen = None
+        for number, moment in enumerate(moments):
+            wait_until(lambda seen=seen: over.is_set() or (bool(workers()) and progress() != seen))
+            if over.wait(moment):
+                return
+            for pid in workers()[number % 2 :][:1]:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+            seen = progress()
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        killer.join(10)
 
 
 @pytest.fixture(scope="module")

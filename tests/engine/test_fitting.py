@@ -23,11 +23,6 @@ from evergrow.engine.job import read_job
 from evergrow.engine.runners import LocalRunner, ShardError
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return write_points(tmp_path / "points.npz")
-
-
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     """Return the scores of a model that learned eight shards."""
@@ -45,8 +40,8 @@ def parts(tmp_path: Path) -> Path:
     return write_parts(tmp_path / "parts")
 
 
-def test_a_fit_by_shards_is_the_plain_fit(data: Path) -> None:
-    plain, mine = learner().fit(data), learned(data)
+def test_a_first_update_by_shards_is_the_plain_fit(data: Path) -> None:
+    plain, mine = learner().fit(data), learner().partial_fit(data, engine=LocalEngine(**SMALL))
     np.testing.assert_allclose(scores(mine), scores(plain), rtol=0, atol=1e-9)
     assert mine.threshold() == pytest.approx(plain.threshold(), abs=1e-9)
     (change,), (other,) = mine.history_, plain.history_
@@ -84,13 +79,8 @@ def test_nothing_is_left_but_the_result(data: Path, tmp_path: Path) -> None:
     again = Learner.load(tmp_path / "job" / "model.evg")
     assert (scores(again) == scores(mine)).all()
     engine, twice = LocalEngine(**SMALL, folder=tmp_path / "job"), learner()
-    assert engine.fit(twice, data).to_values() == {
-        "rows": 300,
-        "shards": 8,
-        "failed": {},
-        "left_out": [],
-        "unreadable": {},
-    }
+    nothing = {"failed": {}, "left_out": [], "unreadable": {}}
+    assert engine.fit(twice, data).to_values() == {"rows": 300, "shards": 8, **nothing}
     assert twice.history_ == mine.history_  # it is the model of before, and nothing was done twice
     (tmp_path / "job" / "model.evg").unlink()
     assert (scores(learned(data, folder=tmp_path / "job")) == scores(mine)).all()
@@ -120,11 +110,6 @@ def test_an_update_that_is_done_is_not_done_again(data: Path, tmp_path: Path) ->
         first.partial_fit(more, engine=engine)
 
 
-def test_a_first_partial_fit_is_a_fit(data: Path) -> None:
-    mine = learner().partial_fit(data, engine=LocalEngine())
-    assert [change.what for change in mine.history_] == ["fit"]
-
-
 # -- interruptions and failures ---------------------------------------------------------------------------------
 
 
@@ -142,12 +127,18 @@ def failing(monkeypatch: pytest.MonkeyPatch, work: str, after: int, error: Excep
     return asked
 
 
+def stop(monkeypatch: pytest.MonkeyPatch, work: str, after: int, data: Path, folder: Path, **sizes: int) -> list[int]:
+    """Interrupt a job after some tasks of a kind."""
+    asked = failing(monkeypatch, work, after, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        learned(data, **sizes, folder=folder)
+    return asked
+
+
 @pytest.mark.parametrize("work", ["first", "statistics", "merge"])
 def test_a_job_goes_on_where_it_stopped(data, fifteen, tmp_path, monkeypatch, work) -> None:
     sizes = {"shard_rows": 20}  # 15 shards, two levels of sums
-    asked = failing(monkeypatch, work, 1, KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        learned(data, **sizes, folder=tmp_path / "job")
+    asked = stop(monkeypatch, work, 1, data, tmp_path / "job", **sizes)
     mine = learned(data, **sizes, folder=tmp_path / "job")
     assert (scores(mine) == fifteen).all()
     assert asked[:2] == [0, 1]
@@ -165,26 +156,15 @@ def test_a_full_disk_stops_the_job_and_loses_nothing(data, eight, tmp_path, monk
     assert (scores(mine) == eight).all()
 
 
-def test_a_corrupt_result_is_computed_again(data, eight, tmp_path, monkeypatch) -> None:
-    failing(monkeypatch, "statistics", 5, KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        learned(data, folder=tmp_path / "job")
-    for stage, number, cut in (("statistics", 1, 100), ("statistics", 2, None), ("first", 6, None)):
-        (path,) = (tmp_path / "job" / stage).glob(f"*-{number:06d}.evg")
-        body = bytearray(path.read_bytes())
-        body[-1] ^= 1
-        path.write_bytes(body[:cut])
-    assert (scores(learned(data, folder=tmp_path / "job")) == eight).all()
-
-
-@pytest.mark.parametrize(("stage", "done"), [("first", 0), ("statistics", 5)])
-def test_a_result_of_another_shard_is_computed_again(data, eight, tmp_path, monkeypatch, stage, done) -> None:
-    """A copy under another shard's name is whole and has as many rows: only what it says of its shard gives it away."""
-    failing(monkeypatch, "statistics", done, KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        learned(data, folder=tmp_path / "job")
-    three, four = (next((tmp_path / "job" / stage).glob(f"*-{number:06d}.evg")) for number in (3, 4))
-    four.write_bytes(three.read_bytes())
+@pytest.mark.parametrize(("stage", "done", "number"), [("first", 0, 4), ("statistics", 5, 1), ("statistics", 5, 4)])
+@pytest.mark.parametrize("harm", ["cut", "altered", "another"])
+def test_a_result_that_is_none_is_computed_again(data, eight, tmp_path, monkeypatch, stage, done, number, harm) -> None:
+    """Of a file under another shard's name, which is whole and has as many rows, only what it says gives it away."""
+    stop(monkeypatch, "statistics", done, data, tmp_path / "job")
+    three, path = (next((tmp_path / "job" / stage).glob(f"*-{n:06d}.evg")) for n in (3, number))
+    body = path.read_bytes()
+    wrong = {"cut": body[:100], "altered": body[:-1] + bytes([body[-1] ^ 1]), "another": three.read_bytes()}
+    path.write_bytes(wrong[harm])
     assert (scores(learned(data, folder=tmp_path / "job")) == eight).all()
 
 
@@ -245,11 +225,10 @@ def test_tars_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
     folder.mkdir()
     for number in range(3):
         with tarfile.open(folder / f"{number}.tar", "w") as tar:
-            for row in range(4):
-                for suffix, body in (("jpg", bytes(300)), ("cls", f"{row % 2}".encode())):
-                    info = tarfile.TarInfo(f"{number}{row}.{suffix}")
-                    info.size = len(body)
-                    tar.addfile(info, io.BytesIO(body))
+            for row in range(8):
+                info = tarfile.TarInfo(f"{number}{row // 2}.{'cls' if row % 2 else 'jpg'}")
+                info.size = 300
+                tar.addfile(info, io.BytesIO(b"0" * 300))
     (folder / "1.tar").write_bytes((folder / "1.tar").read_bytes()[:3000])
     with pytest.raises(FileFormatError, match=r"1\.tar"):
         LocalEngine().manifest(folder)
@@ -315,13 +294,7 @@ def test_a_folder_of_another_job_is_refused(data: Path, tmp_path: Path) -> None:
         LocalEngine(**SMALL, folder=tmp_path / "job").evaluate(learner().fit(data), data)
 
 
-def test_two_drivers_do_not_work_in_one_folder(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "job").mkdir()
-    with locked(tmp_path / "job"), pytest.raises(BusyError):
-        learned(data, folder=tmp_path / "job")
-
-
-def test_what_an_engine_cannot_take_is_refused(data: Path) -> None:
+def test_what_an_engine_cannot_take_is_refused(data: Path, tmp_path: Path) -> None:
     X, y = points()
     with pytest.raises(InputError, match="must be the address of data or a source"):
         learner().fit(X, engine=LocalEngine())
@@ -329,6 +302,8 @@ def test_what_an_engine_cannot_take_is_refused(data: Path) -> None:
         learner().fit(X, y, engine=LocalEngine())
     with pytest.raises(ParameterError, match="engine must be one of"):
         learner().fit(data, engine="spark")
+    with locked(tmp_path), pytest.raises(BusyError):
+        learned(data, folder=tmp_path)
 
 
 def test_shards_of_different_widths_are_one_line(parts: Path, monkeypatch) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.engine.clouds import SMALL, learned, learner, leftovers, scores, write_points
-from tests.engine.conftest import ROOT
-from tests.engine.toy_tasks import expected_bytes, perform, tasks
+from tests.engine.clouds import SMALL, learned, learner, leftovers, scores
+from tests.engine.conftest import ROOT, alive, killing
+from tests.engine.toy_tasks import begun, expected_bytes, perform, pids, tasks
 
 from evergrow.core.errors import EngineError, ParameterError
 from evergrow.core.seeding import derive_seed
@@ -31,25 +29,20 @@ def runner() -> Iterator[LocalRunner]:
     runner.close()
 
 
-def begun(folder: Path, number: int) -> int:
-    """Return how often a task was begun."""
-    return [line.split()[0] for line in (folder / "begun").read_text().splitlines()].count(str(number))
-
-
 def test_every_task_has_an_outcome_and_workers_are_kept(runner: LocalRunner, tmp_path: Path) -> None:
     for _ in range(2):
         found = list(runner.run(tasks(tmp_path, 9)))
         assert sorted(outcome.task.number for outcome in found) == list(range(9))
         assert {outcome.state for outcome in found} == {"done"}
-    assert {outcome.report["pid"] for outcome in found} <= set(runner.pids)
-    assert 1 <= len(runner.pids) <= 2
+    assert {outcome.report["pid"] for outcome in found} <= set(pids(runner))
+    assert 1 <= len(pids(runner)) <= 2
     assert (tmp_path / "3.bin").read_bytes() == expected_bytes(3)
 
 
 def test_a_task_whose_worker_died_is_run_again(runner: LocalRunner, tmp_path: Path) -> None:
     found = list(runner.run([Task("die_once", 9, {"folder": str(tmp_path)}), *tasks(tmp_path, 5)]))
     assert [outcome.state for outcome in found] == ["done"] * 6
-    assert begun(tmp_path, 9) == 2
+    assert Counter(number for number, _ in begun(tmp_path))[9] == 2
 
 
 def test_a_task_that_kills_every_worker_fails_alone(runner: LocalRunner, tmp_path: Path) -> None:
@@ -57,7 +50,7 @@ def test_a_task_that_kills_every_worker_fails_alone(runner: LocalRunner, tmp_pat
     (failed,) = [outcome for outcome in found if outcome.state == "failed"]
     assert (failed.task.number, failed.error) == (9, f"its worker died {TRIES} times")
     assert len(found) == 6
-    assert begun(tmp_path, 9) == TRIES
+    assert Counter(number for number, _ in begun(tmp_path))[9] == TRIES
 
 
 def test_a_failure_is_an_outcome(runner: LocalRunner, tmp_path: Path) -> None:
@@ -69,38 +62,30 @@ def test_a_failure_is_an_outcome(runner: LocalRunner, tmp_path: Path) -> None:
 def test_closing_ends_what_still_runs(runner: LocalRunner, tmp_path: Path) -> None:
     outcomes = runner.run([*tasks(tmp_path, 1), *(Task("sums", 1, {"folder": str(tmp_path), "seconds": 60}),) * 3])
     next(outcomes)
-    busy = runner.pids
+    busy = pids(runner)
     outcomes.close()  # hangs for a minute if it waits
     runner.close()
-    assert not [pid for pid in busy if _lives(pid)]
-    assert runner.pids == []
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    assert not [pid for pid in busy if alive(pid)]
+    assert pids(runner) == []
 
 
 @pytest.mark.slow
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """Kill -9 of the driver leaves no process behind, also in the middle of a task."""
     code = (
-        "from evergrow.engine.runners import LocalRunner, Task; from tests.engine.toy_tasks import perform\n"
+        "from evergrow.engine.runners import LocalRunner, Task; from tests.engine.toy_tasks import perform, pids\n"
         f"runner, about = LocalRunner(perform, 2), {{'folder': {str(tmp_path)!r}}}\n"
         "tasks = [Task('sums', n, {**about, 'seconds': 60 * n}) for n in range(3)]; outcomes = runner.run(tasks)\n"
-        "next(outcomes); print(*runner.pids, flush=True); next(outcomes)"
+        "next(outcomes); print(*pids(runner), flush=True); next(outcomes)"
     )
     driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    pids = [int(word) for word in driver.stdout.readline().split()]
-    assert pids
+    left = [int(word) for word in driver.stdout.readline().split()]
+    assert left
     driver.kill()
     driver.wait()
     driver.stdout.close()
     for _ in range(200):
-        if not any(map(_lives, pids)):
+        if not any(map(alive, left)):
             return
         time.sleep(0.05)
     pytest.fail("a worker lives on without the process that started it")
@@ -122,15 +107,13 @@ def test_a_worker_that_is_not_fit_ends_all_before_any_work(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_model_of_one(tmp_path: Path) -> None:
-    data = write_points(tmp_path / "points.npz")
+def test_two_processes_give_the_model_of_one(data: Path, tmp_path: Path) -> None:
     assert (scores(learned(data, workers=2)) == scores(learned(data))).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", range(5))
-def test_a_worker_killed_at_any_moment_changes_nothing(tmp_path: Path, monkeypatch, moment: int) -> None:
-    data = write_points(tmp_path / "points.npz")
+def test_a_worker_killed_at_any_moment_changes_nothing(data: Path, tmp_path: Path, monkeypatch, moment: int) -> None:
     sizes = {"shard_rows": 10, "first_rows": 150}  # 30 shards
     expected = scores(learned(data, **sizes))
     runners: list[LocalRunner] = []
@@ -141,25 +124,9 @@ def test_a_worker_killed_at_any_moment_changes_nothing(tmp_path: Path, monkeypat
         runners.append(self)
 
     monkeypatch.setattr(LocalRunner, "__init__", kept)
-    over = threading.Event()
-    killed: list[int] = []
-
-    def kill() -> None:
-        draws = derive_seed(0, "kill", moment)
-        while len(killed) < TRIES - 1 and not over.wait(0.2 + draws % 1000 / 500):
-            draws //= 7
-            pids = runners[0].pids if runners else []
-            if pids:
-                os.kill(pids[draws % len(pids)], signal.SIGKILL)
-                killed.append(pids[0])
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
+    draws = [derive_seed(0, "kill", moment, number) % 1000 / 500 for number in range(TRIES - 1)]
+    with killing(lambda: pids(runners[0]) if runners else [], draws) as killed:
         mine = learned(data, **sizes, workers=2, folder=tmp_path / "job")
-    finally:
-        over.set()
-        thread.join()
     assert killed
     assert (scores(mine) == expected).all()
     assert sum(mine.n_samples_.values()) == 300
@@ -167,8 +134,7 @@ def test_a_worker_killed_at_any_moment_changes_nothing(tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-def test_a_driver_killed_and_started_again_comes_to_the_same(tmp_path: Path) -> None:
-    data = write_points(tmp_path / "points.npz")
+def test_a_driver_killed_and_started_again_comes_to_the_same(data: Path, tmp_path: Path) -> None:
     expected = scores(learned(data))
     code = (
         "from pathlib import Path; from tests.engine.clouds import learned\n"
@@ -183,19 +149,18 @@ def test_a_driver_killed_and_started_again_comes_to_the_same(tmp_path: Path) -> 
     mine = learned(data, folder=tmp_path / "job")
     assert (scores(mine) == expected).all()
     assert leftovers(tmp_path / "job") == []
-    assert sum(read_job(tmp_path / "job").finished().shard_rows.values()) == 300
+    assert sum(read_job(tmp_path / "job").finished().rows.values()) == 300
 
 
 @pytest.mark.slow
-def test_interrupting_ends_the_workers(tmp_path: Path, monkeypatch) -> None:
-    data = write_points(tmp_path / "points.npz")
+def test_interrupting_ends_the_workers(data: Path, tmp_path: Path, monkeypatch) -> None:
     runners: list[LocalRunner] = []
     monkeypatch.setattr(LocalRunner, "close", lambda self, close=LocalRunner.close: (runners.append(self), close(self)))
 
     def see(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("evergrow.engine.job_steps.JobReport.see", see)
+    monkeypatch.setattr("evergrow.engine.job.JobReport.see", see)
     with pytest.raises(KeyboardInterrupt):
         learner().fit(data, engine=LocalEngine(workers=2, **SMALL, folder=tmp_path / "job"))
-    assert runners[0].pids == []
+    assert pids(runners[0]) == []

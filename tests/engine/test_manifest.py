@@ -15,11 +15,6 @@ from evergrow.engine import LocalEngine
 from evergrow.engine.job import Job, begin_job, plan, read_job
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return write_points(tmp_path / "points.npz")
-
-
 def test_shards_cover_all_rows_once(data: Path) -> None:
     manifest = plan(read(data), shard_rows=70)
     assert [shard.rows for shard in manifest.shards] == [70, 70, 70, 70, 20]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +19,9 @@ from evergrow.learner.answers import Answers
 
 def answers(*, novelty: bool) -> Answers:
     values = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
-    more = {}
-    if novelty:
-        more = {
-            "novelty": np.array([0.5, 3.0]),
-            "unknown": np.array([False, True]),
-            "threshold": np.array([1.0, 1.0]),
-        }
-    return Answers(np.array(["ant", "bee", "cat"]), values, "probability", np.array([0, 2]), **more)
+    found = Answers(np.array(["ant", "bee", "cat"]), values, "probability", np.array([0, 2]))
+    more = {"novelty": np.array([0.5, 3.0]), "unknown": np.array([False, True]), "threshold": np.ones(2)}
+    return replace(found, **more) if novelty else found
 
 
 def test_features_come_back_bit_for_bit(tmp_path: Path) -> None:
@@ -94,7 +90,12 @@ def test_answers(tmp_path: Path) -> None:
 
 def test_names_that_are_no_utf8_are_written_as_escapes(tmp_path: Path) -> None:
     write_features(tmp_path, "a.parquet", names=["caf\udce9.jpg"], features=np.ones((1, 2)))
+    found = replace(answers(novelty=True), classes=np.array(["caf\udce9", "bee", "cat"]))
+    write_answers(tmp_path, "b.parquet", names=list("abc"), answers=found, labels=np.array(["caf\udce9"] * 3), top=2)
     assert pq.read_table(tmp_path / "a.parquet")["name"].to_pylist() == ["caf\\udce9.jpg"]
+    table = pq.read_table(tmp_path / "b.parquet").to_pydict()
+    assert table["label"] == ["caf\\udce9", None]
+    assert table["true_label"] == ["caf\\udce9"] * 2
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

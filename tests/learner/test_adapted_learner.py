@@ -161,7 +161,7 @@ def test_images_that_cannot_be_read(tmp_path: Path) -> None:
             {"adapt": "adapter", "backbone": "test_resnet", "weights": "random"},
             images(0, 1),
             UnsupportedModelError,
-            "can serve test_resnet, got 'adapter'.*'ssf' serves",
+            "must be a vision transformer.*got ResNet.*'ssf' serves",
         ),
     ],
 )

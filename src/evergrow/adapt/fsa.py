@@ -21,7 +21,6 @@ from typing_extensions import Self
 from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import (
     Tuner,
-    UnsupportedModelError,
     adapting_tuners,
     create_tuner,
     restore_tuner,
@@ -33,7 +32,7 @@ from evergrow.core.record import NOTHING, Extra, record, require
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, resolve_device, to_plain
 from evergrow.data.items import Items
-from evergrow.features import Backbone, BackboneSpec, ImageBackbone
+from evergrow.features import Backbone, BackboneSpec, ImageBackbone, hash_weights
 
 if TYPE_CHECKING:
     from evergrow.adapt.loop import TrainLog  # what trains takes time to import, and most models are only loaded
@@ -71,62 +70,6 @@ class CosineHead(nn.Module):
         """Return logits (n, C) in float32, whatever the precision of the features."""
         with torch.autocast(features.device.type, enabled=False):
             return self.scale * linear(normalize(features.float()), normalize(self.weight))
-
-
-class LinearHead(nn.Module):
-    """Logits z W^T + b.
-
-    Parameters
-    ----------
-    n_features, n_classes : int
-        Width of the features, number of classes.
-    seed : int
-        The user's seed; weights and bias come from U(-1/sqrt(d), 1/sqrt(d)).
-    purpose : str or int
-        What the head is for.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from evergrow.adapt.fsa import LinearHead
-    >>> LinearHead(8, 3, 0)(torch.ones(2, 8)).shape
-    torch.Size([2, 3])
-    """
-
-    def __init__(self, n_features: int, n_classes: int, seed: int, *purpose: str | int) -> None:
-        super().__init__()
-        drawn = torch.rand(n_classes, n_features + 1, generator=generator(seed, "head", "linear", *purpose))
-        drawn = (2.0 * drawn - 1.0) / math.sqrt(n_features)
-        self.weight = nn.Parameter(drawn[:, :-1].clone())
-        self.bias = nn.Parameter(drawn[:, -1].clone())
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return logits (n, C) in float32, whatever the precision of the features."""
-        with torch.autocast(features.device.type, enabled=False):
-            return linear(features.float(), self.weight, self.bias)
-
-
-class Lift(nn.Module):
-    """A frozen wide layer, h = ReLU(z R) with unit normal R, that gradients pass through.
-
-    Parameters
-    ----------
-    n_features, n_units : int
-        Width of the features and of the layer.
-    seed : int
-        The user's seed.
-    """
-
-    weight: Tensor
-
-    def __init__(self, n_features: int, n_units: int, seed: int) -> None:
-        super().__init__()
-        drawn = torch.randn(n_units, n_features, generator=generator(seed, "head", "lift"))
-        self.register_buffer("weight", drawn)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return h (n, n_units)."""
-        return torch.relu(linear(features, self.weight))
 
 
 class Network(nn.Module):
@@ -267,18 +210,13 @@ def adaptation_config(adapt: Any) -> FsaConfig | None:
     >>> adaptation_config("ssf").train.epochs, adaptation_config(None)
     (20, None)
     """
-    if adapt is None:
-        return None
-    if isinstance(adapt, FsaConfig):
+    if adapt is None or isinstance(adapt, FsaConfig):
         return adapt
     if isinstance(adapt, Mapping):
         return FsaConfig.from_dict(adapt)
-    known = adapting_tuners()
     if not isinstance(adapt, str):
-        raise ParameterError(
-            f"adapt must be None, an FsaConfig or one of {', '.join(known)}, got {type(adapt).__name__}"
-        )
-    check_choice("adapt", adapt, known)
+        raise ParameterError(f"adapt must be None, an FsaConfig or the name of a tuner, got {type(adapt).__name__}")
+    check_choice("adapt", adapt, adapting_tuners())
     return FsaConfig.recipe(tuner=adapt)
 
 
@@ -286,7 +224,7 @@ def shared_copy(module: nn.Module) -> nn.Module:
     """Return a frozen copy of a network that shares its numbers with the original.
 
     The copy has modules and parameters of its own, so hooks, tuners and ``requires_grad`` on it do not concern the
-    original, and moving it to a device or folding a tuner into it makes new numbers; until then no memory is used.
+    original, and moving it to a device makes new numbers; until then no memory is used.
 
     Parameters
     ----------
@@ -309,7 +247,7 @@ def shared_copy(module: nn.Module) -> nn.Module:
     """
     present = [tuner.name for tuner in tuners_of(module)]
     if present:
-        raise ParameterError(f"backbone must carry no tuner to be adapted, got {present}: remove or merge it finally")
+        raise ParameterError(f"backbone must carry no tuner to be adapted, got {present}: remove it")
     memo: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.detach(), requires_grad=False) for parameter in module.parameters()
     }
@@ -342,7 +280,7 @@ class AdaptedBackbone(ImageBackbone):
     base_spec : BackboneSpec
         Description of the backbone it is made of.
     tuner : Tuner
-        ``tuner.merge()`` folds it into the weights, where its kind allows that: faster, and the same up to rounding.
+        The tuner on the copy of its network.
     """
 
     def __init__(
@@ -394,10 +332,8 @@ def adapted_from(backbone: ImageBackbone, adaptation: Adaptation) -> AdaptedBack
 def _adapted_spec(spec: BackboneSpec, tuner: Tuner) -> BackboneSpec:
     """Return a description whose hash covers weights and tuner."""
     entry = {"tuner": tuner.name, "settings": tuner.config.to_dict(), "seed": tuner.seed}
-    digest = hashlib.blake2b(f"{spec.weights_hash}{json.dumps(entry, sort_keys=True)}".encode(), digest_size=16)
-    for name, value in sorted(tuner.state_dict().items()):
-        digest.update(f"{name}:{value.dtype}:{tuple(value.shape)}\0".encode())
-        digest.update(np.ascontiguousarray(value.detach().cpu().numpy()).tobytes())
+    text = f"{spec.weights_hash}{json.dumps(entry, sort_keys=True)}{hash_weights(tuner)}"
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
     return replace(
         spec,
         name=f"{spec.name}+{tuner.name}",
@@ -476,14 +412,13 @@ def adapt(
     tuner = create_tuner(config.tuner, module, seed=seed, **config.settings)
     where = next(tuner.parameters()).device
     # What is trained is the network's own vector, whatever blocks are read of it later.
-    head = training_head(config, backbone.with_recipe("final").n_features, len(classes), seed).to(where)
+    head = CosineHead(backbone.with_recipe("final").n_features, len(classes), seed, "fsa").to(where)
     network = Network(module, head, [tuner])
-    groups = config.train.groups(tuner, head)
     # The settings of training are compared by the loop itself.
     decisive = {name: value for name, value in config.to_dict().items() if name != "train"}
     log = train(
         network,
-        groups,
+        [*tuner.parameters(), *head.parameters()],
         items,
         codes.astype(np.int64),
         config.train,
@@ -497,35 +432,3 @@ def adapt(
     training = Training(len(log.losses), log.samples, log.seconds, log.losses[0], log.losses[-1])
     adaptation = Adaptation(backbone.spec, tuner.saved(), config.to_dict(), training)
     return AdaptedBackbone(backbone, tuner, module, adaptation, log)
-
-
-def check_adaptable(backbone: ImageBackbone, config: FsaConfig) -> None:
-    """Raise unless a tuner can serve a backbone, which stays as it is; nothing is trained.
-
-    Parameters
-    ----------
-    backbone : ImageBackbone
-        What would be adapted.
-    config : FsaConfig
-        How.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the tuner cannot serve this architecture.
-    """
-    try:
-        create_tuner(config.tuner, shared_copy(backbone.module), **config.settings)
-    except UnsupportedModelError as error:
-        hint = "; 'ssf' serves convolutional networks too" if config.tuner != "ssf" else ""
-        raise UnsupportedModelError(
-            f"adapt must be a tuner that can serve {backbone.spec.name}, got {config.tuner!r}: {error}{hint}"
-        ) from error
-
-
-def training_head(config: FsaConfig, n_features: int, n_classes: int, seed: int) -> nn.Module:
-    """Return the classifier that a tuner is trained with."""
-    kind = CosineHead if config.head == "cosine" else LinearHead
-    if not config.lift:
-        return kind(n_features, n_classes, seed, "fsa")
-    return nn.Sequential(Lift(n_features, config.lift, seed), kind(config.lift, n_classes, seed, "fsa"))

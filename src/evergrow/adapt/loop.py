@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, dropout
+from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evergrow.adapt.settings import OPTIMIZERS, Precision, TrainConfig
@@ -37,8 +37,6 @@ Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 _LOG = logging.getLogger(__name__)
 _CHECK_EVERY = 200
 """Steps after which the loss is looked at; looking makes the CPU wait for the GPU."""
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class TrainingError(NumericalError):
@@ -63,7 +61,7 @@ class TrainLog:
         Steps.
     seconds : float
         Time of all epochs, those before an interruption included.
-    precision : {"float32", "bfloat16", "float16"}
+    precision : {"float32", "bfloat16"}
         Arithmetic of the last epoch.
     resumed_epochs : int
         Epochs that an earlier call had done.
@@ -207,30 +205,17 @@ class Progress:
 
     Parameters
     ----------
-    epoch : int
-        Epochs that are done.
     losses : list of float
-        Mean loss of each.
+        Mean loss of every epoch that is done.
     seconds : float
         Time they took.
     precision : str
         Arithmetic of the passes; float32 from the epoch on in which another one failed.
-    scaler : dict
-        State of the loss scaling of float16.
     """
 
-    epoch: int
     losses: list[float]
     seconds: float
     precision: Precision
-    scaler: dict[str, int | float] = field(default_factory=dict)
-
-    def check(self) -> None:
-        """Raise where a file contradicts itself."""
-        require(len(self.losses) == self.epoch, f"{self.epoch} epochs have {len(self.losses)} losses")
-        numbers = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
-        require(set(self.scaler) in (set(), numbers), "the loss scaling is not known")
-        require(all(value >= 0 for value in self.scaler.values()), "the loss scaling has a negative number")
 
 
 @record("checkpoint")
@@ -357,43 +342,30 @@ class _Run:
         self.stated = [{key: value for key, value in group.items() if key != "params"} for group in groups]
         parameters = [parameter for group in groups for parameter in group["params"]]
         self.device = parameters[0].device
-        self.progress = Progress(0, [], 0.0, self._precision())
+        self.progress = Progress([], 0.0, self._precision())
         self.rates = [float(group["lr"]) for group in groups]
-        # Fused steps look at float16's overflow on the GPU, where others make the CPU wait for it in every step.
         self.optimizer = config.make_optimizer(groups, fused=self.device.type == "cuda")
         self.state = TrainState(parameters, self.optimizer, OPTIMIZERS[config.optimizer])
-        self.scaler = self._new_scaler()
 
     def _precision(self) -> Precision:
         """Return the arithmetic to begin with."""
-        if self.config.precision == "auto":
-            if self.device.type != "cuda":
-                return "float32"
-            ampere = torch.cuda.get_device_capability(self.device) >= (8, 0)
-            return "bfloat16" if ampere else "float16"
-        if self.config.precision == "float16" and self.device.type != "cuda":
-            raise ParameterError(
-                f"precision must not be 'float16' on {self.device.type}, got it: only CUDA devices train in it"
-            )
-        return self.config.precision
-
-    def _new_scaler(self) -> torch.amp.GradScaler:
-        return torch.amp.GradScaler(self.device.type, enabled=self.progress.precision == "float16")
+        if self.config.precision != "auto":
+            return self.config.precision
+        capable = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (8, 0)
+        return "bfloat16" if capable else "float32"
 
     def go(self, checkpoint: Path | None, identity: dict[str, Any], show: bool) -> TrainLog:
         """Run all epochs that are not done yet."""
         found = None if checkpoint is None else self.state.read(checkpoint, identity)
         if found is not None:
-            self.progress, self.scaler = found, self._new_scaler()
-            if found.scaler:
-                self.scaler.load_state_dict(found.scaler)
-            _LOG.info("training goes on after epoch %d of %d", found.epoch, self.config.epochs)
-        resumed, steps = self.progress.epoch, self.images.steps
+            self.progress = found
+            _LOG.info("training goes on after epoch %d of %d", len(found.losses), self.config.epochs)
+        resumed, steps = len(self.progress.losses), self.images.steps
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         with (
             meter("training", self.config.epochs * steps, enabled=show) as tick,
-            _training(self.model),
+            training_mode(self.model),
             _dropping(self.model, self.config.drop_path),
             torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
             torch.inference_mode(False),
@@ -406,8 +378,8 @@ class _Run:
         now = self.progress
         return TrainLog(
             losses=tuple(now.losses),
-            samples=len(self.images) * now.epoch,
-            steps=steps * now.epoch,
+            samples=len(self.images) * len(now.losses),
+            steps=steps * len(now.losses),
             seconds=now.seconds,
             precision=now.precision,
             resumed_epochs=resumed,
@@ -424,7 +396,6 @@ class _Run:
             failed, self.progress.precision = self.progress.precision, "float32"
             if failed != "float32":
                 _LOG.warning("loss was not finite in epoch %d in %s; going on in float32", epoch + 1, failed)
-                self.scaler = self._new_scaler()
                 loss = self._pass(epoch, tick)
         if loss is None:
             self.state.restore(kept)
@@ -433,10 +404,9 @@ class _Run:
                 f"{self.config.epochs} in float32; lower the learning rate (lr is {self.config.lr:g})"
             )
         synchronize(self.device)
-        now = self.progress
-        now.epoch, now.losses, now.scaler = epoch + 1, [*now.losses, loss], dict(self.scaler.state_dict())
-        now.seconds += time.perf_counter() - started
-        rate = self.config.rate(epoch)
+        self.progress.losses.append(loss)
+        self.progress.seconds += time.perf_counter() - started
+        rate = self.config.lr * self.config.factor(epoch)
         _LOG.info("epoch %d of %d: loss %.4f, learning rate %.2g", epoch + 1, self.config.epochs, loss, rate)
 
     def _pass(self, epoch: int, tick: Meter) -> float | None:
@@ -467,21 +437,20 @@ class _Run:
 
         Unless its share is one, every image is mixed with its counterpart from the other end of the batch.
         """
-        half = _DTYPES.get(self.progress.precision)
-        with torch.autocast(self.device.type, dtype=half or torch.bfloat16, enabled=half is not None):
+        half = self.progress.precision == "bfloat16"
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
             given = self.model(images if share == 1 else images.lerp(images.flip(0), 1 - share))
             value = self.loss(given, codes)
             if share != 1:
                 value = share * value + (1 - share) * self.loss(given, codes.flip(0))
         self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(value).backward()  # type: ignore[no-untyped-call]
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        value.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
         return value.detach()
 
 
 @contextmanager
-def _training(model: nn.Module) -> Iterator[None]:
+def training_mode(model: nn.Module) -> Iterator[None]:
     """Turn training mode on, but not for batch normalisations; every part gets its mode back."""
     modes = [(part, part.training) for part in model.modules()]
     for part, _ in modes:
@@ -493,20 +462,11 @@ def _training(model: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-class _DropPath(nn.Module):
-    """Leaves a branch out for some images, and makes up for it in the others."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * dropout(x.new_ones(len(x), *[1] * (x.ndim - 1)), self.rate, self.training)
-
-
 @contextmanager
 def _dropping(model: nn.Module, rate: float) -> Iterator[None]:
     """Let timm's blocks leave out their branches at random, the last with probability ``rate``, until the end."""
+    from timm.layers.drop import DropPath
+
     places = [
         (part, name)
         for part in model.modules()
@@ -515,7 +475,7 @@ def _dropping(model: nn.Module, rate: float) -> Iterator[None]:
     ]
     before = [getattr(part, name) for part, name in places]
     for number, (part, name) in enumerate(places):
-        setattr(part, name, _DropPath(rate * (number // 2) / max(len(places) // 2 - 1, 1)))
+        setattr(part, name, DropPath(rate * (number // 2) / max(len(places) // 2 - 1, 1)))
     try:
         yield
     finally:

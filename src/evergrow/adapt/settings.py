@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
 from typing_extensions import Self
 
 from evergrow.adapt.tuners import TUNERS, adapting_tuners
@@ -39,12 +37,11 @@ SCHEDULES: dict[str, Callable[[TrainConfig, int], float]] = {
     "warm-cosine": lambda config, epoch: min((epoch + 1) / max(config.epochs // 20, 1), _cosine(config, epoch)),
     "constant": lambda config, epoch: 1.0,
     "coda-cosine": lambda config, epoch: math.cos(99 * math.pi * epoch / (200 * max(config.epochs - 1, 1))),
-    "steps": lambda config, epoch: float(config.gamma ** sum(epoch >= mark for mark in config.milestones)),
 }
 """Every schedule: from the settings and an epoch, counted from 0, to the factor on all learning rates."""
 
-TrainPrecision = Literal["auto", "float32", "bfloat16", "float16"]
-Precision = Literal["float32", "bfloat16", "float16"]
+TrainPrecision = Literal["auto", "float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16"]
 """Arithmetic that a training can run in."""
 CropFilter = Literal["evaluation", "bilinear", "bicubic"]
 
@@ -61,8 +58,6 @@ class TrainConfig:
         Images per step; the last step of a pass takes what is left, down to one image.
     lr : float
         Learning rate of all parameters that have none of their own.
-    head_lr : float, optional
-        Learning rate of the classifier, for those who make groups with :meth:`groups`; ``lr`` by default.
     momentum : float
         Of SGD.
     weight_decay : float
@@ -74,16 +69,10 @@ class TrainConfig:
         Learning rate of an epoch, one of :data:`~evergrow.adapt.settings.SCHEDULES`: ``"cosine"``, half of one that
         reaches 0 after the last epoch; ``"warm-cosine"``, the same after a steady rise over the first twentieth of the
         epochs; ``"constant"``; ``"coda-cosine"``, CODA-Prompt's quarter of a cosine,
-        cos(99 pi e / (200 (E - 1))); ``"steps"``, ``gamma`` times smaller at every milestone.
-    milestones : tuple of int
-        Epochs, from 0, at which ``"steps"`` changes the rate.
-    gamma : float
-        Factor of every milestone.
-    precision : {"auto", "float32", "bfloat16", "float16"}
+        cos(99 pi e / (200 (E - 1))).
+    precision : {"auto", "float32", "bfloat16"}
         Arithmetic of forward and backward passes; weights stay in float32. ``"auto"``: bfloat16 on GPUs that have
-        it, float16 with loss scaling on those that do not, float32 on CPUs.
-    augment : bool
-        Random crops and flips; otherwise images look as they do when the backbone is evaluated.
+        it, else float32.
     crop_scale : tuple of float
         Share of an image's area that a random crop takes.
     interpolation : {"bilinear", "bicubic", "evaluation"}
@@ -94,16 +83,14 @@ class TrainConfig:
         Share of the target that all classes get alike, of cross-entropy.
     drop_path : float
         Probability that the last block of a transformer is left out for an image; earlier blocks have less.
-    layer_decay : float
-        Factor on the learning rate of each block below the next one; 1 for the same rate everywhere.
     workers : int or "auto"
         Processes that decode files; images in memory need none. Does not change the result.
 
     Examples
     --------
     >>> from evergrow.adapt.settings import TrainConfig
-    >>> config = TrainConfig(epochs=4, lr=1.0)
-    >>> [round(config.rate(epoch), 3) for epoch in range(4)]
+    >>> config = TrainConfig(epochs=4)
+    >>> [round(config.factor(epoch), 3) for epoch in range(4)]
     [1.0, 0.854, 0.5, 0.146]
     >>> config.changed(epoch=3)
     Traceback (most recent call last):
@@ -114,80 +101,42 @@ class TrainConfig:
     epochs: int = 20
     batch_size: int = 48
     lr: float = 0.01
-    head_lr: float | None = None
     momentum: float = 0.9
     weight_decay: float = 5e-4
     optimizer: str = "sgd"
     schedule: str = "cosine"
-    milestones: tuple[int, ...] = ()
-    gamma: float = 0.1
     precision: TrainPrecision = "auto"
-    augment: bool = True
     crop_scale: tuple[float, float] = (0.05, 1.0)
     interpolation: CropFilter = "bilinear"
     mixup: float = 0.0
     label_smoothing: float = 0.0
     drop_path: float = 0.0
-    layer_decay: float = 1.0
     workers: int | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         lists_to_tuples(self)
         for name in ("epochs", "batch_size"):
             check_number(name, getattr(self, name), low=1, integer=True)
-        for name in ("lr", "head_lr", "gamma"):
-            if name != "head_lr" or self.head_lr is not None:
-                check_number(name, getattr(self, name), low=0, low_open=True)
-        check_number("momentum", self.momentum, low=0, high=1, high_open=True)
-        check_number("weight_decay", self.weight_decay, low=0)
-        check_number("mixup", self.mixup, low=0)
-        check_number("label_smoothing", self.label_smoothing, low=0, high=1, high_open=True)
-        check_number("drop_path", self.drop_path, low=0, high=1, high_open=True)
-        check_number("layer_decay", self.layer_decay, low=0, high=1, low_open=True)
+        check_number("lr", self.lr, low=0, low_open=True)
+        for name in ("weight_decay", "mixup"):
+            check_number(name, getattr(self, name), low=0)
+        for name in ("momentum", "label_smoothing", "drop_path"):
+            check_number(name, getattr(self, name), low=0, high=1, high_open=True)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("precision", self.precision, get_args(TrainPrecision))
         check_choice("interpolation", self.interpolation, get_args(CropFilter))
-        if not isinstance(self.milestones, tuple) or not all(
-            type(mark) is int and mark >= 0 for mark in self.milestones
-        ):
-            raise ParameterError(f"milestones must be epochs from 0 up, got {self.milestones!r}")
-        if not isinstance(self.augment, bool):
-            raise ParameterError(f"augment must be True or False, got {self.augment!r}")
         if not isinstance(self.crop_scale, tuple) or len(self.crop_scale) != 2:
             raise ParameterError(f"crop_scale must be two numbers, got {self.crop_scale!r}")
-        for value in self.crop_scale:
-            check_number("crop_scale", value, low=0, high=1, low_open=True)
-        if self.crop_scale[0] > self.crop_scale[1]:
-            raise ParameterError(f"crop_scale must be a low and a high share, got {self.crop_scale!r}")
+        low, high = self.crop_scale
+        check_number("crop_scale", high, low=0, high=1, low_open=True)
+        check_number("crop_scale", low, low=0, high=high, low_open=True)
         if self.workers != "auto":
             check_number("workers", self.workers, low=0, integer=True)
-
-    def rate(self, epoch: int) -> float:
-        """Return the factor on all learning rates in an epoch, counted from 0, times ``lr``."""
-        return self.lr * self.factor(epoch)
 
     def factor(self, epoch: int) -> float:
         """Return the factor on all learning rates in an epoch, counted from 0."""
         return SCHEDULES[self.schedule](self, epoch)
-
-    def groups(self, body: nn.Module, head: nn.Module) -> list[dict[str, Any]]:
-        """Return parameter groups for :func:`train`: the body at ``lr``, the classifier at ``head_lr``.
-
-        Parameters
-        ----------
-        body, head : torch.nn.Module
-            What is trained of both. Blocks of the body go by the number in ``blocks.3.``; what is named before the
-            first of them lies below all, the rest above.
-        """
-        levels: dict[float, list[nn.Parameter]] = {}
-        for name, parameter in body.named_parameters():
-            block = re.search(r"(?:^|\.)blocks\.(\d+)\.", name)
-            place = float(block[1]) if block else math.inf if max(levels, default=-1.0) >= 0 else -1.0
-            levels.setdefault(place if self.layer_decay < 1 else 0.0, []).append(parameter)
-        rates = [self.lr * self.layer_decay ** (len(levels) - 1 - level) for level in range(len(levels))]
-        groups = [{"params": levels[place], "lr": rate} for place, rate in zip(sorted(levels), rates)]
-        return [*groups, {"params": list(head.parameters()), "lr": self.lr if self.head_lr is None else self.head_lr}]
 
     def make_optimizer(self, groups: list[dict[str, Any]], *, fused: bool) -> torch.optim.Optimizer:
         """Return the optimizer of parameter groups; ``fused`` is whether it takes its steps in one piece on a GPU."""
@@ -212,9 +161,6 @@ class TrainConfig:
         return from_mapping(cls, values, "setting of a training")
 
 
-_ANACP_ADAPTER = {"bottleneck": 8, "scale": 1.0, "dropout": 0.0, "activation": "none", "placement": "mlp"}
-
-
 @dataclass(frozen=True)
 class FsaConfig:
     """How the first session is adapted; the defaults are RanPAC's protocol.
@@ -225,17 +171,13 @@ class FsaConfig:
         What is trained of the backbone: one of :func:`evergrow.adapt.tuners.adapting_tuners`.
     settings : dict
         Settings of the tuner beyond its defaults.
-    head : {"cosine", "linear"}
-        The classifier that is trained along and dropped afterwards.
-    lift : int
-        Width of a frozen random ReLU layer between features and classifier; 0 for none.
     train : TrainConfig
         Epochs, rates and so on.
 
     Examples
     --------
     >>> from evergrow.adapt.settings import FsaConfig
-    >>> config = FsaConfig.recipe("ranpac", tuner="ssf", epochs=5)
+    >>> config = FsaConfig.recipe(tuner="ssf", epochs=5)
     >>> config.tuner, config.train.epochs, config.train.lr
     ('ssf', 5, 0.01)
     >>> FsaConfig.from_dict(config.to_dict()) == config
@@ -244,14 +186,10 @@ class FsaConfig:
 
     tuner: str = "adapter"
     settings: dict[str, Any] = field(default_factory=dict)
-    head: str = "cosine"
-    lift: int = 0
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
         check_choice("tuner", self.tuner, adapting_tuners())
-        check_choice("head", self.head, ("cosine", "linear"))
-        check_number("lift", self.lift, low=0, integer=True)
         if not isinstance(self.settings, dict):
             raise ParameterError(f"settings must be a dict of the tuner's settings, got {self.settings!r}")
         if not isinstance(self.train, TrainConfig):
@@ -259,21 +197,9 @@ class FsaConfig:
         TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner)  # refuses what the tuner has not
 
     @classmethod
-    def recipe(cls, name: str = "ranpac", **changes: Any) -> Self:
-        """Return a published way, with some settings changed.
-
-        Parameters
-        ----------
-        name : {"ranpac", "anacp", "loranpac"}
-            ``"ranpac"``: AdaptFormer's adapter, cosine classifier, SGD, 20 epochs. ``"anacp"``: a linear adapter of
-            rank 8 beside the MLP, linear classifier, Adam, 10 epochs, rates 1e-4 and 1e-3 (those of DINOv2; the
-            authors take ten times as much for MoCo). ``"loranpac"``: as ``"ranpac"``, with the classifier on 100,000
-            lifted features; the lifting layer is drawn by itself, where the authors use that of their head.
-        **changes
-            Fields of :class:`FsaConfig` or of :class:`~evergrow.adapt.TrainConfig`.
-        """
-        check_choice("recipe", name, tuple(_RECIPES))
-        return cls(**_RECIPES[name]).changed(**changes)
+    def recipe(cls, **changes: Any) -> Self:
+        """Return RanPAC's protocol with some settings changed: fields of this class or of :class:`TrainConfig`."""
+        return cls().changed(**changes)
 
     def changed(self, **changes: Any) -> Self:
         """Return the settings with some fields changed, its own or those of ``train``.
@@ -290,10 +216,8 @@ class FsaConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in a form that JSON holds."""
-        mine = {name: getattr(self, name) for name in field_names(self) if name != "train"}
-        tuner = TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner).to_dict()
-        plain = {name: tuner[name] for name in self.settings}
-        return {**mine, "settings": plain, "train": self.train.to_dict()}
+        plain: dict[str, Any] = to_plain(self)
+        return plain
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -303,16 +227,3 @@ class FsaConfig:
         known = dict(values)
         inner = TrainConfig.from_dict(known.pop("train", {}))
         return cls(train=inner).changed(**known)
-
-
-_RECIPES: dict[str, dict[str, Any]] = {
-    "ranpac": {},
-    "anacp": {
-        "settings": _ANACP_ADAPTER,
-        "head": "linear",
-        "train": TrainConfig(
-            epochs=10, batch_size=128, lr=1e-4, head_lr=1e-3, weight_decay=0.0, optimizer="adam", schedule="constant"
-        ),
-    },
-    "loranpac": {"settings": {"bottleneck": 64}, "lift": 100_000},
-}

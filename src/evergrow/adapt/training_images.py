@@ -283,10 +283,7 @@ class TrainingImages:
         self._stream = partial(generator, seed, "train", *purpose)
         self._items, self._config, self._device, self._evaluation = items, config, device, preprocessing
         self._codes = torch.from_numpy(np.array(codes, dtype=np.int64)).to(device)
-        self._augment: TrainTransform | None = None
         self._pixels: NDArray[np.uint8] | Tensor | None = None
-        if not config.augment:
-            return
         used = preprocessing.interpolation if config.interpolation == "evaluation" else config.interpolation
         self._augment = TrainTransform(preprocessing, config.crop_scale, used)
         if isinstance(items, Images) and items.pixels is not None and used in _BATCH_FILTERS:
@@ -347,9 +344,7 @@ class TrainingImages:
         height, width = self._evaluation.size
         batch_bytes = self._config.batch_size * 12 * height * width
         workers = choose_workers(self._config.workers, len(batches), self._device, batch_bytes)
-        reader = _AugmentedImages(
-            self._items, self._augment or self._evaluation, partial(self._stream, "augment", epoch)
-        )
+        reader = _AugmentedImages(self._items, self._augment, partial(self._stream, "augment", epoch))
         draws = self._stream("workers", epoch)
         with loaded_batches(reader, batches, workers=workers, device=self._device, draws=draws) as loaded:
             for images in loaded:
@@ -362,7 +357,7 @@ class _AugmentedImages(Dataset[Tensor]):
     def __init__(
         self,
         items: Items,
-        transform: TrainTransform | Preprocessing,
+        transform: TrainTransform,
         stream: Callable[[int], torch.Generator],
     ) -> None:
         self._items, self._transform, self._stream = items, transform, stream
@@ -373,7 +368,4 @@ class _AugmentedImages(Dataset[Tensor]):
     def _image(self, row: int, name: str, source: Any) -> Tensor:
         if isinstance(source, Exception):
             raise source
-        image = decode_image(source, name=name)
-        if isinstance(self._transform, TrainTransform):
-            return self._transform(image, self._stream(row))
-        return self._transform(image)
+        return self._transform(decode_image(source, name=name), self._stream(row))

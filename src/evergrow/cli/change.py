@@ -19,7 +19,7 @@ from evergrow.core.escaping import one_line
 
 if TYPE_CHECKING:
     from evergrow.engine.engines import Engine
-    from evergrow.engine.job_steps import JobReport
+    from evergrow.engine.job import JobReport
     from evergrow.learner.snapshot import Change
 
 Classes = Annotated[list[str], typer.Argument(metavar="CLASS...")]

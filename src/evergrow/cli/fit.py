@@ -17,7 +17,7 @@ from evergrow.core.errors import ParameterError
 if TYPE_CHECKING:
     from evergrow.data.items import Samples
     from evergrow.engine.engines import Engine
-    from evergrow.engine.job_steps import JobReport
+    from evergrow.engine.job import JobReport
 
 
 @command("fit", panel="Learn")

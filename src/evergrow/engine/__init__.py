@@ -11,11 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "LocalEngine", "RayEngine"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Engine": "evergrow.engine.engines",
-        "LocalEngine": "evergrow.engine.engines",
-        "RayEngine": "evergrow.engine.engines",
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__, dict.fromkeys(__all__, "evergrow.engine.engines"))

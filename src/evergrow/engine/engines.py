@@ -15,15 +15,14 @@ from typing import Any
 import numpy as np
 
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.record import read_record
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.data import Source, read
 from evergrow.engine.fitting import fit, update
-from evergrow.engine.job import SHARD_MIB, SHARD_ROWS, Job, Manifest, begin_job, extraction_settings, plan
-from evergrow.engine.job_steps import JobReport, RunOptions, all_shards, model_job, portable
+from evergrow.engine.job import SHARD_MIB, SHARD_ROWS, Job, JobReport, Manifest, begin_job, extraction_settings, plan
+from evergrow.engine.job_steps import RunOptions, all_shards, model_job, portable
+from evergrow.engine.parquet_out import escaped, read_table
 from evergrow.engine.runners import LocalRunner, Perform, RayRunner, Runner
-from evergrow.engine.worker_tasks import Compared
 from evergrow.engine.worker_tasks import perform as shard_task
 from evergrow.features.base import Backbone
 from evergrow.learner.calibration import FALSE_ALARM
@@ -116,15 +115,16 @@ class Engine(ABC):
         started = time.perf_counter()
         manifest = self.manifest(data, skip=_skips(learner))
         with self.open(learner.device, learner.weights) as (folder, options):
-            job = model_job(learner, manifest, folder, "evaluate")
+            asked = None if learner.info()["novelty"] is None else FALSE_ALARM
+            job = model_job(learner, manifest, folder, "evaluate", top=1, false_alarm=asked)
             report = all_shards(job, options)
-            found = [read_record(Compared, job.result("evaluate", shard)) for shard in sorted(report.rows)]
-        labels, answers = np.concatenate([np.array(part.names, dtype=np.str_)[part.codes] for part in found], axis=1)
-        novelty = np.concatenate([np.empty(0) if part.novelty is None else part.novelty for part in found])
+            found = [read_table(job.result("evaluate", shard)) for shard in sorted(report.rows)]
+        labels, answers = (np.concatenate([table[name] for table in found]) for name in ("true_label", "label"))
         told: dict[str, Any] = {}
-        if len(novelty) == len(labels):
+        if asked is not None:
+            novelty = np.concatenate([table["novelty"] for table in found])
             told = {"novelty": novelty, "threshold": learner.threshold(false_alarm), "false_alarm": false_alarm}
-        result = evaluate_predictions(labels, answers, learner.class_names_, **told)
+        result = evaluate_predictions(labels, answers, escaped(learner.class_names_.tolist()), **told)
         left_out = tuple(name for name, _ in report.samples_left_out())
         return replace(result, seconds=time.perf_counter() - started, left_out=left_out), report
 

@@ -13,26 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import EngineError, InputError
 from evergrow.core.files import locked
 from evergrow.core.progress import meter
 from evergrow.data import source_from
-from evergrow.engine.job import Job, Manifest, begin_job, digest_of, extraction_settings
+from evergrow.engine.job import Job, JobReport, Manifest, begin_job, digest_of, extraction_settings
 from evergrow.engine.job_steps import (
-    JobReport,
     RunOptions,
     finish,
-    finished_report,
     model_job,
     portable,
     run_shards,
     run_tasks,
 )
 from evergrow.engine.runners import Task
-from evergrow.engine.worker_tasks import first_features, forget_opened, if_whole, reports_by_shard
+from evergrow.engine.worker_tasks import ShardFeatures, first_features, forget_opened, if_whole, reports_by_shard
 from evergrow.learner.encoder import Encoder
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import Block
@@ -90,22 +87,23 @@ def update(learner: Learner, manifest: Manifest, folder: Path, options: RunOptio
     if learner.spec_ is not None:
         portable(learner.spec_)
     job = model_job(learner, manifest, folder, "update", fan_in=FAN_IN)
-    if not _is_done(job) and if_whole(read_archive, job.template) is None:
+    if _done(job) is None and if_whole(read_archive, job.template) is None:
         template = learner.spawn()
         template.head_.expecting(sum(learner.n_samples_.values()) + manifest.rows)
         write_archive(job.template, template.to_archive())
     return _learned(learner, job, options, None)
 
 
-def _is_done(job: Job) -> bool:
-    return job.finished() is not None and if_whole(read_archive, job.model) is not None
+def _done(job: Job) -> JobReport | None:
+    """Return what a job did whose result is there; None where something is left to be done."""
+    return None if if_whole(read_archive, job.model) is None else job.finished()
 
 
 def _learned(learner: Learner, job: Job, options: RunOptions, encoder: Encoder | None) -> JobReport:
     """Do what is left of a job, and let the learner know the result."""
-    if _is_done(job):
+    if (done := _done(job)) is not None:
         adopt(learner, _loaded(job.model, options))
-        return finished_report(job)
+        return done
     try:
         with locked(job.folder):
             _make_template(learner, job, options, encoder)
@@ -148,25 +146,21 @@ def _with_first(job: Job) -> list[int]:
 
 def _sample(job: Job, skipped: Iterable[int]) -> Block:
     """Return the first samples of all shards but those that were left out."""
-    X: list[NDArray[np.float32]] = []
-    labels, width, first = [], 0, 0
+    kept: list[tuple[int, ShardFeatures]] = []
     for number in sorted(set(_with_first(job)).difference(skipped)):
         found, path = first_features(job, number), job.result("first", number)
         if found is None and (path.is_file() or not job.skips):
             raise EngineError(f"{path} is gone, damaged or of another shard: was the folder changed? Run it again.")
-        if found is None or not len(found):
-            continue
-        first, width = (first, width) if X else (number, found.X.shape[1])
-        if found.X.shape[1] != width:
-            raise EngineError(
-                f"shards must have features of one width, got {width} in shard {first} and {found.X.shape[1]} in "
-                f"shard {number}"
-            )
-        X.append(found.X)
-        labels.append(found.required_labels())
-    if not X:
+        if found is not None and len(found):
+            kept.append((number, found))
+    if not kept:
         raise InputError("data must have at least one sample that can be read, got none")
-    return Block(np.concatenate(X), np.concatenate(labels))
+    widths = {found.X.shape[1]: number for number, found in reversed(kept)}
+    if len(widths) > 1:
+        listed = " and ".join(f"{width} in shard {number}" for width, number in reversed(widths.items()))
+        raise EngineError(f"shards must have features of one width, got {listed}")
+    labels = np.concatenate([found.required_labels() for _, found in kept])
+    return Block(np.concatenate([found.X for _, found in kept]), labels)
 
 
 def _check_counted(job: Job, total: Learner, report: JobReport) -> None:
@@ -268,28 +262,25 @@ class ShardMerge:
     def __init__(self, job: Job, report: JobReport, options: RunOptions, at_once: int | None = None) -> None:
         self._job, self._report, self._options = job, report, options
         self._at_once = max(AT_ONCE, _PER_WORKER * options.runner.workers) if at_once is None else at_once
-        self._levels = merge_tree(len(job.manifest.shards))
-        self._done: set[Node] = set()  # shards and sums whose file is there, or was and is in a larger one by now
+        self._root = merge_tree(len(job.manifest.shards))[-1][0]
         self._empty: set[int] = set()  # shards that were left out
-        for node in self._levels[-1][0].topmost(self._recovered):
-            below = [node]
-            while below:
-                self._done.update(below)
-                below = [child for parent in below for child in parent.children]
+        self._done = set(self._root.topmost(self._recovered))  # what has a file, but is in no larger sum
 
     def run(self, tick: Callable[[int, str], None]) -> Path:
         """Learn and add up what is missing, and return the file of the sum of all."""
-        root = self._levels[-1][0]
+        root = self._root
         while not self._is_settled(root):
-            sums = [node for level in self._levels[1:] for node in level if self._is_ready(node)]
+            ready = list(self._open(root))
+            sums, shards = ([node for node in ready if bool(node.level) is level] for level in (True, False))
+            leaves = {node.number: node for node in shards[: self._at_once]}
             tasks = [self._merge(number, node) for number, node in enumerate(sums)]
-            tasks += self._options.shard_tasks(self._job, "statistics", self.missing()[: self._at_once])
+            tasks += self._options.shard_tasks(self._job, "statistics", leaves)
             for result in run_tasks(self._job, self._options, tasks):
                 if result.task.work == "merge":
                     self._see_sum(sums[result.task.number])
                     continue
                 if result.state == "done":
-                    self._done.add(self._levels[0][result.task.number])
+                    self._done.add(leaves[result.task.number])
                 else:
                     self._empty.add(result.task.number)
                 self._report.see(result)
@@ -301,9 +292,13 @@ class ShardMerge:
             )
         return root.file(self._job, self._empty)
 
-    def missing(self) -> list[int]:
-        """Return the shards that are still to be learned."""
-        return [leaf.number for leaf in self._levels[0] if not self._is_settled(leaf)]
+    def _open(self, node: Node) -> Iterator[Node]:
+        """Yield the shards that are still to be learned and the sums whose parts are there, from a node down."""
+        if not self._is_settled(node):
+            if all(map(self._is_settled, node.children)):
+                yield node
+            for child in node.children:
+                yield from self._open(child)
 
     def _recovered(self, node: Node) -> bool:
         """Return whether an earlier run left the file of a node, and count its shards."""
@@ -317,9 +312,6 @@ class ShardMerge:
 
     def _is_settled(self, node: Node) -> bool:
         return node in self._done or self._empty.issuperset(node.leaves)
-
-    def _is_ready(self, node: Node) -> bool:
-        return not self._is_settled(node) and all(map(self._is_settled, node.children))
 
     def _merge(self, number: int, node: Node) -> Task:
         """Return the task that forms a sum."""

@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import EngineError, FileFormatError, InputError
-from evergrow.core.files import atomic_path
-from evergrow.core.record import Between, from_document, from_values, record, require, to_values, write_document
+from evergrow.core.record import Between, from_document, record, require, to_values, write_document
 from evergrow.core.seeding import derive_seed
 from evergrow.core.version import __version__
 from evergrow.data import Shard, Source
+from evergrow.engine.runners import TaskResult
 from evergrow.learner.encoder import encode_config
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import BLOCK
@@ -178,12 +178,6 @@ def digest_of(values: dict[str, Any] | Sequence[Any]) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def write_json(path: str | os.PathLike[str], values: dict[str, Any]) -> None:
-    """Write plain values as one JSON file, in one step."""
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(values, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
-
-
 # -- the job ---------------------------------------------------------------------------------------------------
 
 Work = Literal["fit", "update", "features", "predict", "evaluate"]
@@ -205,21 +199,95 @@ class _JobFile:
     backbone: dict[str, Any] | None = None
 
 
+NAMED = 5
+"""Failures that a message names."""
+
+
+@dataclass
+class JobReport:
+    """What a job has done so far.
+
+    Parameters
+    ----------
+    rows : dict of int to int
+        Samples of every shard that is done.
+    left_out : dict of int to list
+        Names and reasons of samples that could not be read, by shard.
+    lost : dict of int to list
+        Classes all of whose samples in a shard could not be read.
+    failed : dict of int to str
+        Shards that could not be done, and why.
+    unreadable : dict of str to str
+        Files that have no shards, since not even their contents could be listed, and why.
+    """
+
+    rows: dict[int, int] = field(default_factory=dict)
+    left_out: dict[int, list[list[str]]] = field(default_factory=dict)
+    lost: dict[int, list[str]] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+    def add(self, shard: int, report: dict[str, Any]) -> None:
+        """Count a shard as done, with what its task reported."""
+        self.failed.pop(shard, None)
+        self.rows[shard] = int(report.get("rows", 0))
+        self.left_out[shard], self.lost[shard] = report.get("left_out", []), report.get("lost", [])
+
+    def see(self, result: TaskResult) -> None:
+        """Count the shard of a task, as done or as failed."""
+        if result.state == "done":
+            self.add(result.task.number, result.report)
+        else:
+            self.failed[result.task.number] = result.error
+
+    def progress(self) -> tuple[int, str]:
+        """Return the shards that are done or failed, and a note for the bar."""
+        failed = f", {len(self.failed)} shards failed" if self.failed else ""
+        return len(self.rows) + len(self.failed), f"{sum(self.rows.values()):,} samples{failed}"
+
+    def samples_left_out(self) -> list[list[str]]:
+        """Return name and reason of samples that could not be read, in the order of the shards."""
+        return [pair for shard in sorted(self.left_out) for pair in self.left_out[shard]]
+
+    def summary(self) -> list[str]:
+        """Return what was left out, in lines for people; none where nothing was."""
+        samples = [f"{name}: {why}" for name, why in self.samples_left_out()]
+        found = {
+            "files could not be read and": list(self.unreadable.values()),
+            "shards": [self.failed[shard] for shard in sorted(self.failed)],
+            "samples could not be read and": samples,
+        }
+        lines = []
+        for what, reasons in found.items():
+            if reasons:
+                more = [f"and {len(reasons) - NAMED} more"] if len(reasons) > NAMED else []
+                lines.append(f"{len(reasons)} {what} were left out: {'; '.join([*reasons[:NAMED], *more])}")
+        return lines
+
+    def to_values(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "rows": sum(self.rows.values()),
+            "shards": len(self.rows),
+            "failed": {str(shard): why for shard, why in sorted(self.failed.items())},
+            "left_out": self.samples_left_out(),
+            "unreadable": self.unreadable,
+        }
+
+
+@record("engine-finished")
 @dataclass(frozen=True)
 class Finished:
-    """What ``finished.json`` holds: the key of the job and what it did, shards by their numbers."""
+    """What ``finished.json`` holds: the key of the job, and what it did by the numbers of the shards."""
 
     key: str
-    shard_rows: dict[str, int]
-    failed: dict[str, str]
+    rows: tuple[tuple[int, int], ...]
+    failed: tuple[tuple[int, str], ...]
     left_out: tuple[tuple[str, str], ...]
 
-    def check(self) -> None:
-        """Raise :class:`FileFormatError` where a shard has no number."""
-        require(all(map(str.isdecimal, (*self.shard_rows, *self.failed))), "a shard has no number")
 
-
-_SUFFIXES = {"features": ".parquet", "predict": ".parquet"}
+_SIZES = ("shard_rows", "shard_mib", "first_rows")
+_TABLES = ("features", "predict", "evaluate")
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,7 +327,7 @@ class Job:
     def result(self, stage: str, name: int | str) -> Path:
         """Return where a result of a stage lies: that of a shard by its number, others by name."""
         called = f"{name:06d}" if isinstance(name, int) else name
-        return self.folder / stage / f"{self.key}-{called}{_SUFFIXES.get(stage, '.evg')}"
+        return self.folder / stage / f"{self.key}-{called}{'.parquet' if stage in _TABLES else '.evg'}"
 
     def fingerprint(self, shard: int) -> str:
         """Return a hash of the job and of one of its shards; results hold it, so that none is taken for another's."""
@@ -285,13 +353,16 @@ class Job:
         """What is written last."""
         return self.folder / "finished.json"
 
-    def finished(self) -> Finished | None:
-        """Return what was written when everything was done; None before, and where that is damaged."""
+    def finished(self) -> JobReport | None:
+        """Return what was done in the end; None before, and where what says so is damaged."""
         try:
-            found = from_values(Finished, parse_json(self.finish.read_bytes(), str(self.finish)), str(self.finish))
+            found = from_document(Finished, parse_json(self.finish.read_bytes(), str(self.finish)), str(self.finish))
         except (FileNotFoundError, FileFormatError):
             return None
-        return found if found.key == self.key else None
+        if found.key != self.key:
+            return None
+        left_out = {0: [list(pair) for pair in found.left_out]}
+        return JobReport(dict(found.rows), left_out, {}, dict(found.failed), dict(self.manifest.unreadable))
 
 
 EXTRACTION = ("on_error", "batch_size", "precision", "decode")
@@ -368,16 +439,14 @@ def _check_same(found: Job, job: Job) -> None:
         return
     theirs, mine = found.manifest, job.manifest
     if (theirs.identity, theirs.kind) != (mine.identity, mine.kind):
-        there, here = (
-            f"{data.rows:,} samples of kind {data.kind}, identity {data.identity[:12]}" for data in (theirs, mine)
-        )
+        there, here = (f"{data.rows:,} samples of kind {data.kind}" for data in (theirs, mine))
         raise EngineError(
             f"{job.folder} holds a job on other data ({there}), not on these ({here}). Choose another folder."
         )
-    names = ("shard_rows", "shard_mib", "first_rows")
-    differing = [f"{name} ({getattr(theirs, name)})" for name in names if getattr(theirs, name) != getattr(mine, name)]
-    differing += ["work"] if found.work != job.work else []
-    settings = {**found.settings, **job.settings} if found.work == job.work else {}
-    differing += [name for name in sorted(settings) if found.settings.get(name) != job.settings.get(name)]
+    before, now = (
+        {**{name: getattr(each.manifest, name) for name in _SIZES}, "work": each.work, **each.settings}
+        for each in (found, job)
+    )
+    differing = [f"{name} ({before.get(name)})" for name in {**before, **now} if before.get(name) != now.get(name)]
     listed = ", ".join(differing) or "the seed, or in files that cannot be read"
     raise EngineError(f"{job.folder} holds a job that differs in {listed}. Choose another folder, or delete this one.")

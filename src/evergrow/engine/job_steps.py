@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,102 +16,12 @@ from evergrow.core.archive import archive_digest, read_archive, write_archive
 from evergrow.core.errors import EngineError, ParameterError
 from evergrow.core.files import locked, remove_leftovers
 from evergrow.core.progress import meter
-from evergrow.core.record import to_values
-from evergrow.engine.job import Finished, Job, Manifest, Work, begin_job, extraction_settings, write_json
+from evergrow.core.record import write_document
+from evergrow.engine.job import Finished, Job, JobReport, Manifest, Work, begin_job, extraction_settings
 from evergrow.engine.runners import Runner, Task, TaskResult
 from evergrow.engine.worker_tasks import forget_opened, if_whole, versions
 from evergrow.features.base import BackboneSpec
 from evergrow.learner.learner import Learner
-
-NAMED = 5
-"""Failures that a message names."""
-
-
-@dataclass
-class JobReport:
-    """What a job has done so far.
-
-    Parameters
-    ----------
-    rows : dict of int to int
-        Samples of every shard that is done.
-    left_out : dict of int to list
-        Names and reasons of samples that could not be read, by shard.
-    lost : dict of int to list
-        Classes all of whose samples in a shard could not be read.
-    failed : dict of int to str
-        Shards that could not be done, and why.
-    unreadable : dict of str to str
-        Files that have no shards, since not even their contents could be listed, and why.
-    """
-
-    rows: dict[int, int] = field(default_factory=dict)
-    left_out: dict[int, list[list[str]]] = field(default_factory=dict)
-    lost: dict[int, list[str]] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    unreadable: dict[str, str] = field(default_factory=dict)
-
-    def add(self, shard: int, report: dict[str, Any]) -> None:
-        """Count a shard as done, with what its task reported."""
-        self.failed.pop(shard, None)
-        self.rows[shard] = int(report.get("rows", 0))
-        if report.get("left_out"):
-            self.left_out[shard] = report["left_out"]
-        if report.get("lost"):
-            self.lost[shard] = report["lost"]
-
-    def see(self, result: TaskResult) -> None:
-        """Count the shard of a task, as done or as failed."""
-        if result.state == "done":
-            self.add(result.task.number, result.report)
-        else:
-            self.failed[result.task.number] = result.error
-
-    def progress(self) -> tuple[int, str]:
-        """Return the shards that are done or failed, and a note for the bar."""
-        failed = f", {len(self.failed)} shards failed" if self.failed else ""
-        return len(self.rows) + len(self.failed), f"{sum(self.rows.values()):,} samples{failed}"
-
-    def samples_left_out(self) -> list[list[str]]:
-        """Return name and reason of samples that could not be read, in the order of the shards."""
-        return [pair for shard in sorted(self.left_out) for pair in self.left_out[shard]]
-
-    def summary(self) -> list[str]:
-        """Return what was left out, in lines for people; none where nothing was."""
-        samples = [f"{name}: {why}" for name, why in self.samples_left_out()]
-        found = {
-            "files could not be read and": list(self.unreadable.values()),
-            "shards": [self.failed[shard] for shard in sorted(self.failed)],
-            "samples could not be read and": samples,
-        }
-        lines = []
-        for what, reasons in found.items():
-            if reasons:
-                more = [f"and {len(reasons) - NAMED} more"] if len(reasons) > NAMED else []
-                lines.append(f"{len(reasons)} {what} were left out: {'; '.join([*reasons[:NAMED], *more])}")
-        return lines
-
-    def to_values(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {
-            "rows": sum(self.rows.values()),
-            "shards": len(self.rows),
-            "failed": {str(shard): why for shard, why in sorted(self.failed.items())},
-            "left_out": self.samples_left_out(),
-            "unreadable": self.unreadable,
-        }
-
-
-def finished_report(job: Job) -> JobReport:
-    """Return what a finished job has done, out of its folder."""
-    found = job.finished()
-    assert found is not None
-    return JobReport(
-        rows={int(shard): rows for shard, rows in found.shard_rows.items()},
-        left_out={0: [list(pair) for pair in found.left_out]} if found.left_out else {},
-        failed={int(shard): why for shard, why in found.failed.items()},
-        unreadable=dict(job.manifest.unreadable),
-    )
 
 
 @dataclass(frozen=True)
@@ -193,10 +103,9 @@ def run_shards(job: Job, work: str, shards: Iterable[int], options: RunOptions, 
 
 def finish(job: Job, report: JobReport, folders: Iterable[str] = ()) -> None:
     """Write that a job is done; remove folders that only led there, and what killed workers left half-written."""
-    rows = {str(shard): rows for shard, rows in sorted(report.rows.items())}
-    failed = {str(shard): why for shard, why in sorted(report.failed.items())}
     left_out = tuple((name, why) for name, why in report.samples_left_out())
-    write_json(job.finish, to_values(Finished(job.key, rows, failed, left_out)))
+    failed = tuple(sorted(report.failed.items()))
+    write_document(job.finish, Finished(job.key, tuple(sorted(report.rows.items())), failed, left_out))
     for folder in folders:
         shutil.rmtree(job.folder / folder, ignore_errors=True)
     job.template.unlink(missing_ok=True)

@@ -116,7 +116,7 @@ def write_answers(
     import pyarrow as arrow
 
     def classes(places: NDArray[np.int64]) -> list[str]:
-        return [str(answers.classes[place]) for place in places]
+        return escaped(answers.classes[places].tolist())
 
     ranked = answers.ranked(max(top, 1))
     values = np.take_along_axis(answers.values, ranked, axis=1)
@@ -141,10 +141,14 @@ def write_answers(
 
 
 def _texts(texts: Sequence[str]) -> Any:
-    """Return a column of texts; bytes of file names that are no UTF-8 become escapes, which Parquet can hold."""
     import pyarrow as arrow
 
-    return arrow.array([text.encode("utf-8", "backslashreplace").decode() for text in texts], arrow.string())
+    return arrow.array(escaped(texts), arrow.string())
+
+
+def escaped(texts: Sequence[str]) -> list[str]:
+    """Return texts that Parquet can hold: bytes of file names that are no UTF-8 become escapes."""
+    return [text.encode("utf-8", "backslashreplace").decode() for text in texts]
 
 
 def _write(
@@ -172,6 +176,24 @@ def _write(
     write_file(folder, file, stream.getvalue().to_pybytes())
 
 
+def read_table(path: Path) -> Any:
+    """Return the table in a file.
+
+    Raises
+    ------
+    FileFormatError
+        If it is not whole.
+    """
+    from pyarrow import ArrowException, parquet
+
+    try:
+        return parquet.read_table(path, page_checksum_verification=True)
+    except FileNotFoundError:
+        raise
+    except (ArrowException, OSError) as error:
+        raise FileFormatError(f"{path} is damaged: {error}") from error
+
+
 def read_report(path: Path) -> Any:
     """Return what was reported of a file when it was written, as JSON has it.
 
@@ -180,15 +202,7 @@ def read_report(path: Path) -> Any:
     FileFormatError
         If it is not whole, or has no report.
     """
-    from pyarrow import ArrowException, parquet
-
-    try:
-        table = parquet.read_table(path, page_checksum_verification=True)
-    except FileNotFoundError:
-        raise
-    except (ArrowException, OSError) as error:
-        raise FileFormatError(f"{path} is damaged: {error}") from error
-    report = (table.schema.metadata or {}).get(_REPORT)
+    report = (read_table(path).schema.metadata or {}).get(_REPORT)
     if report is None:
         raise FileFormatError(f"{path} has no report of what was left out")
     return parse_json(report, str(path))

@@ -18,7 +18,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -136,11 +136,6 @@ class LocalRunner:
         self._perform = perform
         self._pool: Any = None
 
-    @property
-    def pids(self) -> list[int]:
-        """Process numbers of the workers."""
-        return [] if self._pool is None else list(self._pool._processes)
-
     def run(self, tasks: Sequence[Task]) -> Iterator[TaskResult]:
         """Run tasks and yield results as they come, in any order; closing the iterator ends what still runs.
 
@@ -150,9 +145,8 @@ class LocalRunner:
         if self.workers == 1:
             yield from (task_result(task, self._perform) for task in tasks)
             return
-        waiting, running = deque(tasks), dict[Future[TaskResult], Task]()
-        deaths: dict[tuple[str, int], int] = {}
-        suspects: deque[Task] = deque()
+        waiting, running = deque((task, 0) for task in tasks), dict[Future[TaskResult], tuple[Task, int]]()
+        suspects: deque[tuple[Task, int]] = deque()  # with the number of workers that died on them
         try:
             while waiting or suspects or running:
                 # A pool breaks as a whole when one process dies. Whatever ran then is run again by itself, so that a
@@ -161,18 +155,16 @@ class LocalRunner:
                     ready = [] if running else [suspects.popleft()]
                 else:
                     ready = [waiting.popleft() for _ in range(min(self.workers - len(running), len(waiting)))]
-                for task in ready:
-                    running[self._started().submit(task_result, task, self._perform)] = task
+                for task, deaths in ready:
+                    running[self._started().submit(task_result, task, self._perform)] = (task, deaths)
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    task = running.pop(future)
+                    task, deaths = running.pop(future)
                     try:
                         yield future.result()
                     except BrokenExecutor:
                         self._end(kill=True)
-                        key = (task.work, task.number)
-                        deaths[key] = deaths.get(key, 0) + 1
-                        if deaths[key] < TRIES:
-                            suspects.append(task)
+                        if deaths + 1 < TRIES:
+                            suspects.append((task, deaths + 1))
                         else:
                             yield TaskResult(task, "failed", error=f"its worker died {TRIES} times")
         finally:
@@ -220,6 +212,7 @@ _SECONDS_TO_ANSWER = 5.0
 _PATIENCE = 300.0
 """Seconds without a result and without a node that could give one, after which there is no point in waiting."""
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_SCHEDULER_EVENTS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""Keep Ray from writing to standard error and from reporting its use."""
 _OBJECT_STORE = 80 * 1024 * 1024  # the least that Ray takes: results are files, and only small messages go through it
 
 
@@ -330,8 +323,7 @@ class RayRunner:
         """Leave Ray, and end it where it was started here."""
         if self._owned:
             self._owned = False
-            with _quietly():
-                self._ray.shutdown()
+            self._ray.shutdown()
 
     def _room(self) -> int:
         """Return how many workers the nodes have room for."""
@@ -344,7 +336,11 @@ def _connect(ray: Any, address: str, *, cpus: int) -> None:
     """Join the cluster at an address, or start one here; what goes wrong is one line."""
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     own = {"num_cpus": max(cpus, os.cpu_count() or 1), "include_dashboard": False, "object_store_memory": _OBJECT_STORE}
-    with _quietly():
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
             if address not in ("auto", "local"):
                 _knock(address)
@@ -401,25 +397,6 @@ def _telling_line(error: BaseException) -> str:
         return f"{' '.join(lines)}. Install the same Ray and the same Python here and there"[:400]
     telling = [line for line in lines if "Error" in line.partition(":")[0] and " " not in line.partition(":")[0]]
     return (telling[-1] if telling else lines[0] if lines else type(error).__name__)[:300]
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep Ray from writing to standard error and from reporting its use, and put everything back."""
-    before = {name: os.environ.get(name) for name in _QUIET}
-    os.environ.update({name: value for name, value in _QUIET.items() if before[name] is None})
-    logger = logging.getLogger("ray")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
 
 
 Runner = LocalRunner | RayRunner

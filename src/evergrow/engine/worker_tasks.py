@@ -37,7 +37,6 @@ from evergrow.engine.parquet_out import read_report, write_answers, write_featur
 from evergrow.engine.runners import ShardError, Task, UnfitWorkerError
 from evergrow.features import Features
 from evergrow.features.base import Backbone, BackboneSpec
-from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
 from evergrow.learner.learning import Block
 from evergrow.learner.sharded_fit import learn_shard, merge_shards
@@ -77,15 +76,14 @@ def finished(job: Job, stage: str, shard: int) -> dict[str, Any] | None:
     if stage == "first":
         found = first_features(job, shard)
         return None if found is None else found.report()
-    path = job.result(stage, shard)
-    report = if_whole(_written_report, path)
+    report = if_whole(_written_report, job.result(stage, shard))
     return None if report is None or report["shard"] != job.fingerprint(shard) else report
 
 
 def first_features(job: Job, shard: int) -> ShardFeatures | None:
     """Return the features of a shard's first samples; None unless their file is there, whole, and of this shard."""
     found = if_whole(partial(read_record, ShardFeatures), job.result("first", shard))
-    return None if found is None or found.shard != job.fingerprint(shard) else found
+    return None if found is None or found.engine.shard != job.fingerprint(shard) else found
 
 
 def if_whole(read: Callable[[Path], Kept], path: Path) -> Kept | None:
@@ -222,50 +220,23 @@ def write_part(path: Path, part: Learner, report: dict[str, Any]) -> None:
 # -- asking a model, and features as tables -------------------------------------------------------------------
 
 
-@record("engine-compared")
-@dataclass(frozen=True, eq=False)
-class Compared:
-    """Labels and answers of a shard, by their place among the names."""
-
-    names: tuple[str, ...]
-    codes: Annotated[NDArray[np.int64], Spec((2, "n"), "int64")]
-    engine: dict[str, Any]
-    novelty: Annotated[NDArray[np.float64], Spec(("n",))] | None = None
-
-    def check(self) -> None:
-        """Raise :class:`FileFormatError` where a class of a file has no name."""
-        require(bool(((self.codes >= 0) & (self.codes < len(self.names))).all()), "a class has no name")
-
-
-def evaluate(job: Job, task: Task) -> dict[str, Any]:
-    """Write labels and answers of a shard, and the novelty of its samples where the model knows that."""
-    model, found = loaded_model(str(job.start), job.key, task.about["device"]), shard_features(job, task)
-    labels, opens = found.required_labels(), model.info()["novelty"] is not None
-    answered = model.ask(Features(found.X, np.arange(len(found))), false_alarm=FALSE_ALARM if opens else None)
-    answers = answered.classes[answered.ranked(1)[:, 0]]
-    names, codes = np.unique(np.concatenate([labels, answers]), return_inverse=True)
-    novelty = None if answered.novelty is None else np.asarray(answered.novelty, dtype=np.float64)
-    held = Compared(tuple(names.tolist()), codes.astype(np.int64).reshape(2, -1), found.report(), novelty)
-    write_record(job.result("evaluate", task.number), held)
-    return found.report()
-
-
 def features(job: Job, task: Task) -> dict[str, Any]:
     """Write the features of a shard as one Parquet file."""
     found, path = shard_features(job, task), job.result("features", task.number)
     widths = BackboneSpec.from_dict(job.backbone or {}).blocks.widths
-    about: dict[str, Any] = {"names": found.names, "labels": found.labels, "report": found.report()}
-    write_features(path.parent, path.name, features=found.X, widths=widths, **about)
+    write_features(path.parent, path.name, features=found.X, widths=widths, **found.described())
     return found.report()
 
 
 def predict(job: Job, task: Task) -> dict[str, Any]:
-    """Write the answers about a shard as one Parquet file."""
-    found, path = shard_features(job, task), job.result("predict", task.number)
+    """Write the answers about a shard as one Parquet file; an evaluation needs labels, and calls nothing unknown."""
+    found, path = shard_features(job, task), job.result(job.work, task.number)
     model = loaded_model(str(job.start), job.key, task.about["device"])
     answers = model.ask(Features(found.X, np.arange(len(found))), false_alarm=job.settings["false_alarm"])
-    about: dict[str, Any] = {"names": found.names, "labels": found.labels, "report": found.report()}
-    write_answers(path.parent, path.name, answers=answers, top=int(job.settings["top"]), **about)
+    if job.work == "evaluate":
+        found.required_labels()
+        answers = replace(answers, unknown=None)
+    write_answers(path.parent, path.name, answers=answers, top=int(job.settings["top"]), **found.described())
     return found.report()
 
 
@@ -273,7 +244,7 @@ TASKS: dict[str, Callable[[Job, Task], dict[str, Any]]] = {
     "first": first,
     "statistics": statistics,
     "merge": merge,
-    "evaluate": evaluate,
+    "evaluate": predict,
     "features": features,
     "predict": predict,
 }
@@ -290,31 +261,25 @@ class ShardFeatures:
 
     Parameters
     ----------
-    shard : str
-        The shard they are of, as :meth:`Job.fingerprint` names it.
     X : ndarray of shape (n, d)
         The features.
     names : tuple of str
         Names of the samples.
     classes : tuple of str or None
         Their classes.
-    left_out : tuple of (str, str)
-        Name of every sample that could not be read, and why.
-    lost : tuple of str
-        Classes all of whose samples in the shard could not be read.
+    engine : ShardReport
+        The shard, and what of it could not be read.
     """
 
-    shard: str
     X: Annotated[NDArray[np.float32], Spec(("n", None), "float32")]
     names: tuple[str, ...]
     classes: tuple[str, ...] | None
-    left_out: tuple[tuple[str, str], ...] = ()
-    lost: tuple[str, ...] = ()
+    engine: ShardReport
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` where a file has not one name and class for every row."""
-        labelled = self.classes is None or len(self.classes) == len(self.X)
-        require(labelled and len(self.names) == len(self.X), "its samples are not as many as their names or classes")
+        counts = {len(self), len(self.names), self.engine.rows, len(self if self.classes is None else self.classes)}
+        require(len(counts) == 1, "its samples are not as many as their names or classes")
 
     def __len__(self) -> int:
         return len(self.X)
@@ -332,15 +297,19 @@ class ShardFeatures:
 
     def report(self) -> dict[str, Any]:
         """Return what a task reports of it."""
-        left_out = [list(pair) for pair in self.left_out]
-        return {"rows": len(self), "left_out": left_out, "lost": list(self.lost), "shard": self.shard}
+        return dict(to_values(self.engine))
+
+    def described(self) -> dict[str, Any]:
+        """Return what a table says of the samples beside features or answers."""
+        return {"names": self.names, "labels": self.labels, "report": self.report()}
 
     def and_more(self, other: ShardFeatures) -> ShardFeatures:
         """Return these labelled samples with others of the same shard after them."""
         classes = (*(self.classes or ()), *(other.classes or ()))
-        lost = tuple(sorted({*self.lost, *other.lost}.difference(classes)))
-        X, left_out = np.concatenate([self.X, other.X]), (*self.left_out, *other.left_out)
-        return ShardFeatures(self.shard, X, (*self.names, *other.names), classes, left_out, lost)
+        lost = tuple(sorted({*self.engine.lost, *other.engine.lost}.difference(classes)))
+        left_out = (*self.engine.left_out, *other.engine.left_out)
+        report = ShardReport(len(self) + len(other), self.engine.shard, left_out, lost)
+        return ShardFeatures(np.concatenate([self.X, other.X]), (*self.names, *other.names), classes, report)
 
 
 def shard_features(job: Job, task: Task, rows: NDArray[np.int64] | None = None) -> ShardFeatures:
@@ -386,7 +355,8 @@ def shard_features(job: Job, task: Task, rows: NDArray[np.int64] | None = None) 
         lost = set(map(str, data.labels.tolist())).difference(classes)
     names = tuple(data.row_names[row] for row in encoded.rows)
     X = np.ascontiguousarray(encoded.X, dtype=np.float32)
-    return ShardFeatures(job.fingerprint(shard.number), X, names, classes, encoded.failures, tuple(sorted(lost)))
+    report = ShardReport(len(X), job.fingerprint(shard.number), encoded.failures, tuple(sorted(lost)))
+    return ShardFeatures(X, names, classes, report)
 
 
 def _encoded(job: Job, data: Samples, task: Task) -> Features:
@@ -395,16 +365,14 @@ def _encoded(job: Job, data: Samples, task: Task) -> Features:
     backbone = backbone_of(job, task.about["device"], task.about.get("weights"))
     decoders = task.about.get("decoders", 0 if backbone.device.type == "cpu" else "auto")
     settings = {name: job.settings[name] for name in EXTRACTION if name in job.settings}
-    failures: tuple[tuple[str, str], ...] = ()
-    if len(data):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DataWarning)  # the job names in the end what was left out
-                return encode(backbone, data.raw_items(), cache=False, workers=decoders, **settings)
-        except ImageError as error:
-            if not job.skips:
-                raise
-            failures = tuple((name, str(error)) for name in data.row_names)  # none can be read
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)  # the job names in the end what was left out
+            return encode(backbone, data.raw_items(), cache=False, workers=decoders, **settings)
+    except ImageError as error:
+        if not job.skips:
+            raise
+        failures = tuple((name, str(error)) for name in data.row_names)  # none can be read
     return Features(np.empty((0, backbone.n_features), dtype=np.float32), np.empty(0, dtype=np.int64), failures)
 
 

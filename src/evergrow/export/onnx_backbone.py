@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.base import UnmergeableError, tuners_of
+from evergrow.adapt.tuners.base import tuners_of
 from evergrow.core.errors import EvergrowError
 from evergrow.core.optional import require
 from evergrow.core.seeding import generator
@@ -133,13 +133,11 @@ class TokenModule(nn.Module):
 
 
 def own_copy(module: nn.Module) -> nn.Module:
-    """Return a copy on the CPU, with the tuners on it folded into its weights; those that cannot be are traced."""
+    """Return a copy on the CPU, with the tuners on it."""
     copied: nn.Module = copy.deepcopy(module)  # the tuners' hooks lead to the model, so that they are copied with it
     copied.to("cpu").to(memory_format=torch.contiguous_format)
     for tuner in tuners_of(copied):
         tuner.to("cpu")
-        with contextlib.suppress(UnmergeableError):
-            tuner.merge(final=True)
     return copied
 
 

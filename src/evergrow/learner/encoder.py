@@ -127,10 +127,9 @@ class Encoder:
         checkpoint : Path, optional
             File to go on from after an interruption.
         """
-        from evergrow.adapt.fsa import adapt, check_adaptable
+        from evergrow.adapt.fsa import adapt
 
         backbone = _adaptable(self.backbone())
-        check_adaptable(backbone, config)
         if self.config.on_error == "skip":  # training stops at the first one that cannot be read
             rows, labels = self.encode(samples).rows, samples.required_labels()
             check_kept(labels.tolist(), labels[rows].tolist())

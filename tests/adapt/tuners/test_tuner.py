@@ -9,14 +9,13 @@ import torch
 
 from evergrow.adapt.tuners import (
     TunerError,
-    UnmergeableError,
     UnsupportedModelError,
     create_tuner,
     list_tuners,
     load_tuner,
     tuners_of,
 )
-from evergrow.core.errors import EvergrowError, FileFormatError, InputError, ParameterError, UnknownNameError
+from evergrow.core.errors import EvergrowError, FileFormatError, ParameterError, UnknownNameError
 
 
 def test_unknown_names_and_settings_name_the_nearest(make_model) -> None:
@@ -33,13 +32,12 @@ def test_unknown_names_and_settings_name_the_nearest(make_model) -> None:
     [
         ("adapter", {"bottleneck": 0}, "bottleneck must be an integer >= 1, got 0"),
         ("adapter", {"dropout": 1.0}, "dropout must be a number >= 0 and < 1, got 1.0"),
-        ("adapter", {"activation": "gelu"}, "activation must be one of 'relu', 'none'"),
-        ("adapter", {"blocks": (0, 0)}, "blocks must be None or distinct block numbers"),
-        ("adapter", {"blocks": ()}, "blocks must be None or distinct block numbers"),
+        ("prefix", {"blocks": (0, 0)}, "blocks must be None or distinct block numbers"),
+        ("prefix", {"blocks": ()}, "blocks must be None or distinct block numbers"),
+        ("prefix", {"blocks": (2,)}, "blocks must be numbers below 2"),
         ("lora", {"rank": 1.5}, "rank must be an integer >= 1, got 1.5"),
         ("lora", {"targets": "qv"}, "targets must be distinct names"),
         ("ssf", {"std": -1}, "std must be a number >= 0, got -1"),
-        ("ssf", {"layers": "norm"}, "layers must be None or patterns"),
         ("vpt-deep", {"tokens": 0}, "tokens must be an integer >= 1, got 0"),
         ("prefix", {"source": "pool"}, "source must be one of 'own', 'provider'"),
         ("sdlora", {"magnitude": float("nan")}, "magnitude must be a number"),
@@ -70,23 +68,6 @@ def test_models_without_blocks_are_refused(make_model, name) -> None:
     assert issubclass(UnsupportedModelError, TypeError)
 
 
-@pytest.mark.parametrize("pair", [("ssf", "lora"), ("lora", "ssf"), ("sdlora", "lora")])
-def test_tuners_in_the_same_layers_do_not_merge_over_each_other(make_model, images, shaken, pair) -> None:
-    model = make_model()
-    first, second = (shaken(create_tuner(name, model)) for name in pair)
-    tuned = model(images)
-    with pytest.raises(UnmergeableError, match="must be alone in the layers"):
-        second.merge()
-    second.disable()
-    alone = model(images)
-    first.merge(final=True)
-    torch.testing.assert_close(model(images), alone, rtol=1e-4, atol=1e-5)
-    second.enable()
-    torch.testing.assert_close(model(images), tuned, rtol=1e-4, atol=1e-5)
-    second.merge()
-    torch.testing.assert_close(model(images), tuned, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("order", ["prompts first", "adapter first"])
 def test_adapters_see_prompts_before_they_are_dropped(make_model, images, shaken, order) -> None:
     model = make_model()
@@ -106,9 +87,8 @@ def test_a_removed_tuner_keeps_its_parameters_only(make_model, tmp_path) -> None
     tuner.save(tmp_path / "tuner.safetensors")
     assert tuner.removed
     assert not tuner.enabled
-    for call in (tuner.enable, tuner.merge):
-        with pytest.raises(TunerError, match="it was removed: create a new one"):
-            call()
+    with pytest.raises(TunerError, match="it was removed: create a new one"):
+        tuner.enable()
 
 
 def test_removal_inside_a_disabled_stretch(make_model, images) -> None:
@@ -125,34 +105,12 @@ def test_files_of_another_architecture_and_broken_ones_change_nothing(make_model
     expected = model(images)
     path = tmp_path / "tuner.safetensors"
     create_tuner("adapter", make_model(depth=3), bottleneck=4).save(path)
-    with pytest.raises(FileFormatError, match=r"must hold the parameters .* 'layers.blocks.2"):
+    with pytest.raises(FileFormatError, match=r"must hold the parameters .* \"layers.blocks.2"):
         load_tuner(path, model)
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(FileFormatError, match="whole"):
         load_tuner(path, model)
     torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
-
-
-def test_a_state_that_does_not_fit_changes_nothing(make_model, images, shaken) -> None:
-    model = make_model()
-    tuner = shaken(create_tuner("adapter", model, bottleneck=4))
-    expected, state = model(images), dict(tuner.state_dict())
-    name = next(iter(state))
-    wrong = {key: torch.zeros_like(tensor) for key, tensor in state.items()}
-    with pytest.raises(InputError, match=r"must have .* of shape .* got None"):
-        tuner.load_state_dict({key: tensor for key, tensor in wrong.items() if key != name})
-    with pytest.raises(InputError, match="got \\(1,\\)"):
-        tuner.load_state_dict({**wrong, list(state)[-1]: torch.zeros(1)})
-    with pytest.raises(InputError, match="'extra' of shape None"):
-        tuner.load_state_dict({**wrong, "extra": torch.zeros(1)})
-    torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
-
-
-def test_states_are_not_loaded_into_merged_weights(make_model) -> None:
-    tuner = create_tuner("lora", make_model())
-    tuner.merge()
-    with pytest.raises(TunerError, match="must not be merged"):
-        tuner.load_state_dict(tuner.state_dict())
 
 
 def test_a_copied_model_has_tuners_of_its_own(make_model, images, shaken) -> None:
@@ -166,19 +124,6 @@ def test_a_copied_model_has_tuners_of_its_own(make_model, images, shaken) -> Non
         torch.testing.assert_close(twin(images), expected, rtol=0, atol=0, msg=name)
         copied.remove()
         torch.testing.assert_close(twin(images), model(images), rtol=0, atol=0, msg=name)
-
-
-def test_batch_norm_trains_again_when_no_tuner_is_on(make_model, images) -> None:
-    model = make_model("test_resnet", small=False)
-    tuner = create_tuner("ssf", model)
-    model.train()
-    before = model.bn1.running_mean.clone()
-    model(images)
-    assert torch.equal(model.bn1.running_mean, before)
-    assert model.bn1.training
-    with tuner.disable():
-        model(images)
-    assert not torch.equal(model.bn1.running_mean, before)
 
 
 @pytest.mark.cuda

@@ -9,6 +9,7 @@ from evergrow.core.errors import InputError, ParameterError
 from evergrow.data.items import Texts
 from evergrow.features import hash_weights
 from evergrow.lab.methods import IMAGE_METHODS, JointFineTuning
+from evergrow.lab.methods.joint import JointConfig
 
 QUICK = {"epochs": 2, "batch_size": 16}
 
@@ -23,6 +24,22 @@ def test_it_is_registered_with_the_published_settings() -> None:
     assert (tuned.optimizer, tuned.lr, tuned.mixup, tuned.layer_decay) == ("adamw", 0.5, 0.7, 0.65)
     with pytest.raises(ParameterError, match="recipe"):
         JointFineTuning(recipe="best").config()
+
+
+def test_earlier_blocks_have_smaller_rates() -> None:
+    body, head = tiny_vit().module, torch.nn.Linear(24, 3)
+    groups = JointConfig(lr=1.0, layer_decay=0.5, head_lr=3.0).groups(body, head)
+    assert [group["lr"] for group in groups] == [0.125, 0.25, 0.5, 1.0, 3.0]
+    rates = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
+    found = {name: rates[id(parameter)] for name, parameter in body.named_parameters()}
+    assert (found["pos_embed"], found["patch_embed.proj.bias"], found["norm.bias"]) == (0.125, 0.125, 1.0)
+    assert (found["blocks.0.norm1.weight"], found["blocks.1.mlp.fc2.bias"]) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize("wrong", [{"head_lr": -1}, {"layer_decay": 0}])
+def test_wrong_rates_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ParameterError, match=next(iter(wrong))):
+        JointConfig(**wrong)
 
 
 def test_task_by_task_is_the_same_as_at_once_and_the_backbone_stays() -> None:

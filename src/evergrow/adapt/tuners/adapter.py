@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
-from evergrow.adapt.tuners.base import TUNERS, Drawer, Handle, Tuner, TunerConfig, TunerError, check_blocks
+from evergrow.adapt.tuners.base import TUNERS, Drawer, Handle, Tuner, TunerConfig, TunerError
 from evergrow.adapt.tuners.vit import Block, find_blocks
-from evergrow.core.validation import check_choice, check_number
+from evergrow.core.validation import check_number
 
 
 @dataclass(frozen=True)
@@ -23,47 +23,33 @@ class AdapterConfig(TunerConfig):
     Parameters
     ----------
     bottleneck : int
-        Width of the branch.
+        Width of the branch, which takes the residual stream after attention, not normalised, and adds to the block's
+        output, past layer scale.
     scale : float
         Factor on the branch's output.
     dropout : float
         Dropout inside the branch, in training mode only.
-    activation : {"relu", "none"}
-        What stands between the two linear maps.
-    placement : {"block", "mlp"}
-        ``"block"``: the branch takes the residual stream after attention, not normalised, and adds to the block's
-        output, past layer scale. ``"mlp"``: it takes what the MLP takes and adds to the MLP's output, before layer
-        scale.
-    blocks : tuple of int, optional
-        Which blocks get a branch; all by default.
 
     Examples
     --------
-    The linear adapter that AnaCP adapts the first session with:
-
     >>> from evergrow.adapt.tuners import AdapterConfig
-    >>> anacp = AdapterConfig(bottleneck=8, scale=1.0, dropout=0.0, activation="none", placement="mlp")
+    >>> AdapterConfig(bottleneck=8).scale
+    0.1
     """
 
     bottleneck: int = 64
     scale: float = 0.1
     dropout: float = 0.1
-    activation: str = "relu"
-    placement: str = "block"
-    blocks: tuple[int, ...] | None = None
 
     def check(self) -> None:
         """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
         check_number("bottleneck", self.bottleneck, low=1, integer=True)
         check_number("scale", self.scale)
         check_number("dropout", self.dropout, low=0, high=1, high_open=True)
-        check_choice("activation", self.activation, ("relu", "none"))
-        check_choice("placement", self.placement, ("block", "mlp"))
-        check_blocks(self.blocks)
 
 
 class AdapterLayer(nn.Module):
-    """The branch of one block, scale * up(dropout(act(down(x)))), and the hooks that put it there.
+    """The branch of one block, scale * up(dropout(relu(down(x)))), and the hooks that put it there.
 
     Parameters
     ----------
@@ -88,9 +74,7 @@ class AdapterLayer(nn.Module):
 
     def branch(self, x: Tensor, training: bool) -> Tensor:
         """Return what the branch makes of tokens (B, N, d)."""
-        h = linear(x, self.down_weight, self.down_bias)
-        if self.config.activation == "relu":
-            h = torch.relu(h)
+        h = torch.relu(linear(x, self.down_weight, self.down_bias))
         # Masks come from torch's own generator, as those of every dropout in the backbone do.
         h = dropout(h, self.config.dropout, training and self.training)
         return linear(h, self.up_weight, self.up_bias) * self.config.scale
@@ -110,10 +94,6 @@ class AdapterLayer(nn.Module):
             )
         # Some blocks flatten a grid of tokens before the MLP and restore it after.
         return output + self.branch(stream, block.training).reshape(output.shape)
-
-    def add_to_mlp(self, mlp: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """Add the branch to what the MLP gives."""
-        return output + self.branch(args[0], mlp.training)
 
 
 @TUNERS.register("adapter")
@@ -146,15 +126,12 @@ class AdapterTuner(Tuner):
     adapts = True
 
     def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[Block, AdapterLayer]]:
-        for block in find_blocks(model, self.config.blocks):
+        for block in find_blocks(model):
             block.part("norm2")
             yield block, AdapterLayer(block, self.config, drawer)
 
     def _attach(self) -> Iterator[Handle]:
         for block, layer in self._pairs:
-            if self.config.placement == "mlp":
-                yield block.part("mlp").register_forward_hook(layer.add_to_mlp)
-                continue
             yield block.part("norm2").register_forward_pre_hook(layer.keep_stream)
             yield block.part("mlp").register_forward_pre_hook(layer.keep_stream)
             # First in line: prompts that another tuner appended are dropped by a later hook of the block.

@@ -1,24 +1,23 @@
 """The tuner: a few parameters that change what a frozen backbone computes; the kinds by name, and their files.
 
-:class:`Tuner` is the base of every kind and :class:`TunerConfig` that of its settings. :class:`Host` is what the tuners
-of one model share, :class:`Drawer` draws initial values.
+:class:`Tuner` is the base of every kind and :class:`TunerConfig` that of its settings. :class:`Drawer` draws initial
+values.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import Self
 
-from evergrow.core.errors import EvergrowError, FileFormatError, InputError, NumericalError, ParameterError
+from evergrow.core.errors import EvergrowError, FileFormatError, InputError, ParameterError
 from evergrow.core.record import NOTHING, Between, Extra, Spec, read_record, record, write_record
 from evergrow.core.registry import Registry
 from evergrow.core.seeding import generator
@@ -34,10 +33,6 @@ class TunerError(EvergrowError, RuntimeError):
 
 class UnsupportedModelError(TunerError, TypeError):
     """A tuner cannot serve this architecture; the message says which part is missing or unknown."""
-
-
-class UnmergeableError(TunerError):
-    """What a tuner computes cannot be folded into the weights of the backbone."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +86,6 @@ class TunerConfig:
         evergrow.core.errors.UnknownNameError: setting of tuner 'adapter' must be known, got 'botleneck'; nearest: ...
         """
         return from_mapping(cls, settings, f"setting of tuner {owner!r}")
-
-
-def check_blocks(blocks: Any) -> None:
-    """Raise :class:`ParameterError` unless ``blocks`` is None or a tuple of distinct block numbers."""
-    plain = isinstance(blocks, tuple) and all(type(i) is int and i >= 0 for i in blocks)
-    if blocks is not None and not (plain and blocks and len(set(blocks)) == len(blocks)):
-        raise ParameterError(f"blocks must be None or distinct block numbers from 0 up, got {blocks!r}")
 
 
 class Drawer:
@@ -160,7 +148,7 @@ class Drawer:
         return layer_parameter((torch.randn(shape, generator=stream) * std + mean).to(like))
 
 
-_ATTRIBUTE = "_evergrow_host"
+_ATTRIBUTE = "_evergrow_tuners"
 _HEADS = ("head", "head_dist", "fc", "classifier")
 
 
@@ -184,70 +172,6 @@ def adds_bias_outside(part: nn.Module) -> bool:
     return getattr(part, "qkv_bias_separate", None) is False and getattr(part, "q_bias", None) is not None
 
 
-class Host:
-    """The record that a tuned model carries as long as it has tuners.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        A model without tuners.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.tuners: list[Tuner] = []
-        self._flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-        self._norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
-        self._fused = [part for part in model.modules() if adds_bias_outside(part)]
-        self._training: dict[nn.Module, bool] = {}
-        self._handles: list[Handle] = []
-
-    @classmethod
-    def of(cls, model: nn.Module) -> Host:
-        """Return the record of a model; a new one, not yet attached, for a model without tuners."""
-        host = model.__dict__.get(_ATTRIBUTE)
-        return host if isinstance(host, Host) else cls(model)
-
-    def join(self, model: nn.Module, tuner: Tuner) -> None:
-        """Add a tuner; the first one freezes the model."""
-        model.__dict__[_ATTRIBUTE] = self
-        self.tuners.append(tuner)
-        for parameter, _ in self._flags:
-            parameter.requires_grad_(False)
-
-    def leave(self, model: nn.Module, tuner: Tuner) -> None:
-        """Take a tuner off; the last one gives the model back as it came."""
-        self.tuners = [other for other in self.tuners if other is not tuner]
-        if not self.tuners:
-            for parameter, flag in self._flags:
-                parameter.requires_grad_(flag)
-            model.__dict__.pop(_ATTRIBUTE, None)
-
-    def hold(self) -> None:
-        """Keep batch normalisation on its stored statistics while any tuner is on, and let go when none is.
-
-        Running statistics are weights that no ``requires_grad`` freezes: a pass in training mode would move them.
-        Attention that adds a bias outside of its projection calls that projection meanwhile, so that hooks see it.
-        """
-        wanted = any(tuner.enabled for tuner in self.tuners)
-        for attention in self._fused:
-            attention.qkv_bias_separate = wanted  # type: ignore[assignment]
-        if wanted and not self._handles:
-            for norm in self._norms:
-                self._handles.append(norm.register_forward_pre_hook(self._before_norm))
-                self._handles.append(norm.register_forward_hook(self._after_norm, always_call=True))
-        elif not wanted:
-            for handle in self._handles:
-                handle.remove()
-            self._handles = []
-
-    def _before_norm(self, norm: nn.Module, args: Any) -> None:
-        self._training[norm] = norm.training
-        norm.training = False
-
-    def _after_norm(self, norm: nn.Module, args: Any, output: Any) -> None:
-        norm.training = self._training.pop(norm, norm.training)
-
-
 def tuners_of(model: nn.Module) -> list[Tuner]:
     """Return the tuners on a model, oldest first.
 
@@ -258,52 +182,7 @@ def tuners_of(model: nn.Module) -> list[Tuner]:
     >>> tuners_of(nn.Linear(2, 2))
     []
     """
-    host = model.__dict__.get(_ATTRIBUTE)
-    return list(host.tuners) if isinstance(host, Host) else []
-
-
-def fold_weights(weights: Iterable[tuple[nn.Module, str, Tensor]]) -> dict[tuple[nn.Module, str], Tensor | None]:
-    """Give layers new weights, all or none, and return the old ones.
-
-    Parameters
-    ----------
-    weights : iterable of (torch.nn.Module, str, torch.Tensor)
-        A layer, the name of one of its parameters, which may be one that it does not have yet, and the new value.
-
-    Raises
-    ------
-    NumericalError
-        If a value is not finite in the type of its weight; then nothing has changed.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from torch import nn
-    >>> from evergrow.adapt.tuners.base import fold_weights
-    >>> layer = nn.Linear(2, 1, bias=False)
-    >>> before = layer.weight.clone()
-    >>> old = fold_weights([(layer, "weight", 2 * layer.weight), (layer, "bias", torch.ones(1))])
-    >>> bool((layer.weight == 2 * before).all()), layer.bias.item()
-    (True, 1.0)
-    >>> bool((old[layer, "weight"] == before).all()), old[layer, "bias"] is None
-    (True, True)
-    """
-    cast, old = {}, dict[tuple[nn.Module, str], Tensor | None]()
-    for layer, name, value in weights:
-        cast[layer, name] = value.detach().to(next(layer.parameters(recurse=False), value))
-        if not bool(torch.isfinite(cast[layer, name]).all()):
-            raise NumericalError(
-                f"merged weights must be finite, got NaN or infinity in {name} of {type(layer).__name__}; "
-                "nothing was merged"
-            )
-    for (layer, name), value in cast.items():
-        parameter = getattr(layer, name)
-        old[layer, name] = None if parameter is None else parameter.data
-        if parameter is None:
-            setattr(layer, name, nn.Parameter(value, requires_grad=False))
-        else:
-            parameter.data = value
-    return old
+    return list(model.__dict__.get(_ATTRIBUTE, ()))
 
 
 @record("tuner")
@@ -340,14 +219,13 @@ class Tuner(nn.Module):
     backbone before a tuner is made, or move both. Several tuners may sit on one model; each is switched and removed
     by itself, in any order, and a disabled one costs nothing. Changes in one place apply in the order of enabling.
 
-    Subclasses set ``name``, ``config_class`` and, where :meth:`_fold` works, ``mergeable``; they plant their layers
-    in :meth:`_build` and put them to work in :meth:`_attach`.
+    Subclasses set ``name`` and ``config_class``, make their layers in :meth:`_layers` and put them to work in
+    :meth:`_attach`.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The backbone. Its parameters stop requiring gradients until the last tuner is removed, and its batch
-        normalisations use their stored statistics while a tuner is enabled.
+        The backbone. Its parameters stop requiring gradients until the last tuner is removed.
     config : TunerConfig
         Settings of the kind.
     seed : int
@@ -358,33 +236,33 @@ class Tuner(nn.Module):
 
     name: ClassVar[str]
     config_class: ClassVar[type[TunerConfig]]
-    mergeable: ClassVar[bool] = False
     adapts: ClassVar[bool] = False
     """Whether it can be trained on a first task beside a classifier and kept after that; such kinds go by their name
     wherever a backbone is adapted."""
     model: nn.Module
     config: Any
     seed: int
+    _fused: list[Any]
 
     def __init__(self, model: nn.Module, config: TunerConfig, seed: int = 0, *, limit: int | None = None) -> None:
         super().__init__()
         # A registered module would make the backbone's parameters the tuner's own.
         self.__dict__["model"] = model
-        self.config = config
-        self.seed = seed
-        self._limit = limit
-        self._extra = NOTHING
+        self.config, self.seed, self.removed = config, seed, False
+        self._limit, self._extra = limit, NOTHING
         self._handles: list[Handle] = []
-        self._folded: dict[tuple[nn.Module, str], Tensor | None] | None = None  # the weights before a merge
-        self.removed = False
-        self._host = Host.of(model)
         self.layers = nn.Module()
         self._build(model)
-        self._host.join(model, self)
+        others = tuners_of(model)
+        self._frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._fused = others[0]._fused if others else [part for part in model.modules() if adds_bias_outside(part)]
+        model.__dict__[_ATTRIBUTE] = [*others, self]
+        for parameter in self._frozen:
+            parameter.requires_grad_(False)
         try:
             self.enable()
         except BaseException:
-            self._host.leave(model, self)
+            self.remove()
             raise
         self._limit = None  # what a kind that grows draws later is asked for by a program, not by a file
 
@@ -408,14 +286,6 @@ class Tuner(nn.Module):
         """Put every layer to work in the model and yield what takes it off again."""
         yield from ()
 
-    def _fold(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
-        """Yield the weights that do the tuner's work, for :func:`fold_weights`, if the kind is ``mergeable``."""
-        yield from ()
-
-    def _touched(self) -> set[nn.Module]:
-        """Return the layers that :meth:`_fold` changes."""
-        return set()
-
     def _plant(self, path: str, layer: nn.Module) -> None:
         """Register a layer under the path of the place that it tunes, so that saved names explain themselves."""
         *parents, last = path.split(".")
@@ -430,13 +300,8 @@ class Tuner(nn.Module):
 
     @property
     def enabled(self) -> bool:
-        """Whether the model computes with this tuner, by its layers or merged."""
-        return bool(self._handles) or self.merged
-
-    @property
-    def merged(self) -> bool:
-        """Whether the tuner is folded into the model's weights at the moment."""
-        return self._folded is not None
+        """Whether the model computes with this tuner."""
+        return bool(self._handles)
 
     def enable(self) -> ExitStack:
         """Let the model compute with this tuner; in a ``with`` statement, until its end.
@@ -455,70 +320,56 @@ class Tuner(nn.Module):
         >>> bool((model(x) == before).all())
         False
         """
-        self._require_present()
+        if self.removed:
+            raise TunerError(f"tuner {self.name!r} must be on a model, but it was removed: create a new one")
         switch = self._switch()
         if not self.enabled:
             try:
                 for handle in self._attach():
                     self._handles.append(handle)
             except BaseException:
-                self._detach()
+                self.disable()
                 raise
-            self._host.hold()
+            self._call_projections()
         return switch
 
     def disable(self) -> ExitStack:
-        """Let the model compute, to the bit, as if there were no such tuner; in a ``with``, until its end.
-
-        A merged tuner is taken out of the weights; :meth:`enable` does not merge it again, the end of a ``with`` does.
-        """
+        """Let the model compute, to the bit, as if there were no such tuner; in a ``with``, until its end."""
         switch = self._switch()
-        for (layer, name), value in (self._folded or {}).items():
-            if value is None:
-                setattr(layer, name, None)
-            else:
-                parameter = getattr(layer, name)
-                parameter.data = value.to(parameter.device)  # the model may have moved since
-        self._folded = None
-        self._detach()
-        self._host.hold()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._call_projections()
         return switch
 
     def _switch(self) -> ExitStack:
         """Return what puts the tuner back into its present state at the end of a ``with``."""
-        enabled, merged = self.enabled, self.merged
-
-        def back() -> None:
-            if self.removed or (self.enabled, self.merged) == (enabled, merged):
-                return
-            self.disable()
-            if merged:
-                self.merge()
-            elif enabled:
-                self.enable()
-
-        switch = ExitStack()
-        switch.callback(back)
+        back, switch = self.enable if self.enabled else self.disable, ExitStack()
+        switch.callback(lambda: None if self.removed else back())
         return switch
 
-    def _detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+    def _call_projections(self) -> None:
+        """Let attention that adds a bias outside of its projection call that, while hooks of a tuner must see it."""
+        for attention in self._fused:
+            attention.qkv_bias_separate = any(tuner.enabled for tuner in tuners_of(self.model))
 
     def remove(self) -> None:
         """Take the tuner off the model for good; the last one leaves the model exactly as it came.
 
         The parameters stay readable and can be saved. Removing twice does nothing.
         """
-        if not self.removed:
-            self.disable()
-            self._host.leave(self.model, self)
-            self.removed = True
-
-    def _require_present(self) -> None:
         if self.removed:
-            raise TunerError(f"tuner {self.name!r} must be on a model, but it was removed: create a new one")
+            return
+        self.disable()
+        self.removed = True
+        others = [tuner for tuner in tuners_of(self.model) if tuner is not self]
+        if others:
+            self.model.__dict__[_ATTRIBUTE] = others
+            others[0]._frozen += self._frozen
+            return
+        del self.model.__dict__[_ATTRIBUTE]
+        for parameter in self._frozen:
+            parameter.requires_grad_(True)
 
     # -- training -------------------------------------------------------------------------------------------
 
@@ -540,76 +391,7 @@ class Tuner(nn.Module):
                 counts[place] = counts.get(place, 0) + parameter.numel()
         return {**counts, "total": sum(counts.values())}
 
-    # -- merging --------------------------------------------------------------------------------------------
-
-    def merge(self, final: bool = False) -> None:
-        """Fold the tuner into the model's weights, which then do its work at no cost.
-
-        Parameters
-        ----------
-        final : bool
-            Whether to fold for good: the tuner is then removed and the model keeps the new weights. Otherwise the
-            old weights are kept aside and :meth:`unmerge` or :meth:`disable` bring them back to the bit. A layer
-            without a bias may be given one.
-
-        Raises
-        ------
-        UnmergeableError
-            If this kind cannot be folded, a layer cannot take it, or another tuner is at work in the same layers.
-        NumericalError
-            If a merged weight would not be finite; then nothing has changed.
-        """
-        self._require_present()
-        if not self.mergeable:
-            raise UnmergeableError(
-                f"tuner must be of a kind that folds into weights, got {self.name!r}: keep it enabled"
-            )
-        if self._folded is None:
-            for other in tuners_of(self.model):  # the order in which both apply would change
-                if other is not self and other.enabled and other._touched() & self._touched():
-                    raise UnmergeableError(
-                        f"tuner {self.name!r} must be alone in the layers it is folded into, but a {other.name!r} "
-                        "tuner is enabled in some: disable or finally merge that one first"
-                    )
-            self._folded = fold_weights(self._fold())
-            self._detach()
-            self._host.hold()
-        if final:
-            self._folded = None
-            self.remove()
-
-    def unmerge(self) -> None:
-        """Take a merged tuner out of the weights, to the bit, and go on with its layers."""
-        if self.merged:
-            self.disable()
-            self.enable()
-
     # -- state ----------------------------------------------------------------------------------------------
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Copy parameters from a state; one that does not fit changes nothing.
-
-        Raises
-        ------
-        InputError
-            If names or shapes differ from the tuner's.
-        TunerError
-            If the tuner is merged.
-        """
-        if self.merged:
-            raise TunerError(
-                f"tuner {self.name!r} must not be merged while parameters are loaded: call unmerge() first"
-            )
-        own, given = (
-            {key: f"{tuple(value.shape)}{'' if value.is_floating_point() else ' of integers'}" for key, value in found}
-            for found in (self.state_dict().items(), state_dict.items())
-        )
-        for name in sorted({*own, *given}):
-            if own.get(name) != given.get(name):
-                raise InputError(
-                    f"state of tuner {self.name!r} must have {name!r} of shape {own.get(name)}, got {given.get(name)}"
-                )
-        return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tuner's parameters and settings to one safetensors file, atomically; never the backbone.
@@ -764,10 +546,9 @@ def restore_tuner(saved: SavedTuner, model: nn.Module, *, name: str = "the tuner
         raise FileFormatError(f"{name} must hold a tuner that this version knows and that fits: {error}") from error
     try:
         tuner.load_state_dict(saved.tensors)
-    except BaseException as error:
+    except (InputError, RuntimeError) as error:  # PyTorch's, of many lines, names what does not fit
         tuner.remove()
-        if isinstance(error, InputError):
-            raise FileFormatError(f"{name} must hold the parameters that its settings say: {error}") from error
-        raise
+        why = " ".join(str(error).split())[:300]
+        raise FileFormatError(f"{name} must hold the parameters that its settings say: {why}") from error
     tuner._extra = saved.extra
     return tuner

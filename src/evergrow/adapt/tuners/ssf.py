@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -17,11 +16,9 @@ from evergrow.adapt.tuners.base import (
     Handle,
     Tuner,
     TunerConfig,
-    UnmergeableError,
     UnsupportedModelError,
     classifier_modules,
 )
-from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
 
 
@@ -33,9 +30,6 @@ class SSFConfig(TunerConfig):
     ----------
     std : float
         Standard deviation of the initial scales around 1 and shifts around 0.
-    layers : tuple of str, optional
-        Patterns, as of file names, for the paths of the layers to scale, for example ``("*.norm?", "norm")``; every
-        linear, convolution and normalisation layer but the classifier by default.
 
     Examples
     --------
@@ -45,26 +39,13 @@ class SSFConfig(TunerConfig):
     """
 
     std: float = 0.02
-    layers: tuple[str, ...] | None = None
 
     def check(self) -> None:
         """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
         check_number("std", self.std, low=0)
-        if self.layers is not None and (
-            not isinstance(self.layers, tuple)
-            or not self.layers
-            or not all(isinstance(pattern, str) for pattern in self.layers)
-        ):
-            raise ParameterError(f"layers must be None or patterns for paths of layers, got {self.layers!r}")
 
 
 _RMS = ("RMSNorm", "RmsNorm", "RmsNormFp32", "RmsNorm2d", "RmsNorm2dFp32")
-_ABSORBING = {
-    *("Linear", "Conv1d", "Conv2d", "Conv3d", "Conv2dSame", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d"),
-    *("LayerNorm", "LayerNormFp32", "LayerNorm2d", "LayerNorm2dFp32", "LayerNormExp2d", "GroupNorm", "GroupNorm1"),
-    *("BatchNormAct2d", "GroupNormAct", "GroupNorm1Act", "LayerNormAct", "LayerNormAct2d"),
-    *("LayerNormActFp32", "LayerNormAct2dFp32"),
-}
 
 
 @dataclass(frozen=True)
@@ -97,33 +78,26 @@ class ScalePoint:
         inner = getattr(self.layer, "drop", None)
         return inner if isinstance(inner, nn.Module) and hasattr(self.layer, "act") else self.layer
 
-    @property
-    def absorbs(self) -> bool:
-        """Whether weight and bias can do the scaling; standardised or otherwise derived weights cannot."""
-        return self.attention is None and type(self.layer).__name__ in _ABSORBING
 
-
-def find_scale_points(model: nn.Module, patterns: tuple[str, ...] | None) -> Iterator[ScalePoint]:
+def find_scale_points(model: nn.Module) -> Iterator[ScalePoint]:
     """Yield the layers of a model that are scaled, in the model's order, or raise :class:`UnsupportedModelError`."""
     heads, found = classifier_modules(model), False
     for path, layer in model.named_modules():
         shape = None if layer in heads else _channels(path, layer)
-        if shape is None or (patterns and not any(fnmatchcase(path, pattern) for pattern in patterns)):
+        if shape is None:
             continue
         parent_path, _, name = path.rpartition(".")
         parent = model.get_submodule(parent_path)
         if isinstance(parent, nn.MultiheadAttention):
             raise UnsupportedModelError(
-                f"{path} must be called by itself to be scaled, got a part that {type(parent).__name__} reads the "
-                "weights of; leave it out with the setting layers"
+                f"{path} must be called by itself to be scaled, but {type(parent).__name__} reads its weights"
             )
         found = True
         outside = name == "qkv" and getattr(parent, "q_bias", None) is not None
         yield ScalePoint(path, layer, *shape, parent if outside else None)
     if not found:
-        wanted = f" that match {patterns}" if patterns else ""
         raise UnsupportedModelError(
-            f"model must have linear, convolution or normalisation layers{wanted}, got {type(model).__name__}"
+            f"model must have linear, convolution or normalisation layers, got {type(model).__name__}"
         )
 
 
@@ -170,22 +144,6 @@ class ScaleShift(nn.Module):
         bias = torch.cat((attention.q_bias, attention.k_bias, attention.v_bias)).to(output.dtype)
         return self.scaled(output + bias) - bias
 
-    def fold(self, point: ScalePoint) -> Iterator[tuple[nn.Module, str, Tensor]]:
-        """Yield gamma * W and gamma * b + beta."""
-        if not point.absorbs or "bias" not in point.layer._parameters:
-            kind = type(point.layer).__name__
-            kind += " whose attention adds the bias" if point.attention is not None else ""
-            raise UnmergeableError(
-                f"{point.name} must have a weight and a bias to absorb scale and shift, got {kind}; "
-                "keep the tuner enabled"
-            )
-        gamma, beta = self.gamma.detach().double(), self.beta.detach().double()
-        weight: Any = point.layer.weight
-        bias: Any = point.layer.bias
-        scaled = gamma if weight is None else weight.double() * gamma.reshape(-1, *[1] * (weight.ndim - 1))
-        yield point.layer, "weight", scaled
-        yield point.layer, "bias", beta if bias is None else bias.double() * gamma + beta
-
 
 @TUNERS.register("ssf")
 class SSFTuner(Tuner):
@@ -194,7 +152,7 @@ class SSFTuner(Tuner):
     That is the output of every linear, convolution and normalisation layer except the classifier's. In a vision
     transformer: patch embedding, ``norm1``, ``qkv``, ``attn.proj``, ``norm2``, ``fc1``, ``fc2`` and the final norm. In
     a ResNet: every convolution and every batch norm, on shortcuts too; of norms with a built-in activation, what goes
-    into the activation. Folds into weights; layers without a bias are given one. See :class:`SSFConfig`.
+    into the activation. See :class:`SSFConfig`.
 
     Examples
     --------
@@ -210,19 +168,11 @@ class SSFTuner(Tuner):
     name = "ssf"
     config_class = SSFConfig
     adapts = True
-    mergeable = True
 
     def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[ScalePoint, ScaleShift]]:
-        for point in find_scale_points(model, self.config.layers):
+        for point in find_scale_points(model):
             yield point, ScaleShift(point, self.config.std, drawer)
 
     def _attach(self) -> Iterator[Handle]:
         for point, layer in self._pairs:
             yield point.outlet.register_forward_hook(layer.scale_output)
-
-    def _fold(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
-        for point, layer in self._pairs:
-            yield from layer.fold(point)
-
-    def _touched(self) -> set[nn.Module]:
-        return {point.layer for point, _ in self._pairs}

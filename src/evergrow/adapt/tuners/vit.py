@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from evergrow.adapt.tuners.base import UnsupportedModelError
-from evergrow.core.errors import ParameterError
 
 
 @dataclass(frozen=True)
@@ -53,22 +52,18 @@ class Block:
         return next(self.module.parameters())
 
 
-def find_blocks(model: nn.Module, wanted: tuple[int, ...] | None = None) -> list[Block]:
+def find_blocks(model: nn.Module) -> list[Block]:
     """Return the blocks of a vision transformer.
 
     Parameters
     ----------
     model : torch.nn.Module
         A timm model whose blocks lie one after another in ``model.blocks``.
-    wanted : tuple of int, optional
-        Their numbers; all by default.
 
     Raises
     ------
     UnsupportedModelError
         If the model has no such blocks.
-    ParameterError
-        If a number is too large.
 
     Examples
     --------
@@ -82,11 +77,7 @@ def find_blocks(model: nn.Module, wanted: tuple[int, ...] | None = None) -> list
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, (nn.Sequential, nn.ModuleList)) or len(blocks) == 0:
         raise UnsupportedModelError(
-            f"model must be a vision transformer with its blocks in model.blocks, got {type(model).__name__}"
+            f"model must be a vision transformer with its blocks in model.blocks, got {type(model).__name__}; "
+            "'ssf' serves convolutional networks too"
         )
-    found = [Block(index, f"blocks.{index}", module) for index, module in enumerate(blocks)]
-    if wanted is None:
-        return found
-    if max(wanted) >= len(found):
-        raise ParameterError(f"blocks must be numbers below {len(found)}, the model's depth, got {wanted!r}")
-    return [found[index] for index in sorted(wanted)]
+    return [Block(index, f"blocks.{index}", module) for index, module in enumerate(blocks)]

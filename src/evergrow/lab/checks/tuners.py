@@ -15,21 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evergrow.adapt.loop import training_mode
 from evergrow.adapt.tuners import (
     TUNERS,
     Tuner,
-    UnmergeableError,
     create_tuner,
     load_tuner,
     tuners_of,
 )
-from evergrow.core.errors import EvergrowError, NumericalError, ParameterError
+from evergrow.core.errors import EvergrowError, ParameterError
 from evergrow.core.registry import Registry
 from evergrow.core.seeding import generator
 from evergrow.features import hash_weights
 from evergrow.lab.checks.inputs import require_raises
 from evergrow.lab.checks.properties import require
-from evergrow.lab.checks.suite import Case, CheckFailure, CheckResult, CheckSkipped
+from evergrow.lab.checks.suite import Case, CheckFailure, CheckResult
 
 ModelFactory = Callable[[], nn.Module]
 
@@ -113,16 +113,9 @@ def shake_parameters(tuner: Tuner, seed: int = 0) -> None:
             parameter.add_((0.1 * torch.randn(parameter.shape, generator=source)).to(parameter))
 
 
-_BRANCH = "a branch with an activation is no linear map, so no weight can take it in"
-_TOKENS = "prompts are tokens, which no weight of the backbone holds"
 _ZERO = "prompts start at zero, as published; std=0.02 has the property"
 
 TUNER_OPT_OUTS: dict[tuple[str, str], str] = {
-    ("adapter", "merge_equals_unmerged"): _BRANCH,
-    ("additive", "merge_equals_unmerged"): "it changes one token's key and value, weights change all tokens'",
-    ("prefix", "merge_equals_unmerged"): "added keys and values belong to no token",
-    ("vpt-deep", "merge_equals_unmerged"): _TOKENS,
-    ("vpt-shallow", "merge_equals_unmerged"): _TOKENS,
     ("vpt-deep", "start_is_named_by_the_seed"): _ZERO,
     ("vpt-shallow", "start_is_named_by_the_seed"): _ZERO,
 }
@@ -215,39 +208,6 @@ def _loaded(setup: Setup, path: Path) -> nn.Module:
     return model
 
 
-@TUNER_CHECKS.register("merge_equals_unmerged")
-def merge_equals_unmerged(setup: Setup) -> None:
-    """Require that merged weights compute the same, that unmerging is exact, and that NaN is never merged."""
-    model, tuner = setup.tuned()
-    images, digest = setup.images(), hash_weights(model)
-    expected = model(images)
-    try:
-        tuner.merge()
-    except UnmergeableError as error:
-        require(hash_weights(model) == digest, "a refused merge must change nothing")
-        if not tuner.mergeable:
-            raise
-        raise CheckSkipped(str(error)) from error
-    require(tuner.merged and tuner.enabled, "a merged tuner must say so")
-    _close(model(images), expected, "merged and unmerged", 1e-4)
-    with tuner.disable():
-        require(hash_weights(model) == digest, "a disabled tuner must be out of the weights")
-    require(tuner.merged, "the end of a disabled stretch must merge again")
-    tuner.unmerge()
-    require(hash_weights(model) == digest, "unmerging must restore the weights to the bit")
-    _same(model(images), expected, "after unmerging and before merging")
-    last = list(tuner.parameters())[-1]
-    with torch.no_grad():
-        kept = last.clone()
-        last.view(-1)[0] = float("nan")
-        require_raises(NumericalError, tuner.merge, "merging NaN")
-        require(hash_weights(model) == digest, "a refused merge must change nothing")
-        last.copy_(kept)
-    tuner.merge(final=True)
-    _close(model(images), expected, "finally merged and unmerged", 1e-4)
-    require(tuner.removed and tuners_of(model) == [], "a final merge must take the tuner off")
-
-
 @TUNER_CHECKS.register("only_the_tuner_gets_gradients")
 def only_the_tuner_gets_gradients(setup: Setup) -> None:
     """Require that every parameter of the tuner gets a gradient and none of the backbone does, until it is frozen."""
@@ -268,19 +228,18 @@ def only_the_tuner_gets_gradients(setup: Setup) -> None:
 
 @TUNER_CHECKS.register("training_leaves_the_backbone_alone")
 def training_leaves_the_backbone_alone(setup: Setup) -> None:
-    """Require that steps in training mode change the tuner and not one bit of the backbone's state."""
+    """Require that steps in the loop's training mode change the tuner and not one bit of the backbone's state."""
     model, tuner = setup.tuned()
     digest, before = hash_weights(model), [p.detach().clone() for p in tuner.parameters()]
     optimizer = torch.optim.SGD(tuner.parameters(), lr=0.1, momentum=0.9)
-    model.train()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), training_mode(model):
         torch.manual_seed(0)
+        modes = [part.training for part in model.modules()]
         for _ in range(2):
             optimizer.zero_grad()
             setup.backward(model(setup.images()))
             optimizer.step()
-    require(model.training, "a pass must leave the model in the mode it was in")
-    require(all(part.training for part in model.modules()), "a pass must leave all parts in the mode they were in")
+        require(modes == [part.training for part in model.modules()], "a pass must leave all parts in their mode")
     moved = [not torch.equal(old, new) for old, new in zip(before, tuner.parameters())]
     require(all(moved), "a step must change every parameter of the tuner")
     require(hash_weights(model) == digest, "a step must not change the backbone's weights or statistics")
@@ -421,7 +380,7 @@ def run_tuner_checks(
     Examples
     --------
     >>> from evergrow.lab.checks.tuners import BACKBONES, run_tuner_checks
-    >>> {result.status for result in run_tuner_checks("lora", BACKBONES["vit"], ["merge_equals_unmerged"])}
+    >>> {result.status for result in run_tuner_checks("lora", BACKBONES["vit"], ["save_load_equal"])}
     {'passed'}
     """
     if model is None:

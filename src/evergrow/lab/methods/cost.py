@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from evergrow.adapt.fsa import AdaptedBackbone, Network, training_head
+from evergrow.adapt.fsa import AdaptedBackbone, CosineHead, Network
 from evergrow.adapt.loop import TrainLog
-from evergrow.adapt.settings import FsaConfig
 from evergrow.core.record import Between
 from evergrow.features import ImageBackbone
 
@@ -223,11 +222,11 @@ def adaptation_cost(adapted: AdaptedBackbone, n_classes: int) -> Cost:
     n_classes : int
         Classes of the task that it was trained on.
     """
-    log, config, size, device = adapted.log, adapted.adaptation.config, adapted.own.size, adapted.device
-    if log is None or config is None:
+    log, size, device = adapted.log, adapted.own.size, adapted.device
+    if log is None:
         return Cost()
     n_features = adapted.with_recipe("final").n_features
-    head = training_head(FsaConfig.from_dict(config), n_features, n_classes, 0).to(device)
+    head = CosineHead(n_features, n_classes, 0, "fsa").to(device)
     tuner = adapted.tuner.requires_grad_(True)
     trained = [*tuner.parameters(), *head.parameters()]
     network = Network(adapted.module, head, [tuner])

@@ -18,7 +18,7 @@ import evergrow.head  # noqa: F401 (fills the registry)
 from evergrow.adapt.fsa import adapt, adaptation_config, shared_copy
 from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import adapting_tuners
-from evergrow.core.errors import LabelError, ParameterError
+from evergrow.core.errors import LabelError
 from evergrow.core.validation import check_choice, check_keys
 from evergrow.data.items import Items
 from evergrow.features import EncodeConfig, ImageBackbone, encode
@@ -48,8 +48,8 @@ class FsaClassifier(ImageClassifier):
     adapt : str or None
         What is trained: one of :func:`evergrow.adapt.tuners.adapting_tuners`. ``"auto"`` leaves that to ``fsa``, None
         leaves the backbone frozen.
-    fsa : str, FsaConfig or dict
-        How: a recipe (``"ranpac"``, ``"anacp"``, ``"loranpac"``), settings, or settings as plain values.
+    fsa : "ranpac", FsaConfig or dict
+        How: RanPAC's protocol, or settings, also as plain values.
     epochs : int, optional
         Epochs of the adaptation; by default what ``fsa`` says.
     cache : False, None or path-like
@@ -134,9 +134,7 @@ class FsaClassifier(ImageClassifier):
         """
         if self.adapt is None:
             return None
-        config = FsaConfig.recipe(self.fsa) if isinstance(self.fsa, str) else adaptation_config(self.fsa)
-        if config is None:
-            raise ParameterError("fsa must be a recipe or settings, got None; adapt=None leaves the backbone frozen")
+        config = adaptation_config(None if self.fsa == "ranpac" else self.fsa) or FsaConfig()
         changes: dict[str, Any] = {} if self.adapt == "auto" else {"tuner": self.adapt}
         if self.epochs is not None:
             changes["epochs"] = self.epochs

@@ -3,29 +3,106 @@
 from __future__ import annotations
 
 import copy
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
 
-from evergrow.adapt.fsa import CosineHead, LinearHead, Network
+from evergrow.adapt.fsa import CosineHead, Network
 from evergrow.adapt.loop import train
 from evergrow.adapt.settings import TrainConfig
-from evergrow.core.validation import check_choice
+from evergrow.core.seeding import generator
+from evergrow.core.validation import check_choice, check_number
 from evergrow.data.items import Items, concat_items
 from evergrow.lab.methods.cost import Cost, inference_gflops, training_cost, training_gflops
 from evergrow.lab.methods.image_classifier import IMAGE_METHODS, ImageClassifier, TaskLabels
 from evergrow.lab.methods.tuned_passes import run_network
 
+
+class LinearHead(nn.Module):
+    """Logits z W^T + b.
+
+    Parameters
+    ----------
+    n_features, n_classes : int
+        Width of the features, number of classes.
+    seed : int
+        The user's seed; weights and bias come from U(-1/sqrt(d), 1/sqrt(d)).
+    purpose : str or int
+        What the head is for.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.lab.methods.joint import LinearHead
+    >>> LinearHead(8, 3, 0)(torch.ones(2, 8)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, n_features: int, n_classes: int, seed: int, *purpose: str | int) -> None:
+        super().__init__()
+        drawn = torch.rand(n_classes, n_features + 1, generator=generator(seed, "head", "linear", *purpose))
+        drawn = (2.0 * drawn - 1.0) / math.sqrt(n_features)
+        self.weight = nn.Parameter(drawn[:, :-1].clone())
+        self.bias = nn.Parameter(drawn[:, -1].clone())
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits (n, C) in float32, whatever the precision of the features."""
+        with torch.autocast(features.device.type, enabled=False):
+            return linear(features.float(), self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class JointConfig(TrainConfig):
+    """How all weights of a network are trained; the other settings are those of :class:`TrainConfig`.
+
+    Parameters
+    ----------
+    head_lr : float, optional
+        Learning rate of the classifier; ``lr`` by default.
+    layer_decay : float
+        Factor on the learning rate of each block below the next one; 1 for the same rate everywhere.
+    """
+
+    head_lr: float | None = None
+    layer_decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.head_lr is not None:
+            check_number("head_lr", self.head_lr, low=0, low_open=True)
+        check_number("layer_decay", self.layer_decay, low=0, high=1, low_open=True)
+
+    def groups(self, body: nn.Module, head: nn.Module) -> list[dict[str, Any]]:
+        """Return parameter groups for :func:`~evergrow.adapt.train`: the body at ``lr``, the classifier at ``head_lr``.
+
+        Parameters
+        ----------
+        body, head : torch.nn.Module
+            What is trained of both. Blocks of the body go by the number in ``blocks.3.``; what is named before the
+            first of them lies below all, the rest above.
+        """
+        levels: dict[float, list[nn.Parameter]] = {}
+        for name, parameter in body.named_parameters():
+            block = re.search(r"(?:^|\.)blocks\.(\d+)\.", name)
+            place = float(block[1]) if block else math.inf if max(levels, default=-1.0) >= 0 else -1.0
+            levels.setdefault(place if self.layer_decay < 1 else 0.0, []).append(parameter)
+        rates = [self.lr * self.layer_decay ** (len(levels) - 1 - level) for level in range(len(levels))]
+        groups = [{"params": levels[place], "lr": rate} for place, rate in zip(sorted(levels), rates)]
+        return [*groups, {"params": list(head.parameters()), "lr": self.lr if self.head_lr is None else self.head_lr}]
+
+
 RECIPES = {
-    "ranpac": (CosineHead, TrainConfig(epochs=30, batch_size=128, lr=1e-4, head_lr=0.01, schedule="constant")),
+    "ranpac": (CosineHead, JointConfig(epochs=30, batch_size=128, lr=1e-4, head_lr=0.01, schedule="constant")),
     "tuned": (
         LinearHead,
-        TrainConfig(
+        JointConfig(
             epochs=60,
             batch_size=128,
             lr=2e-3,
@@ -65,7 +142,7 @@ class JointFineTuning(ImageClassifier):
     epochs, batch_size, lr, head_lr : optional
         In place of the recipe's.
     train : mapping, optional
-        Any other settings of :class:`~evergrow.adapt.TrainConfig` in place of the recipe's.
+        Any other settings of :class:`JointConfig` in place of the recipe's.
     progress : bool
         Whether to show a progress bar.
     random_state : int, numpy generator or None
@@ -100,7 +177,7 @@ class JointFineTuning(ImageClassifier):
     random_state: Any = 0
     device: str | torch.device = "auto"
 
-    def config(self) -> TrainConfig:
+    def config(self) -> JointConfig:
         """Return how the network is trained."""
         check_choice("recipe", self.recipe, RECIPES)
         given = {name: getattr(self, name) for name in ("epochs", "batch_size", "lr", "head_lr")}

@@ -15,7 +15,6 @@ from evergrow.adapt.tuners.base import (
     Tuner,
     TunerConfig,
     UnsupportedModelError,
-    check_blocks,
 )
 from evergrow.adapt.tuners.vit import Block, find_blocks
 from evergrow.core.validation import check_number
@@ -30,8 +29,6 @@ class AdditiveConfig(TunerConfig):
     ----------
     std : float
         Standard deviation of the initial vectors, cut off at two of them.
-    blocks : tuple of int, optional
-        In which blocks; all by default.
 
     Examples
     --------
@@ -41,12 +38,10 @@ class AdditiveConfig(TunerConfig):
     """
 
     std: float = 0.02
-    blocks: tuple[int, ...] | None = None
 
     def check(self) -> None:
         """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
         check_number("std", self.std, low=0)
-        check_blocks(self.blocks)
 
 
 class AdditiveLayer(nn.Module, AttentionEdit):
@@ -89,7 +84,7 @@ class AdditiveTuner(Tuner):
     config_class = AdditiveConfig
 
     def _layers(self, model: nn.Module, drawer: Drawer) -> Iterator[tuple[Block, AdditiveLayer]]:
-        blocks = find_blocks(model, self.config.blocks)
+        blocks = find_blocks(model)
         if getattr(model, "cls_token", None) is None:
             raise UnsupportedModelError(f"model must have a class token to add to, got {type(model).__name__} without")
         for block in blocks:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.base import TUNERS, Drawer, Handle, Tuner, TunerConfig, TunerError, check_blocks
+from evergrow.adapt.tuners.base import TUNERS, Drawer, Handle, Tuner, TunerConfig, TunerError
 from evergrow.adapt.tuners.vit import Block, find_blocks
-from evergrow.core.errors import InputError
+from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.validation import check_choice, check_number
 from evergrow.lab.tuners.attention import AttentionEdit, AttentionSite, attention_width, truncated
 
@@ -49,7 +49,9 @@ class PrefixConfig(TunerConfig):
         check_choice("source", self.source, ("own", "provider"))
         check_number("length", self.length, low=1, integer=True)
         check_number("std", self.std, low=0)
-        check_blocks(self.blocks)
+        plain = isinstance(self.blocks, tuple) and all(type(index) is int and index >= 0 for index in self.blocks)
+        if self.blocks is not None and not (plain and 0 < len(set(self.blocks)) == len(self.blocks)):
+            raise ParameterError(f"blocks must be None or distinct block numbers from 0 up, got {self.blocks!r}")
 
 
 PromptProvider = Callable[[int, Tensor], "tuple[Tensor, Tensor] | None"]
@@ -123,9 +125,10 @@ class PrefixTuner(Tuner):
 
     def _build(self, model: nn.Module) -> None:
         self.provider = None
-        everything = find_blocks(model)
-        wanted = self.config.blocks or tuple(range(min(_DEFAULT_BLOCKS, len(everything))))
-        self._blocks = find_blocks(model, wanted)
+        everything, wanted = find_blocks(model), self.config.blocks
+        if wanted and max(wanted) >= len(everything):
+            raise ParameterError(f"blocks must be numbers below {len(everything)}, the model's depth, got {wanted!r}")
+        self._blocks = [everything[index] for index in sorted(wanted)] if wanted else everything[:_DEFAULT_BLOCKS]
         for block in self._blocks:
             AttentionSite.of(block.part("attn"))
         self._own: dict[int, PrefixLayer] = {}

@@ -14,8 +14,6 @@ from evergrow.adapt.tuners.base import (
     TUNERS,
     Drawer,
     TunerConfig,
-    TunerError,
-    check_blocks,
     layer_parameter,
 )
 from evergrow.adapt.tuners.vit import find_blocks
@@ -36,8 +34,6 @@ class SDLoRAConfig(TunerConfig):
         What every scalar is set to when a task starts.
     targets : tuple of str
         Which maps are added to, out of ``"q"``, ``"k"``, ``"v"``, ``"proj"``, ``"fc1"`` and ``"fc2"``.
-    blocks : tuple of int, optional
-        In which blocks; all by default.
 
     Examples
     --------
@@ -49,14 +45,12 @@ class SDLoRAConfig(TunerConfig):
     rank: int = 10
     magnitude: float = 0.8
     targets: tuple[str, ...] = ("q", "v")
-    blocks: tuple[int, ...] | None = None
 
     def check(self) -> None:
         """Raise :class:`~evergrow.core.errors.ParameterError` for a value out of range."""
         check_number("rank", self.rank, low=1, integer=True)
         check_number("magnitude", self.magnitude)
         check_targets(self.targets)
-        check_blocks(self.blocks)
 
 
 class Scalars(nn.Module):
@@ -123,19 +117,13 @@ class SDLoRALayer(nn.Module):
         columns = torch.cat([self.past_columns, self.B], dim=1)
         return linear(linear(x, rows) * self._scalars[0].by_row(), columns)
 
-    def weight(self) -> Tensor:
-        """Return the matrix of that sum."""
-        rows = torch.cat([self.past_rows, self.A.detach()]).double()
-        columns = torch.cat([self.past_columns, self.B.detach()], dim=1).double()
-        return (columns * self._scalars[0].by_row().detach().double()) @ rows
-
 
 @TUNERS.register("sdlora")
 class SDLoRATuner(LowRankTuner):
     """SD-LoRA: frozen unit directions of earlier tasks with learnable magnitudes, and the current task's direction.
 
-    The first task has begun when the tuner is made; :meth:`start_task` begins each later one, of any number. Folds into
-    weights. See :class:`SDLoRAConfig`.
+    The first task has begun when the tuner is made; :meth:`start_task` begins each later one, of any number. See
+    :class:`SDLoRAConfig`.
 
     Examples
     --------
@@ -183,8 +171,6 @@ class SDLoRATuner(LowRankTuner):
         """
         wanted = self.config.rank if rank is None else rank
         check_number("rank", wanted, low=1, integer=True)
-        if self.merged:
-            raise TunerError("tuner 'sdlora' must not be merged when a task starts: call unmerge() first")
         self._begin(wanted)
 
     def _begin(self, rank: int) -> None:
@@ -196,8 +182,7 @@ class SDLoRATuner(LowRankTuner):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Copy parameters from a state of any number of tasks; one that does not fit changes nothing."""
-        if not self.merged:
-            self._adjust(state_dict)
+        self._adjust(state_dict)
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def _adjust(self, state: Mapping[str, Tensor]) -> None:
