@@ -19,24 +19,25 @@ from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
-from evergrow.head.fold_outs import FoldOuts, as_seen, fold_outs
 from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind, column_map, known_codes
-from evergrow.head.layers.base import LAYERS, Layer, layer_from_plain
 from evergrow.head.layers.feature_map import (
+    LAYERS,
     MOST_BLOCKS,
     BlockRecord,
     FeatureMap,
+    Layer,
     check_contrast,
+    layer_from_plain,
     normalize,
     resolve_normalization,
 )
 from evergrow.head.layers.fourier import FourierLayer
 from evergrow.head.linalg.class_shapes import ClassShapes
-from evergrow.head.linalg.recursive import create_state
 from evergrow.head.linalg.ridge_choice import Spectrum
+from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
 from evergrow.head.maps import LayerMap, ShapeMap, layer_map
 from evergrow.head.novelty import NoveltyStandard, bounded
-from evergrow.head.readout import READOUTS, Choice, Readout, SolvedCache, column_scale
+from evergrow.head.readout import READOUTS, Choice, FoldOuts, Readout, SolvedCache, as_seen, column_scale
 from evergrow.head.ridge_model import RidgeModel
 
 GCV_FLOOR = 1e-6
@@ -132,8 +133,6 @@ class Classifier(IncrementalClassifier):
     learned_as: ClassVar[type] = Learned
     takes_weights: ClassVar[bool] = True
     ridge_rules: ClassVar[tuple[str, ...]] = ("gcv",)
-    solver: str = "auto"
-    """Form of the statistics: the one that costs least."""
     readout: str
     normalize: str
     shape_directions: int
@@ -232,8 +231,11 @@ class Classifier(IncrementalClassifier):
         some = Z[:: max(len(Z) // _FLOOR_ROWS, 1)]
         floor = alpha or GCV_FLOOR * max(layer.centred_energy(some) / len(some), 1e-12)
         shapes = ClassShapes.first(Z, self.shape_directions) if self.shape_directions else None
-        state = create_state(self.solver, layer.n_outputs, 0, alpha=alpha, floor=floor, device=Z.device)
-        return RidgeModel.start(layer, rule, state, shapes, blocks)
+        return RidgeModel.start(layer, rule, self._empty_state(layer.n_outputs, floor, Z.device), shapes, blocks)
+
+    def _empty_state(self, width: int, floor: float, device: torch.device) -> RidgeState:
+        """Return statistics of no rows, in the form that costs least; no ridge will be below ``floor``."""
+        return RidgeStatistics.create(width, 0, "auto", floor=floor, device=device)
 
     def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
         """Build the layer on features and one-hot targets of the first batch."""
@@ -362,8 +364,7 @@ class Classifier(IncrementalClassifier):
         codes, found = known_codes(self.classes_, as_labels(y, len(Z))), as_weights(sample_weight, len(Z))
         weights = None if found is None else torch.from_numpy(found).to(Z.device)
         parts = np.zeros(len(Z), dtype=np.int64) if folds is None else np.asarray(folds, dtype=np.int64)
-        self._solved.readout()  # most of its cost is shared with what comes now, and a file keeps it
-        return fold_outs(self._solved, Z, codes.to(Z.device), torch.from_numpy(parts).to(Z.device), weights)
+        return self._solved.fold_outs(Z, codes.to(Z.device), torch.from_numpy(parts).to(Z.device), weights)
 
     def calibrate(self, *, temperature: float | None = None, novelty: NoveltyStandard | None = None) -> Self:
         """Set what was found out from rows as if they had not been learned; it stays when more is learned.
@@ -383,7 +384,7 @@ class Classifier(IncrementalClassifier):
         --------
         >>> from sklearn.datasets import load_digits
         >>> from evergrow import Classifier
-        >>> from evergrow.head.temperatures import best_temperature
+        >>> from evergrow.head.novelty import best_temperature
         >>> X, y = load_digits(return_X_y=True)
         >>> model = Classifier(n_units=100, random_state=0).fit(X[:900], y[:900])
         >>> found = model.fold_outs(X[:90], y[:90])

@@ -3,6 +3,10 @@
 The denoised readout chooses a ridge (:mod:`evergrow.head.linalg.ridge_choice`), solves for the class means
 and takes the noise off them (:mod:`evergrow.head.linalg.scatter`). What was worked out is kept until the statistics
 change.
+
+Probabilities and novelty are calibrated on learned rows that are scored as if their fold had not been learned. Means,
+scatter, degrees of freedom and shapes are then those of the rest, exactly; ridge and strength of the prior of shapes
+stay. Nothing of the order of the layer is factored: the solved scatter follows the rows that are taken out.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Annotated
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evergrow.core.record import Between, Spec, record
@@ -21,14 +26,15 @@ from evergrow.head.block_weights import ENOUGH_ROWS, cautious_weights, choose_bl
 from evergrow.head.layers.feature_map import check_weights
 from evergrow.head.linalg.class_shapes import ShapeScores
 from evergrow.head.linalg.factor import safe_cholesky
-from evergrow.head.linalg.recursive import LARGEST_WEIGHT
 from evergrow.head.linalg.ridge_choice import choose_by_gcv, choose_ridge
 from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
-from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
-from evergrow.head.novelty import KnownTerms, NoveltyPool, NoveltyStandard, NoveltyTerms
+from evergrow.head.linalg.statistics import LARGEST_WEIGHT, RidgeState, RidgeStatistics
+from evergrow.head.novelty import TEMPERATURES, KnownTerms, NoveltyPool, NoveltyStandard, NoveltyTerms
 from evergrow.head.ridge_model import RidgeModel, row_energy
 
 READOUTS = ("denoised", "ridge")
+
+_BLOCK = 2**22  # numbers whose log losses are worked out at once
 
 GROWTH = 1.25
 """How much more or fewer rows there must be before ridge and strength are chosen anew."""
@@ -206,6 +212,27 @@ def weighted_rows(model: RidgeModel, weights: tuple[float, ...], Z: Tensor) -> T
     return H if scale is None else H * scale
 
 
+def as_seen(model: RidgeModel, Z: Tensor, weights: tuple[float, ...]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return features Z (n, d) as a model sees them, with the weights of blocks.
+
+    Returns
+    -------
+    Tensor of shape (n, k)
+        Activations in the coordinates of the statistics.
+    Tensor of shape (n,) or None
+        Energy outside of these coordinates.
+    Tensor of shape (n, j) or None
+        Features in the directions in which the shapes of classes are known.
+    """
+    H, stats, scale = weighted_rows(model, weights, Z), model.state.reduced(), column_scale(model, weights)
+    if scale is not None and stats.basis is not None:
+        stats = stats.scaled(scale)
+    reduced, outside = stats.project(H), None
+    if stats.basis is not None:
+        outside = (H.square().sum(dim=1) - reduced.square().sum(dim=1)).clamp_min(0.0)
+    return reduced, outside, None if model.shapes is None else model.shapes.rows(model.inputs(Z))
+
+
 def weighted_geometry(model: RidgeModel, weights: tuple[float, ...]) -> ClassGeometry:
     """Return class means and scatter of the statistics with the weights of blocks."""
     stats, scale = model.state.reduced(), column_scale(model, weights)
@@ -215,6 +242,60 @@ def weighted_geometry(model: RidgeModel, weights: tuple[float, ...]) -> ClassGeo
 def guessed_temperature(spread: float) -> float:
     """Return a temperature for scores of class means with this energy around their centre."""
     return 1.0 + UNCALIBRATED * spread
+
+
+# -- rows as if they had not been learned -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class FoldOuts:
+    """What rows look like to a model that has not learned them.
+
+    Parameters
+    ----------
+    terms : ndarray of shape (n, 6)
+        Terms of novelty of each, and 1 / count of the class nearest to it.
+    log_losses : ndarray of shape (57,) or None
+        Mean log loss of their classes at every temperature of :data:`TEMPERATURES`; None for the ridge readout, whose
+        temperature follows from the statistics.
+    guess : float
+        Temperature that the statistics alone suggest.
+    """
+
+    terms: NDArray[np.float64]
+    log_losses: NDArray[np.float64] | None = None
+    guess: float = 1.0
+
+
+def mean_log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
+    """Return the mean log loss of rows at every temperature of the grid.
+
+    Parameters
+    ----------
+    scores : Tensor of shape (n, C)
+        Class scores of rows that the scoring model had not learned.
+    codes : Tensor of shape (n,)
+        Their classes.
+
+    Returns
+    -------
+    ndarray of shape (57,)
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.head.readout import mean_log_losses
+    >>> mean_log_losses(torch.zeros(3, 2), torch.tensor([0, 1, 1])).round(4)[:2].tolist()
+    [0.6931, 0.6931]
+    """
+    total = np.zeros(len(TEMPERATURES))
+    block = max(_BLOCK // max(scores.shape[1], 1), 1)
+    for start in range(0, len(codes), block):
+        part = scores[start : start + block].to(torch.float64)
+        right = codes[start : start + block]
+        for place, warmth in enumerate(TEMPERATURES):
+            total[place] += float(torch.nn.functional.cross_entropy(part / warmth, right, reduction="sum"))
+    return np.asarray(total / max(len(codes), 1))
 
 
 # -- what was worked out ------------------------------------------------------------------------------------------
@@ -378,3 +459,38 @@ class SolvedCache:
         """How terms become a score where nothing was calibrated: by what the statistics say of known rows."""
         rows = np.asarray(self.terms.expected_rows().cpu().numpy())
         return NoveltyPool((KnownTerms.of(rows, int(self.model.counts.sum())),)).standard()
+
+    def fold_outs(self, Z: Tensor, codes: Tensor, folds: Tensor, weights: Tensor | None = None) -> FoldOuts:
+        """Score learned rows, each as if its fold had not been learned.
+
+        Parameters
+        ----------
+        Z : Tensor of shape (n, d)
+            The rows; of each class at least one learned row must not be in any one fold.
+        codes, folds : Tensor of shape (n,)
+            Their classes and their folds.
+        weights : Tensor of shape (n,), optional
+            What they were learned with, where that is not one. Each is scored once all the same.
+        """
+        self.readout()  # most of its cost is shared with what comes now, and a file keeps it
+        choice, scatter, _ = self.scatter()
+        shapes, spread = self.model.shapes, 0.0
+        rows = as_seen(self.model, Z, choice.weights)
+        scores, terms = Z.new_empty(len(codes), len(scatter.counts)), Z.new_empty(len(codes), 6)
+        for fold in torch.unique(folds).tolist():
+            mine = torch.nonzero(folds == fold).ravel()
+            own, taken, reduced = codes[mine], None if weights is None else weights[mine], rows[0][mine]
+            outside, shape = (None if part is None else part[mine] for part in rows[1:])
+            rest = scatter.follow(reduced, own, taken, sign=-1)
+            terms[mine] = NoveltyTerms.of(rest).of_rows(reduced, outside)
+            estimates = rest.estimate_means()
+            linear = torch.addmm(estimates.offset, reduced, estimates.weights)
+            if shapes is not None and shape is not None:
+                moments = shapes.remove(shape, own, self.model.masses, taken)
+                linear = ShapeScores(moments, rest.counts, choice.strength).add(shape, linear)
+            scores[mine] = linear
+            spread += estimates.spread * len(mine) / len(codes)
+        found = np.asarray(terms.cpu().numpy())
+        if self.kind == "ridge":
+            return FoldOuts(found)
+        return FoldOuts(found, mean_log_losses(scores, codes), guessed_temperature(spread))

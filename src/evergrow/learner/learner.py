@@ -21,7 +21,7 @@ from evergrow.core.validation import check_choice, check_keys, check_number
 from evergrow.data import intake
 from evergrow.data.items import Samples, concat_items
 from evergrow.head.estimator import Estimator
-from evergrow.head.stored import BUILT_IN, StoredHead
+from evergrow.head.labels import BUILT_IN, StoredHead
 from evergrow.learner import edits
 from evergrow.learner.answers import LIKELIEST, Answering, Answers
 from evergrow.learner.calibration import FALSE_ALARM

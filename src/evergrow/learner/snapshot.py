@@ -24,7 +24,7 @@ from evergrow.core.validation import check_keys, from_mapping
 from evergrow.data import DataOptions
 from evergrow.features.base import BackboneSpec
 from evergrow.head.estimator import plain_value
-from evergrow.head.stored import StoredHead
+from evergrow.head.labels import StoredHead
 from evergrow.learner.answers import LIKELIEST, Answering
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.labels import can_read

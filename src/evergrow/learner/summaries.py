@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evergrow.core.version import __version__
-from evergrow.head.stored import StoredHead
+from evergrow.head.labels import StoredHead
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.snapshot import Snapshot, Told, read_adaptation
 

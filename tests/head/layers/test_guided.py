@@ -11,8 +11,8 @@ from benchmarks.paper_equations import PaperConstruction
 from evergrow.core.errors import ConstructionError, ConstructionWarning, ParameterError
 from evergrow.head.layers import GuidedLayer
 from evergrow.head.layers import guided as module
-from evergrow.head.layers.base import UnitSampler, layer_from_plain
-from evergrow.head.layers.guided import FORMS
+from evergrow.head.layers.feature_map import layer_from_plain
+from evergrow.head.layers.guided import FORMS, UnitSampler
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from evergrow.core.record import Between, Spec, record, require
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.statistics import (
     ACCUMULATION_DTYPE,
+    LARGEST_WEIGHT,
     Batch,
     RidgeSolution,
     RidgeState,
@@ -27,9 +28,6 @@ from evergrow.head.linalg.statistics import (
 
 BLOCK_ROWS = 512
 """Rows per Woodbury step: larger ones cost a larger inner Cholesky for no gain."""
-
-LARGEST_WEIGHT = 1e100
-"""Class weights beyond this are larger than any data can make them."""
 
 SOLVERS = ("auto", "dense", "compact", "recursive")
 """Forms of the statistics that users choose from."""

@@ -43,6 +43,9 @@ ACCUMULATION_DTYPE = torch.float64
 LARGEST = 1e150
 """Numbers beyond this overflow when squares of many are added; those below its inverse vanish."""
 
+LARGEST_WEIGHT = 1e100
+"""Class weights beyond this are larger than any data can make them."""
+
 _LARGEST_SUM = 1e305
 """Sums of squares beyond this overflow when they are added up."""
 
