@@ -24,16 +24,14 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from evergrow.core.errors import ConstructionError, ConstructionWarning, LabelError, ParameterError
+from evergrow.core.errors import ConstructionError, ConstructionWarning, LabelError
 from evergrow.core.progress import meter
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
@@ -197,14 +195,15 @@ class _Search:
     def run(self, verbose: bool) -> Literal["converged", "exhausted", "capped"]:
         """Grow until the residual is small, the scales are used up, or the layer is as wide as it may be."""
         layer, started, tried = self.layer, time.perf_counter(), 0
-        with meter("growing the layer", self.limit, enabled=verbose) as tick, _prefetch(layer, self.sampler) as draw:
+        with meter("growing the layer", self.limit, enabled=verbose) as tick:
             while True:
                 if self.rmse <= layer.tol:
                     return "converged"
                 block = min(layer.block_size, self.limit - self.width)
                 if block <= 0:
                     return "capped"
-                weights, bias = self.sampler.units(self.round, draw(self.round), self.step)
+                normals = self.sampler.normals(self.round, layer.n_candidates, layer.block_size)
+                weights, bias = self.sampler.units(self.round, normals, self.step)
                 if block < layer.block_size:
                     kept = (torch.arange(weights.shape[1]) % layer.block_size < block).to(weights.device)
                     weights, bias = weights[:, kept], bias[kept]
@@ -247,41 +246,12 @@ class _Search:
         self.log.append(BlockRecord(self.width, self.rmse, scale, exact, theorem, exact - theorem, tried, seconds))
 
 
-@contextmanager
-def _prefetch(layer: GuidedLayer, sampler: UnitSampler) -> Iterator[Callable[[int], Tensor]]:
-    """Yield a function that returns the normals of a round.
-
-    On a GPU the next rounds are drawn by a thread, into a ring of page-locked buffers, while this one is judged. A
-    buffer comes round again only after two further decisions have been waited for, so its copy is long done.
-    """
-    blocks, size, ahead = layer.n_candidates, layer.block_size, 3
-    cuda = sampler.Z.device.type != "cpu"
-    shape = (blocks, sampler.Z.shape[1] + 1, size)
-    ring = [torch.empty(shape, pin_memory=cuda) for _ in range(ahead + 1 if cuda else 1)]
-    if not cuda:
-        yield lambda round_: sampler.normals(round_, blocks, size, ring[0])
-        return
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        drawn: dict[int, Future[Tensor]] = {}
-
-        def fetch(round_: int) -> Tensor:
-            for later in range(round_, round_ + ahead):
-                if later not in drawn:
-                    drawn[later] = pool.submit(sampler.normals, later, blocks, size, ring[later % len(ring)])
-            return drawn.pop(round_).result()
-
-        yield fetch
-
-
 # -- the residual -------------------------------------------------------------------------------------------------
 
 
 COMPRESSION_TOL = 1e-11
 """Directions of F F^T below this are dropped. An eigenvalue rho of F F^T is 1 - rho in M, so that dropping it
 changes M by the relative amount rho: far below the 1e-8 to which the forms must agree."""
-
-FORMS = ("dense", "factored")
-"""How M is held: as an N x N matrix, or as ``I - F F^T`` with F compressed to its numerical rank now and then."""
 
 
 @dataclass(frozen=True)
@@ -415,14 +385,10 @@ def choose_form(Z: Tensor, units: int, scale: float) -> str:
 
 def check_scales(scales: Scales) -> None:
     """Raise :class:`ParameterError` unless ``scales`` is a known name or positive numbers."""
-    if isinstance(scales, str) and scales in NAMED_SCALES:
+    if isinstance(scales, str) or not isinstance(scales, Iterable) or not len(list(scales)):
+        check_choice("scales, where they are no numbers,", scales, NAMED_SCALES)
         return
-    if isinstance(scales, str) or not isinstance(scales, Iterable):
-        raise ParameterError(f"scales must be one of {NAMED_SCALES} or a sequence of numbers, got {scales!r}")
-    values = list(scales)
-    if not values:
-        raise ParameterError("scales must hold at least one number, got an empty sequence")
-    for value in values:
+    for value in scales:
         check_number("every scale", value, low=0.0, low_open=True)
 
 
@@ -449,8 +415,6 @@ class UnitSampler:
     """
 
     def __init__(self, Z: Tensor, scales: Scales, bias: str, seed: int, purpose: str) -> None:
-        if bias not in BIAS_RULES:
-            raise ParameterError(f"bias must be one of {BIAS_RULES}, got {bias!r}")
         self.Z, self.bias, self.seed, self.purpose = Z, bias, seed, purpose
         self.auto = isinstance(scales, str) and scales == "auto"
         if self.auto:
@@ -464,14 +428,11 @@ class UnitSampler:
         """Steps of the schedule; drawing a scale per unit leaves nothing to step through."""
         return 1 if self.auto else len(self.scales)
 
-    def normals(self, round_: int, n_blocks: int, block: int, out: Tensor | None = None) -> Tensor:
-        """Return unit normals (n_blocks, d + 1, block), float32, on the CPU; ``out`` is filled where it is given."""
-        if out is None:
-            out = torch.empty(n_blocks, self.Z.shape[1] + 1, block)
-        stream = generator(self.seed, self.purpose, round_)
-        for piece in out:  # one after the other, so that the first do not depend on how many follow
-            piece.normal_(generator=stream)
-        return out
+    def normals(self, round_: int, n_blocks: int, block: int) -> Tensor:
+        """Return unit normals (n_blocks, d + 1, block), float32, on the CPU."""
+        stream, rows = generator(self.seed, self.purpose, round_), self.Z.shape[1] + 1
+        # One block after the other, so that the first do not depend on how many follow.
+        return torch.stack([torch.randn(rows, block, generator=stream) for _ in range(n_blocks)])
 
     def units(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Turn the normals of a round into weights (d, m) and biases (m,) at one step of the schedule."""

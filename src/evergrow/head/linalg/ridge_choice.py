@@ -37,7 +37,7 @@ from torch import Tensor
 from evergrow.core.seeding import generator
 from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky, symmetric_eigh
 from evergrow.head.linalg.scatter import ClassGeometry
-from evergrow.head.linalg.statistics import RidgeStatistics, check_alpha
+from evergrow.head.linalg.statistics import RidgeStatistics
 
 PAPER_ALPHAS = (0.001, 0.01, 0.1, 10.0, 100.0, 1000.0)
 """The grid from which the paper chooses its ridge."""
@@ -45,9 +45,6 @@ PAPER_ALPHAS = (0.001, 0.01, 0.1, 10.0, 100.0, 1000.0)
 MAX_LEVERAGE = 0.25
 """Mean leverage that the ridge keeps to. Chosen on training rows (0.25 to 0.33 do alike): beyond it the spread of rows
 outside the sample is underestimated, and generalised cross-validation itself fails where rows are few."""
-
-BELOW_GCV = 10.0**0.5
-"""How far below the minimiser of cross-validation the ridge lies; on training rows of four sets, half a decade."""
 
 PROBES = 32
 """Random vectors that tell the trace of an inverse. Those of all coordinates are projected where statistics are kept in
@@ -114,12 +111,11 @@ class Spectrum:
     def rss(self, alpha: float) -> float:
         """Return the residual sum of squares on the rows seen."""
         values, along, outside = self._row_space
-        alpha = check_alpha(alpha)
         return outside + float((along * (alpha / (values + alpha)).square()).sum())
 
     def dof(self, alpha: float) -> float:
         """Return the effective degrees of freedom, also called the effective rank at ``alpha``."""
-        return float((self.values / (self.values + check_alpha(alpha))).sum())
+        return float((self.values / (self.values + alpha)).sum())
 
     def gcv(self, alpha: float) -> float:
         """Return the generalised cross-validation score; infinite where nothing is left to validate."""
@@ -127,14 +123,14 @@ class Spectrum:
         # Where the rows explain the targets entirely, rows beyond the rank are repetitions and count for nothing.
         interpolated = outside <= 1e-9 * self.stats.sq_targets
         n = max(len(values) if interpolated else self.stats.count, 1)
-        slack = n - len(values) + float((alpha / (values + check_alpha(alpha))).sum())
+        slack = n - len(values) + float((alpha / (values + alpha)).sum())
         return n * self.rss(alpha) / slack**2 if slack > 0.0 else float("inf")
 
     def condition_number(self, alpha: float) -> float:
         """Return the condition number of ``G + alpha I`` in the full feature space."""
         full = self.stats.basis is None or self.stats.basis.shape[0] == self.values.shape[0]
         smallest = float(self.values.min()) if full else 0.0
-        return (float(self.values.max()) + alpha) / (smallest + check_alpha(alpha))
+        return (float(self.values.max()) + alpha) / (smallest + alpha)
 
 
 EIGEN_LIMITS = {"cpu": 3500, "cuda": 12_000}
@@ -274,7 +270,7 @@ def choose_by_holdout(
     scale = float(Y.square().sum()) + 1.0
     tried = {}
     for alpha in grid:
-        fitted = (rows / (spectrum.values + check_alpha(alpha))) @ spectrum.cross
+        fitted = (rows / (spectrum.values + alpha)) @ spectrum.cross
         errors = float((fitted.argmax(dim=1) != truth).double().mean())
         tried[alpha] = errors + 1e-6 * float((fitted - Y).square().sum()) / scale
     best = min(tried, key=tried.__getitem__)
@@ -287,7 +283,7 @@ def gcv_by_cholesky(stats: RidgeStatistics, alpha: float) -> float:
     One factorisation and one triangular inverse, ``2 k^3 / 3`` operations, against about ``9 k^3``: the way to
     re-choose alpha among a few neighbours when k is large.
     """
-    factor = safe_cholesky(stats.gram, shift=check_alpha(alpha))
+    factor = safe_cholesky(stats.gram, shift=alpha)
     weights = factor.solve(stats.cross)
     # RSS = |Y|^2 - <W, Q> - alpha |W|^2, from (G + alpha I) W = Q.
     explained = float((weights * stats.cross).sum()) + alpha * float(weights.square().sum())
