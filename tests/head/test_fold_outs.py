@@ -113,7 +113,7 @@ def test_small_batches_factor_nothing_of_the_order_of_the_layer(data: Data, monk
         raise AssertionError("factored")
 
     monkeypatch.setattr(SolvedScatter, "of", refuse)
-    monkeypatch.setattr(solved, "choose", refuse)
+    monkeypatch.setattr(solved, "choose_ridge", refuse)
     model.fold_outs(X[:5], y[:5], np.arange(5))
     model.novelty_score(X)
 

@@ -33,18 +33,16 @@ from evergrow.head.layers.feature_map import (
 )
 from evergrow.head.layers.fourier import FourierLayer
 from evergrow.head.linalg.class_shapes import ClassShapes
-from evergrow.head.linalg.ridge_choice import Spectrum
 from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
 from evergrow.head.maps import LayerMap, ShapeMap, layer_map
-from evergrow.head.novelty import NoveltyStandard, bounded
-from evergrow.head.readout import READOUTS, Choice, FoldOuts, Readout, SolvedCache, as_seen, column_scale
+from evergrow.head.novelty import NoveltyStandard
+from evergrow.head.readout import READOUTS, Choice, FoldOuts, Readout, SolvedCache
 from evergrow.head.ridge_model import RidgeModel
 
 GCV_FLOOR = 1e-6
 """Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
 
 _FLOOR_ROWS = 256  # rows that tell the energy of a row well enough for a bound
-_TERM_ROWS = 4096  # rows whose terms of novelty are worked out at once
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,7 +60,6 @@ class Learned:
 class _Solution:
     """What has been worked out from the statistics."""
 
-    last_ridge: Positive | None = None
     readout: Readout | None = None
     temperature: Positive | None = None
     choice: Choice | None = None
@@ -231,7 +228,8 @@ class Classifier(IncrementalClassifier):
         some = Z[:: max(len(Z) // _FLOOR_ROWS, 1)]
         floor = alpha or GCV_FLOOR * max(layer.centred_energy(some) / len(some), 1e-12)
         shapes = ClassShapes.first(Z, self.shape_directions) if self.shape_directions else None
-        return RidgeModel.start(layer, rule, self._empty_state(layer.n_outputs, floor, Z.device), shapes, blocks)
+        state = self._empty_state(layer.n_outputs, floor, Z.device)
+        return RidgeModel.start(layer, rule, state, shapes=shapes, blocks=blocks)
 
     def _empty_state(self, width: int, floor: float, device: torch.device) -> RidgeState:
         """Return statistics of no rows, in the form that costs least; no ridge will be below ``floor``."""
@@ -337,11 +335,7 @@ class Classifier(IncrementalClassifier):
             Columns as in :data:`~evergrow.head.novelty.TERMS`, each larger for what is less known, and the last.
         """
         self._require_fitted()
-        terms, weights, found = self._solved.terms, self._solved.scatter()[0].weights, []
-        for block in torch.split(self._features(X, self.device_), _TERM_ROWS):
-            reduced, outside, _ = as_seen(self._model, block, weights)
-            found.append(bounded(terms.of_rows(reduced, outside), block))
-        return np.asarray(torch.cat(found).cpu().numpy())
+        return np.asarray(self._solved.novelty_terms(self._features(X, self.device_)).cpu().numpy())
 
     # -- calibration --------------------------------------------------------------------------------------
 
@@ -569,11 +563,11 @@ class Classifier(IncrementalClassifier):
         None where nothing has been. An archive of kind ``"head-solution"``.
         """
         self._require_started()
-        solved, last = self._solved, self._solved.latest_alpha
+        solved = self._solved
         if solved.solution is None:
-            return None if last is None else to_archive(_Solution(last))
+            return None
         # A calibrated temperature is no matter of the statistics.
-        return to_archive(_Solution(last, solved.solution, solved.warmth, solved.choice))
+        return to_archive(_Solution(solved.solution, solved.warmth, solved.choice))
 
     def adopt_solution(self, archive: Archive, *, name: str = "the solution") -> None:
         """Take over what :meth:`solution` gave for the same statistics.
@@ -592,20 +586,21 @@ class Classifier(IncrementalClassifier):
         """
         self._require_started()
         found, model = from_archive(_Solution, archive, device=self.device_, name=name), self._model
-        solved = SolvedCache(model, self.readout, self._fixed_alpha(), found.last_ridge, found.choice)
-        solved.solution = found.readout
-        if solved.solution is not None:
-            if solved.solution.weights.shape != (model.layer.n_outputs, len(self.classes_)):
-                raise FileFormatError(f"{name}: 'weights' are of another layer or of other classes than the head")
-            if self.readout != "ridge" and found.choice is None:
-                raise FileFormatError(f"{name} does not say how it was chosen")
-            solved.warmth = found.temperature
-        if found.choice is not None:
+        if found.readout is None:
+            return
+        if found.readout.weights.shape != (model.layer.n_outputs, len(self.classes_)):
+            raise FileFormatError(f"{name}: 'weights' are of another layer or of other classes than the head")
+        choice, is_fresh = found.choice, False
+        if choice is not None:
             wanted = 0 if model.blocks is None else len(model.blocks.sizes)
-            if len(found.choice.weights) not in (0, wanted):
+            if len(choice.weights) not in (0, wanted):
                 raise FileFormatError(f"{name} has weights of another number of blocks")
-            solved.is_fresh = found.choice.rows == model.rows
-        self._solved = solved
+            is_fresh = choice.rows == model.rows
+        elif self.readout != "ridge":
+            raise FileFormatError(f"{name} does not say how it was chosen")
+        self._solved = SolvedCache(
+            model, self.readout, self._fixed_alpha(), choice, None, found.readout, found.temperature, is_fresh
+        )
 
     def _contents(self) -> Learned:
         return Learned(self._seed, self._model, self._temperature, self._standard)
@@ -691,19 +686,15 @@ class Classifier(IncrementalClassifier):
         return self.layer_.status
 
     def diagnostics(self) -> dict[str, Any]:
-        """Return what the layer is, numerically: rank, conditioning, form and size of the statistics.
+        """Return what the layer is, numerically: its units, the ridge, form and size of the statistics.
 
         Returns
         -------
         dict
-            ``n_units``, ``n_guided``, ``status``, ``classes``, ``samples``, ``alpha``, ``effective_rank`` (degrees of
-            freedom at alpha), ``condition_number`` of the regularised Gram matrix, ``common_mode`` (share of the energy
-            in its largest direction), ``solver``, ``error_bound`` and ``state_bytes``. Costs one decomposition.
+            ``n_units``, ``n_guided``, ``status``, ``classes``, ``samples``, ``alpha``, ``solver`` (the form of the
+            statistics), ``order`` (of the systems that are solved), ``error_bound`` and ``state_bytes``.
         """
-        alpha, model, choice = self.alpha_, self._model, self._solved.choice
-        scale = None if choice is None else column_scale(model, choice.weights)
-        stats = model.state.reduced()
-        spectrum = Spectrum.of(stats if scale is None else stats.scaled(scale))
+        alpha, model = self.alpha_, self._model
         return {
             "n_units": self.n_units_,
             "n_guided": self.layer_.n_guided,
@@ -711,10 +702,8 @@ class Classifier(IncrementalClassifier):
             "classes": len(model.counts),
             "samples": int(model.counts.sum()),
             "alpha": alpha,
-            "effective_rank": spectrum.dof(alpha),
-            "condition_number": spectrum.condition_number(alpha),
-            "common_mode": float(spectrum.values[-1] / spectrum.values.sum().clamp_min(1e-300)),
             "solver": model.state.form,
+            "order": model.state.order,
             "error_bound": model.state.error_bound(alpha),
             "state_bytes": model.state.nbytes,
         }

@@ -82,7 +82,7 @@ class Spectrum:
     >>> H = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> state = RidgeStatistics.create(3, 1).update(H, H @ torch.ones(3, 1, dtype=torch.float64))
     >>> path = Spectrum.of(state)
-    >>> 0 < path.dof(0.5) < 3
+    >>> path.rss(0.1) < path.rss(1.0)
     True
     """
 
@@ -113,10 +113,6 @@ class Spectrum:
         values, along, outside = self._row_space
         return outside + float((along * (alpha / (values + alpha)).square()).sum())
 
-    def dof(self, alpha: float) -> float:
-        """Return the effective degrees of freedom, also called the effective rank at ``alpha``."""
-        return float((self.values / (self.values + alpha)).sum())
-
     def gcv(self, alpha: float) -> float:
         """Return the generalised cross-validation score; infinite where nothing is left to validate."""
         values, _, outside = self._row_space
@@ -126,18 +122,9 @@ class Spectrum:
         slack = n - len(values) + float((alpha / (values + alpha)).sum())
         return n * self.rss(alpha) / slack**2 if slack > 0.0 else float("inf")
 
-    def condition_number(self, alpha: float) -> float:
-        """Return the condition number of ``G + alpha I`` in the full feature space."""
-        full = self.stats.basis is None or self.stats.basis.shape[0] == self.values.shape[0]
-        smallest = float(self.values.min()) if full else 0.0
-        return (float(self.values.max()) + alpha) / (smallest + alpha)
-
 
 EIGEN_LIMITS = {"cpu": 3500, "cuda": 12_000}
 """Up to this order the ridge is chosen from one decomposition, above it through a few Cholesky factorisations."""
-
-WARM_LIMITS = {"cpu": 1200, "cuda": 6000}
-"""The same where the last choice tells where to begin, so that a few factorisations are fewer."""
 
 GCV_SLACK = 0.01
 """GCV measures squared error, which prefers a larger ridge than the fewest wrong answers do; the smallest
@@ -183,11 +170,11 @@ def alpha_grid(energy: float, per_decade: int = 4) -> list[float]:
     return [energy * 10.0 ** (-6.0 + step / per_decade) for step in range(8 * per_decade + 1)]
 
 
-def choose_by_gcv(stats: RidgeStatistics, energy: float, last: float | None = None) -> AlphaChoice:
+def choose_by_gcv(stats: RidgeStatistics, energy: float) -> AlphaChoice:
     """Choose the ridge of ridge regression by generalised cross-validation, in the cheaper of two ways.
 
     One eigendecomposition tells every score of the grid. Where that costs too much, scores are computed one by one,
-    walking downhill from the last choice.
+    walking downhill. The choice depends on the statistics alone, not on earlier ones.
 
     Parameters
     ----------
@@ -195,8 +182,6 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float, last: float | None = No
         The statistics.
     energy : float
         Mean energy of a centred row, which sets the grid.
-    last : float, optional
-        The previous choice, where to begin looking for the next.
 
     Examples
     --------
@@ -209,8 +194,7 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float, last: float | None = No
     True
     """
     grid, tried = alpha_grid(energy), dict[float, float]()
-    limits = EIGEN_LIMITS if last is None else WARM_LIMITS
-    spectrum = Spectrum.of(stats) if len(stats.gram) <= limits.get(stats.gram.device.type, 0) else None
+    spectrum = Spectrum.of(stats) if len(stats.gram) <= EIGEN_LIMITS.get(stats.gram.device.type, 0) else None
 
     def score(index: int) -> float:
         alpha = grid[index]
@@ -221,11 +205,8 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float, last: float | None = No
     if spectrum is not None:
         place = _first_minimum(range(len(grid) - 1, -1, -1), score)
     else:
-        if last is None:  # from a decade below the top: a minimum above it, of features that tell nothing, is reached
-            place = _first_minimum(range(len(grid) - 5, -1, -4), score)
-        else:
-            place = min(range(len(grid)), key=lambda index: abs(grid[index] / last - 1.0))
-        before = -1
+        # From a decade below the top: a minimum above it, of features that tell nothing, is reached.
+        place, before = _first_minimum(range(len(grid) - 5, -1, -4), score), -1
         while before != place:  # downhill, until both neighbours are higher
             before, around = place, (place - 1, place, place + 1)
             place = min((index for index in around if 0 <= index < len(grid)), key=score)
