@@ -14,7 +14,7 @@ from benchmarks.data import VitLike
 from benchmarks.paper_equations import PaperConstruction
 from benchmarks.timing import Row, seconds
 from evergrow.head.layers import FeatureMap, GuidedLayer
-from evergrow.head.layers.base import UnitSampler
+from evergrow.head.layers.guided import UnitSampler
 
 SEED, BLOCK, CANDIDATES = 0, 50, 10
 

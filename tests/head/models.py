@@ -6,14 +6,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from evergrow import Classifier
+from evergrow.head.linalg.recursive import RecursiveState
+from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
+
+SOLVERS = ("auto", "dense", "compact", "recursive")
 
 
 def small(solver: str = "auto", **settings: Any) -> Classifier:
     """Return a small classifier; ``solver`` is the form of its statistics, which its users do not choose."""
-    model = Classifier(**{"n_units": 60, "random_state": 0, "shape_directions": 6, **settings})
-    model.solver = solver
+    return with_solver(Classifier(**{"n_units": 60, "random_state": 0, "shape_directions": 6, **settings}), solver)
+
+
+def with_solver(model: Classifier, solver: str) -> Classifier:
+    """Return a classifier whose statistics are kept in one form."""
+
+    def empty_state(width: int, floor: float, device: torch.device) -> RidgeState:
+        return create_state(solver, width, 0, alpha=model._fixed_alpha() or floor, floor=floor, device=device)
+
+    model._empty_state = empty_state
     return model
 
 
@@ -40,3 +53,12 @@ def rows_in_blocks() -> tuple[np.ndarray, np.ndarray]:
         0.4 * rng.normal(size=(6, 5))[y] + rng.normal(size=(len(y), 5)),
     ]
     return np.concatenate([part / np.linalg.norm(part, axis=1, keepdims=True) for part in parts], axis=1) / 3**0.5, y
+
+
+def create_state(
+    solver: str, n_features: int, n_targets: int, *, alpha: float, floor: float, device: torch.device | str = "cpu"
+) -> RidgeState:
+    """Return statistics of no rows in any form."""
+    if solver == "recursive":
+        return RecursiveState.create(n_features, n_targets, alpha=alpha, device=device)
+    return RidgeStatistics.create(n_features, n_targets, solver, floor=floor, device=device)

@@ -13,10 +13,10 @@ from tests.head.models import small
 from evergrow import Classifier
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.head import readout as solved
-from evergrow.head.fold_outs import mean_log_losses
 from evergrow.head.layers.feature_map import normalize
 from evergrow.head.linalg.scatter import SolvedScatter
-from evergrow.head.temperatures import TEMPERATURES, best_temperature
+from evergrow.head.novelty import TEMPERATURES, best_temperature
+from evergrow.head.readout import mean_log_losses
 
 Data = tuple[np.ndarray, np.ndarray]
 
@@ -113,7 +113,7 @@ def test_small_batches_factor_nothing_of_the_order_of_the_layer(data: Data, monk
         raise AssertionError("factored")
 
     monkeypatch.setattr(SolvedScatter, "of", refuse)
-    monkeypatch.setattr(solved, "choose", refuse)
+    monkeypatch.setattr(solved, "choose_ridge", refuse)
     model.fold_outs(X[:5], y[:5], np.arange(5))
     model.novelty_score(X)
 

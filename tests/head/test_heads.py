@@ -113,15 +113,6 @@ def test_a_solution_spares_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(fresh.predict_proba(X), settled.predict_proba(X))
 
 
-def test_the_last_ridge_outlives_a_change() -> None:
-    head = SCLClassifier(alpha="gcv", n_units=30, scales="auto", random_state=0).fit(*data()).settle()
-    chosen = head.solution().meta["last_ridge"]
-    solution = head.branch().partial_fit(*data((3, 4))).solution()
-    assert solution is not None
-    assert solution.meta == {"last_ridge": chosen}
-    assert not solution.tensors
-
-
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -135,7 +126,6 @@ def test_the_last_ridge_outlives_a_change() -> None:
         (lambda meta, part: part.meta.update(alpha=-1.0), "'alpha'"),
         (lambda meta, part: meta.update(temperature=0.0), "temperature"),
         (lambda meta, part: meta.update(temperature="warm"), "'temperature'"),
-        (lambda meta, part: meta.update(last_ridge=0.0), "ridge"),
     ],
 )
 def test_a_solution_that_does_not_fit_is_refused(change: Callable[[Any, Any], Any], match: str) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.head.models import SOLVERS, create_state, with_solver
 from tests.head.test_heads import OURS, SMALL
 
 from evergrow import Classifier, SCLClassifier
 from evergrow.core.errors import EvergrowError, InputError, NumericalError, UnlearnError
 from evergrow.head import HEADS
 from evergrow.head.layers.feature_map import normalize
-from evergrow.head.linalg.recursive import create_state
 from evergrow.lab.heads import SimpleCILClassifier
 
 OPTIONS: dict[str, dict[str, Any]] = {**SMALL, "scl-mgsm": {"n_units": 40, "scales": (0.1, 0.2)}, "joint-lp": {}}
@@ -99,7 +99,7 @@ def test_sums_that_overflow_change_nothing() -> None:
     np.testing.assert_array_equal(model.class_scores(X), before)
 
 
-@pytest.mark.parametrize("solver", ["auto", "dense", "compact", "recursive"])
+@pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("size", [1e-160, 1e160])
 def test_statistics_refuse_rows_whose_squares_say_nothing(solver: str, size: float) -> None:
     state = create_state(solver, 4, 1, alpha=0.1, floor=0.1)
@@ -125,8 +125,8 @@ def test_large_samples_are_taken_out_or_refused_and_answers_go_on(name: str, siz
     if name == "recursive" and size > 1e7:
         pytest.skip("a recursion at so small a ridge does not get over learning such samples")
     X, y = data()
-    model = Classifier(**RECOMMENDED, **VARIANTS[name])
-    model.solver = name if name in ("recursive", "compact") else "auto"
+    solver = name if name in ("recursive", "compact") else "auto"
+    model = with_solver(Classifier(**RECOMMENDED, **VARIANTS[name]), solver)
     model.fit(X, y)
     large = size * np.random.default_rng(3).normal(size=(10, 10))
     model.partial_fit(large, np.repeat([0, 1], 5))

@@ -14,7 +14,7 @@ from tests.learner.toys import Data, part
 from evergrow import Learner
 from evergrow.core.errors import FewSamplesWarning, FileFormatError, NotFittedError
 from evergrow.core.record import from_values, to_values
-from evergrow.head.temperatures import TEMPERATURES
+from evergrow.head.novelty import TEMPERATURES
 from evergrow.learner.calibration import ENOUGH, Calibration, Scores, assign_folds
 
 

@@ -40,9 +40,17 @@ from evergrow.core.record import (
 from evergrow.core.registry import Registry
 from evergrow.core.validation import as_weights, check_keys, check_matrix, resolve_device
 from evergrow.head.estimator import Estimator, not_fitted, plain_value
-from evergrow.head.labels import ClassChange, LabelUpdate, NamedClasses, StoredLabels, as_labels, update_labels
+from evergrow.head.labels import (
+    BUILT_IN,
+    ClassChange,
+    LabelUpdate,
+    NamedClasses,
+    SavedHead,
+    StoredLabels,
+    as_labels,
+    update_labels,
+)
 from evergrow.head.ridge_model import RidgeModel
-from evergrow.head.stored import BUILT_IN, SavedHead
 
 Seed = Annotated[int, Between(-(2**63), 2**64)]
 """A seed in a file."""

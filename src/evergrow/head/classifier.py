@@ -19,31 +19,30 @@ from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
-from evergrow.head.fold_outs import FoldOuts, as_seen, fold_outs
 from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind, column_map, known_codes
-from evergrow.head.layers.base import LAYERS, Layer, layer_from_plain
 from evergrow.head.layers.feature_map import (
+    LAYERS,
     MOST_BLOCKS,
     BlockRecord,
     FeatureMap,
+    Layer,
     check_contrast,
+    layer_from_plain,
     normalize,
     resolve_normalization,
 )
 from evergrow.head.layers.fourier import FourierLayer
 from evergrow.head.linalg.class_shapes import ClassShapes
-from evergrow.head.linalg.recursive import create_state
-from evergrow.head.linalg.ridge_choice import Spectrum
+from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
 from evergrow.head.maps import LayerMap, ShapeMap, layer_map
-from evergrow.head.novelty import NoveltyStandard, bounded
-from evergrow.head.readout import READOUTS, Choice, Readout, SolvedCache, column_scale
+from evergrow.head.novelty import NoveltyStandard
+from evergrow.head.readout import READOUTS, Choice, FoldOuts, Readout, SolvedCache
 from evergrow.head.ridge_model import RidgeModel
 
 GCV_FLOOR = 1e-6
 """Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
 
 _FLOOR_ROWS = 256  # rows that tell the energy of a row well enough for a bound
-_TERM_ROWS = 4096  # rows whose terms of novelty are worked out at once
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,7 +60,6 @@ class Learned:
 class _Solution:
     """What has been worked out from the statistics."""
 
-    last_ridge: Positive | None = None
     readout: Readout | None = None
     temperature: Positive | None = None
     choice: Choice | None = None
@@ -132,8 +130,6 @@ class Classifier(IncrementalClassifier):
     learned_as: ClassVar[type] = Learned
     takes_weights: ClassVar[bool] = True
     ridge_rules: ClassVar[tuple[str, ...]] = ("gcv",)
-    solver: str = "auto"
-    """Form of the statistics: the one that costs least."""
     readout: str
     normalize: str
     shape_directions: int
@@ -232,8 +228,12 @@ class Classifier(IncrementalClassifier):
         some = Z[:: max(len(Z) // _FLOOR_ROWS, 1)]
         floor = alpha or GCV_FLOOR * max(layer.centred_energy(some) / len(some), 1e-12)
         shapes = ClassShapes.first(Z, self.shape_directions) if self.shape_directions else None
-        state = create_state(self.solver, layer.n_outputs, 0, alpha=alpha, floor=floor, device=Z.device)
-        return RidgeModel.start(layer, rule, state, shapes, blocks)
+        state = self._empty_state(layer.n_outputs, floor, Z.device)
+        return RidgeModel.start(layer, rule, state, shapes=shapes, blocks=blocks)
+
+    def _empty_state(self, width: int, floor: float, device: torch.device) -> RidgeState:
+        """Return statistics of no rows, in the form that costs least; no ridge will be below ``floor``."""
+        return RidgeStatistics.create(width, 0, "auto", floor=floor, device=device)
 
     def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
         """Build the layer on features and one-hot targets of the first batch."""
@@ -327,11 +327,7 @@ class Classifier(IncrementalClassifier):
             Columns as in :data:`~evergrow.head.novelty.TERMS`, each larger for what is less known, and the last.
         """
         self._require_fitted()
-        terms, weights, found = self._solved.terms, self._solved.scatter()[0].weights, []
-        for block in torch.split(self._features(X, self.device_), _TERM_ROWS):
-            reduced, outside, _ = as_seen(self._model, block, weights)
-            found.append(bounded(terms.of_rows(reduced, outside), block))
-        return np.asarray(torch.cat(found).cpu().numpy())
+        return np.asarray(self._solved.novelty_terms(self._features(X, self.device_)).cpu().numpy())
 
     # -- calibration --------------------------------------------------------------------------------------
 
@@ -354,8 +350,7 @@ class Classifier(IncrementalClassifier):
         codes, found = known_codes(self.classes_, as_labels(y, len(Z))), as_weights(sample_weight, len(Z))
         weights = None if found is None else torch.from_numpy(found).to(Z.device)
         parts = np.zeros(len(Z), dtype=np.int64) if folds is None else np.asarray(folds, dtype=np.int64)
-        self._solved.readout()  # most of its cost is shared with what comes now, and a file keeps it
-        return fold_outs(self._solved, Z, codes.to(Z.device), torch.from_numpy(parts).to(Z.device), weights)
+        return self._solved.fold_outs(Z, codes.to(Z.device), torch.from_numpy(parts).to(Z.device), weights)
 
     def calibrate(self, *, temperature: float | None = None, novelty: NoveltyStandard | None = None) -> Self:
         """Set what was found out from rows as if they had not been learned; it stays when more is learned.
@@ -375,7 +370,7 @@ class Classifier(IncrementalClassifier):
         --------
         >>> from sklearn.datasets import load_digits
         >>> from evergrow import Classifier
-        >>> from evergrow.head.temperatures import best_temperature
+        >>> from evergrow.head.novelty import best_temperature
         >>> X, y = load_digits(return_X_y=True)
         >>> model = Classifier(n_units=100, random_state=0).fit(X[:900], y[:900])
         >>> found = model.fold_outs(X[:90], y[:90])
@@ -560,11 +555,11 @@ class Classifier(IncrementalClassifier):
         None where nothing has been. An archive of kind ``"head-solution"``.
         """
         self._require_started()
-        solved, last = self._solved, self._solved.latest_alpha
+        solved = self._solved
         if solved.solution is None:
-            return None if last is None else to_archive(_Solution(last))
+            return None
         # A calibrated temperature is no matter of the statistics.
-        return to_archive(_Solution(last, solved.solution, solved.warmth, solved.choice))
+        return to_archive(_Solution(solved.solution, solved.warmth, solved.choice))
 
     def adopt_solution(self, archive: Archive, *, name: str = "the solution") -> None:
         """Take over what :meth:`solution` gave for the same statistics.
@@ -583,20 +578,21 @@ class Classifier(IncrementalClassifier):
         """
         self._require_started()
         found, model = from_archive(_Solution, archive, device=self.device_, name=name), self._model
-        solved = SolvedCache(model, self.readout, self._fixed_alpha(), found.last_ridge, found.choice)
-        solved.solution = found.readout
-        if solved.solution is not None:
-            if solved.solution.weights.shape != (model.layer.n_outputs, len(self.classes_)):
-                raise FileFormatError(f"{name}: 'weights' are of another layer or of other classes than the head")
-            if self.readout != "ridge" and found.choice is None:
-                raise FileFormatError(f"{name} does not say how it was chosen")
-            solved.warmth = found.temperature
-        if found.choice is not None:
+        if found.readout is None:
+            return
+        if found.readout.weights.shape != (model.layer.n_outputs, len(self.classes_)):
+            raise FileFormatError(f"{name}: 'weights' are of another layer or of other classes than the head")
+        choice, is_fresh = found.choice, False
+        if choice is not None:
             wanted = 0 if model.blocks is None else len(model.blocks.sizes)
-            if len(found.choice.weights) not in (0, wanted):
+            if len(choice.weights) not in (0, wanted):
                 raise FileFormatError(f"{name} has weights of another number of blocks")
-            solved.is_fresh = found.choice.rows == model.rows
-        self._solved = solved
+            is_fresh = choice.rows == model.rows
+        elif self.readout != "ridge":
+            raise FileFormatError(f"{name} does not say how it was chosen")
+        self._solved = SolvedCache(
+            model, self.readout, self._fixed_alpha(), choice, None, found.readout, found.temperature, is_fresh
+        )
 
     def _contents(self) -> Learned:
         return Learned(self._seed, self._model, self._temperature, self._standard)
@@ -682,19 +678,15 @@ class Classifier(IncrementalClassifier):
         return self.layer_.status
 
     def diagnostics(self) -> dict[str, Any]:
-        """Return what the layer is, numerically: rank, conditioning, form and size of the statistics.
+        """Return what the layer is, numerically: its units, the ridge, form and size of the statistics.
 
         Returns
         -------
         dict
-            ``n_units``, ``n_guided``, ``status``, ``classes``, ``samples``, ``alpha``, ``effective_rank`` (degrees of
-            freedom at alpha), ``condition_number`` of the regularised Gram matrix, ``common_mode`` (share of the energy
-            in its largest direction), ``solver``, ``error_bound`` and ``state_bytes``. Costs one decomposition.
+            ``n_units``, ``n_guided``, ``status``, ``classes``, ``samples``, ``alpha``, ``solver`` (the form of the
+            statistics), ``order`` (of the systems that are solved), ``error_bound`` and ``state_bytes``.
         """
-        alpha, model, choice = self.alpha_, self._model, self._solved.choice
-        scale = None if choice is None else column_scale(model, choice.weights)
-        stats = model.state.reduced()
-        spectrum = Spectrum.of(stats if scale is None else stats.scaled(scale))
+        alpha, model = self.alpha_, self._model
         return {
             "n_units": self.n_units_,
             "n_guided": self.layer_.n_guided,
@@ -702,10 +694,8 @@ class Classifier(IncrementalClassifier):
             "classes": len(model.counts),
             "samples": int(model.counts.sum()),
             "alpha": alpha,
-            "effective_rank": spectrum.dof(alpha),
-            "condition_number": spectrum.condition_number(alpha),
-            "common_mode": float(spectrum.values[-1] / spectrum.values.sum().clamp_min(1e-300)),
             "solver": model.state.form,
+            "order": model.state.order,
             "error_bound": model.state.error_bound(alpha),
             "state_bytes": model.state.nbytes,
         }

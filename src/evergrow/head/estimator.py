@@ -97,6 +97,6 @@ def plain_value(name: str, value: Any) -> Any:
         return [plain_value(name, item) for item in value]
     if isinstance(value, dict):
         return {str(key): plain_value(name, item) for key, item in value.items()}
-    if is_instance_of(value, "evergrow.head.layers.base", "Layer"):
+    if is_instance_of(value, "evergrow.head.layers.feature_map", "Layer"):
         return value.to_plain()
     raise InputError(f"{name} must be a plain value to be saved, got {type(value).__name__}")

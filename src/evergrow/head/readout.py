@@ -3,6 +3,10 @@
 The denoised readout chooses a ridge (:mod:`evergrow.head.linalg.ridge_choice`), solves for the class means
 and takes the noise off them (:mod:`evergrow.head.linalg.scatter`). What was worked out is kept until the statistics
 change.
+
+Probabilities and novelty are calibrated on learned rows that are scored as if their fold had not been learned. Means,
+scatter, degrees of freedom and shapes are then those of the rest, exactly; ridge and strength of the prior of shapes
+stay. Nothing of the order of the layer is factored: the solved scatter follows the rows that are taken out.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Annotated
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from evergrow.core.record import Between, Spec, record
@@ -21,14 +26,16 @@ from evergrow.head.block_weights import ENOUGH_ROWS, cautious_weights, choose_bl
 from evergrow.head.layers.feature_map import check_weights
 from evergrow.head.linalg.class_shapes import ShapeScores
 from evergrow.head.linalg.factor import safe_cholesky
-from evergrow.head.linalg.recursive import LARGEST_WEIGHT
 from evergrow.head.linalg.ridge_choice import choose_by_gcv, choose_ridge
 from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
-from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
-from evergrow.head.novelty import KnownTerms, NoveltyPool, NoveltyStandard, NoveltyTerms
+from evergrow.head.linalg.statistics import LARGEST_WEIGHT, RidgeState, RidgeStatistics
+from evergrow.head.novelty import TEMPERATURES, KnownTerms, NoveltyPool, NoveltyStandard, NoveltyTerms, bounded
 from evergrow.head.ridge_model import RidgeModel, row_energy
 
 READOUTS = ("denoised", "ridge")
+
+_BLOCK = 2**22  # numbers whose log losses are worked out at once
+_TERM_ROWS = 4096  # rows whose terms of novelty are worked out at once
 
 GROWTH = 1.25
 """How much more or fewer rows there must be before ridge and strength are chosen anew."""
@@ -67,9 +74,7 @@ class Readout:
 # -- ridge regression -----------------------------------------------------------------------------------------
 
 
-def solve_ridge(
-    state: RidgeState, masses: Tensor, alpha: float | None, rows: float | None = None, last: float | None = None
-) -> Readout:
+def solve_ridge(state: RidgeState, masses: Tensor, alpha: float | None, rows: float | None = None) -> Readout:
     """Solve the ridge regression on one-hot targets.
 
     Parameters
@@ -82,14 +87,12 @@ def solve_ridge(
         The ridge; None chooses it by generalised cross-validation.
     rows : float, optional
         Rows behind the statistics, where that is not their count.
-    last : float, optional
-        The previous choice, where to begin looking for the next.
     """
     minimiser = alpha
     if alpha is None:
         stats = state.reduced()
         state = stats = stats if rows is None else replace(stats, count=round(rows))
-        choice = choose_by_gcv(stats, row_energy(stats, masses, float(max(stats.count, 1))), last)
+        choice = choose_by_gcv(stats, row_energy(stats, masses, float(max(stats.count, 1))))
         alpha, minimiser = choice.alpha, choice.minimiser
     solution = state.solve(alpha)
     # Row by row, as a file holds them: a product with the columns of a solver rounds otherwise, in the last place.
@@ -149,35 +152,6 @@ class Choice:
         check_weights(self.weights)
 
 
-def choose(
-    model: RidgeModel, geometry: ClassGeometry, fixed: float | None, start: int | None, weights: tuple[float, ...]
-) -> Choice:
-    """Choose ridge and strength from the statistics.
-
-    Parameters
-    ----------
-    model : RidgeModel
-        The statistics.
-    geometry : ClassGeometry
-        Their means and scatter, with the weights of blocks.
-    fixed : float or None
-        The ridge, where it is not to be chosen.
-    start : int or None
-        Where an earlier search ended.
-    weights : tuple of float
-        Weights of blocks that were chosen before.
-    """
-    alpha, step = fixed, 0
-    if alpha is None:
-        rows = model.pooled_rows
-        energy = row_energy(geometry.stats, model.masses, rows)
-        whole = float(geometry.stats.gram.diagonal().sum()) / rows
-        # Where all rows are the same up to rounding, the scale is that of a whole row, not of a centred one.
-        alpha, step = choose_ridge(geometry, energy if energy > 1e-10 * whole else whole, start)
-    strength = 1.0 if model.shapes is None else ShapeScores(model.shapes, model.masses).strength
-    return Choice(alpha, step, strength, model.rows, weights)
-
-
 def choose_weights(model: RidgeModel) -> tuple[float, ...]:
     """Choose the weights of the blocks of the direct link; none where there are no blocks or no link."""
     link, blocks = model.layer.link_columns(), model.blocks
@@ -217,9 +191,64 @@ def guessed_temperature(spread: float) -> float:
     return 1.0 + UNCALIBRATED * spread
 
 
+# -- rows as if they had not been learned -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class FoldOuts:
+    """What rows look like to a model that has not learned them.
+
+    Parameters
+    ----------
+    terms : ndarray of shape (n, 6)
+        Terms of novelty of each, and 1 / count of the class nearest to it.
+    log_losses : ndarray of shape (57,) or None
+        Mean log loss of their classes at every temperature of :data:`TEMPERATURES`; None for the ridge readout, whose
+        temperature follows from the statistics.
+    guess : float
+        Temperature that the statistics alone suggest.
+    """
+
+    terms: NDArray[np.float64]
+    log_losses: NDArray[np.float64] | None = None
+    guess: float = 1.0
+
+
+def mean_log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
+    """Return the mean log loss of rows at every temperature of the grid.
+
+    Parameters
+    ----------
+    scores : Tensor of shape (n, C)
+        Class scores of rows that the scoring model had not learned.
+    codes : Tensor of shape (n,)
+        Their classes.
+
+    Returns
+    -------
+    ndarray of shape (57,)
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.head.readout import mean_log_losses
+    >>> mean_log_losses(torch.zeros(3, 2), torch.tensor([0, 1, 1])).round(4)[:2].tolist()
+    [0.6931, 0.6931]
+    """
+    total = np.zeros(len(TEMPERATURES))
+    block = max(_BLOCK // max(scores.shape[1], 1), 1)
+    for start in range(0, len(codes), block):
+        part = scores[start : start + block].to(torch.float64)
+        right = codes[start : start + block]
+        for place, warmth in enumerate(TEMPERATURES):
+            total[place] += float(torch.nn.functional.cross_entropy(part / warmth, right, reduction="sum"))
+    return np.asarray(total / max(len(codes), 1))
+
+
 # -- what was worked out ------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class SolvedCache:
     """Class weights, temperature and terms of novelty of a model, each worked out when first asked for.
 
@@ -234,37 +263,34 @@ class SolvedCache:
         How class scores are solved for.
     fixed : float or None
         The ridge; None where it is chosen from the statistics.
-    last_alpha : float, optional
-        The ridge that was chosen before the last change, where the next choice begins.
     choice : Choice, optional
         What was chosen before the last change.
-    scatter : SolvedScatter, optional
-        A solution that has followed all rows since that choice.
+    known_scatter : tuple of SolvedScatter and RidgeStatistics, optional
+        The class means solved at that choice, and the statistics with their coordinates.
+    solution : Readout, optional
+        The linear class scores.
+    warmth : float, optional
+        The temperature that the statistics suggest.
+    is_fresh : bool
+        Whether ridge and strength were chosen for just these statistics.
     """
 
-    def __init__(
-        self,
-        model: RidgeModel,
-        kind: str,
-        fixed: float | None,
-        last_alpha: float | None = None,
-        choice: Choice | None = None,
-        scatter: SolvedScatter | None = None,
-    ) -> None:
-        self.model, self.kind, self.fixed = model, kind, fixed
-        self.last_alpha, self.choice = last_alpha, choice
-        self.solution: Readout | None = None
-        self.warmth: float | None = None
-        self.is_fresh = False
-        """Whether ridge and strength were chosen for just these statistics."""
-        # A solution that was followed is in the coordinates of the features.
-        self._scatter = None if scatter is None else (scatter, model.state.reduced())
+    model: RidgeModel
+    kind: str
+    fixed: float | None
+    choice: Choice | None = None
+    known_scatter: tuple[SolvedScatter, RidgeStatistics] | None = None
+    solution: Readout | None = None
+    warmth: float | None = None
+    is_fresh: bool = False
 
     # -- the next one -----------------------------------------------------------------------------------------
 
     def after(self, model: RidgeModel, fixed: float | None, scatter: SolvedScatter | None = None) -> SolvedCache:
         """Return the cache of another model, which begins where this one's choices ended."""
-        return SolvedCache(model, self.kind, fixed, self.latest_alpha, self.choice, scatter)
+        # A solution that was followed is in the coordinates of the features.
+        known = None if scatter is None else (scatter, model.state.reduced())
+        return SolvedCache(model, self.kind, fixed, self.choice, known)
 
     def followed(
         self, model: RidgeModel, Z: Tensor, codes: Tensor, columns: list[int] | None, weights: Tensor | None
@@ -285,8 +311,8 @@ class SolvedCache:
             What the rows count for, where that is not one.
         """
         scatter = None
-        if self._scatter is not None and self.choice is not None and model.state.reduced().basis is None:
-            before, stats = self._scatter
+        if self.known_scatter is not None and self.choice is not None and model.state.reduced().basis is None:
+            before, stats = self.known_scatter
             if stats.basis is None and before.can_follow(len(codes)):
                 H = weighted_rows(model, self.choice.weights, Z)
                 old = before if columns is None else before.select(columns)
@@ -295,27 +321,21 @@ class SolvedCache:
 
     def reordered(self, model: RidgeModel, order: list[int]) -> SolvedCache:
         """Return the cache of the same statistics with classes in another order; nothing large is solved again."""
-        made = SolvedCache(model, self.kind, self.fixed, self.last_alpha, self.choice)
-        made.warmth, made.is_fresh = self.warmth, self.is_fresh
+        solution, known = self.solution, None
+        if solution is not None:
+            solution = replace(solution, weights=solution.weights[:, order], offset=solution.offset[order])
+        if self.known_scatter is not None and self.known_scatter[1].basis is None:
+            known = self.known_scatter[0].select(order), model.state.reduced()
+        made = replace(self, model=model, solution=solution, known_scatter=known)
         if "standard" in vars(self):
             made.standard = self.standard
-        if self.solution is not None:
-            weights, offset = self.solution.weights[:, order], self.solution.offset[order]
-            made.solution = replace(self.solution, weights=weights, offset=offset)
-        if self._scatter is not None and self._scatter[1].basis is None:
-            made._scatter = self._scatter[0].select(order), model.state.reduced()
         return made
 
     def refreshed(self) -> SolvedCache:
         """Return a cache in which everything is chosen for just these statistics."""
         if self.choice is None or self.is_fresh:
             return self
-        return SolvedCache(self.model, self.kind, self.fixed, self.latest_alpha, replace(self.choice, rows=0))
-
-    @property
-    def latest_alpha(self) -> float | None:
-        """The ridge chosen last; None where none was."""
-        return self.solution.minimiser if self.solution is not None else self.last_alpha
+        return SolvedCache(self.model, self.kind, self.fixed, replace(self.choice, rows=0))
 
     # -- answers ----------------------------------------------------------------------------------------------
 
@@ -323,7 +343,7 @@ class SolvedCache:
         """Return the linear class scores."""
         model = self.model
         if self.solution is None and self.kind == "ridge":
-            self.solution = solve_ridge(model.state, model.masses, self.fixed, model.pooled_rows, last=self.last_alpha)
+            self.solution = solve_ridge(model.state, model.masses, self.fixed, model.pooled_rows)
         elif self.solution is None:
             choice, scatter, stats = self.scatter()
             estimates, scale = scatter.estimate_means(), column_scale(model, choice.weights)
@@ -341,14 +361,42 @@ class SolvedCache:
         if last is None or not last.holds(self.model.rows) or fixed not in (None, last.alpha):
             weights = choose_weights(self.model) if denoised else ()
             geometry = weighted_geometry(self.model, weights)
-            self.choice = choose(self.model, geometry, fixed, None if last is None else last.step, weights)
-            self._scatter, self.is_fresh = None, True
+            self.choice = self._choose(geometry, fixed, None if last is None else last.step, weights)
+            self.known_scatter, self.is_fresh = None, True
         if self.choice is None:
             raise RuntimeError("a choice was made above")
-        if self._scatter is None:
+        if self.known_scatter is None:
             geometry = weighted_geometry(self.model, self.choice.weights) if geometry is None else geometry
-            self._scatter = SolvedScatter.of(geometry, self.choice.alpha), geometry.stats
-        return self.choice, *self._scatter
+            self.known_scatter = SolvedScatter.of(geometry, self.choice.alpha), geometry.stats
+        return self.choice, *self.known_scatter
+
+    def _choose(
+        self, geometry: ClassGeometry, alpha: float | None, start: int | None, weights: tuple[float, ...]
+    ) -> Choice:
+        """Choose the ridge, unless it is given, and the strength of the prior of shapes."""
+        model, step = self.model, 0
+        if alpha is None:
+            rows = model.pooled_rows
+            energy = row_energy(geometry.stats, model.masses, rows)
+            whole = float(geometry.stats.gram.diagonal().sum()) / rows
+            # Where all rows are the same up to rounding, the scale is that of a whole row, not of a centred one.
+            alpha, step = choose_ridge(geometry, energy if energy > 1e-10 * whole else whole, start)
+        strength = 1.0 if model.shapes is None else ShapeScores(model.shapes, model.masses).strength
+        return Choice(alpha, step, strength, model.rows, weights)
+
+    def as_seen(self, Z: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return features (n, d) in the coordinates of the statistics (n, k), and their energy (n,) outside."""
+        choice, _, stats = self.scatter()
+        H = weighted_rows(self.model, choice.weights, Z)
+        if stats.basis is None:
+            return H, None
+        reduced = stats.project(H)
+        return reduced, (H.square().sum(dim=1) - reduced.square().sum(dim=1)).clamp_min(0.0)
+
+    def novelty_terms(self, Z: Tensor) -> Tensor:
+        """Return the terms of novelty of features (n, d), and 1 / count of the nearest class."""
+        blocks = torch.split(Z, _TERM_ROWS)
+        return torch.cat([bounded(self.terms.of_rows(*self.as_seen(block)), block) for block in blocks])
 
     @cached_property
     def shapes(self) -> ShapeScores | None:
@@ -378,3 +426,38 @@ class SolvedCache:
         """How terms become a score where nothing was calibrated: by what the statistics say of known rows."""
         rows = np.asarray(self.terms.expected_rows().cpu().numpy())
         return NoveltyPool((KnownTerms.of(rows, int(self.model.counts.sum())),)).standard()
+
+    def fold_outs(self, Z: Tensor, codes: Tensor, folds: Tensor, weights: Tensor | None = None) -> FoldOuts:
+        """Score learned rows, each as if its fold had not been learned.
+
+        Parameters
+        ----------
+        Z : Tensor of shape (n, d)
+            The rows; of each class at least one learned row must not be in any one fold.
+        codes, folds : Tensor of shape (n,)
+            Their classes and their folds.
+        weights : Tensor of shape (n,), optional
+            What they were learned with, where that is not one. Each is scored once all the same.
+        """
+        self.readout()  # most of its cost is shared with what comes now, and a file keeps it
+        choice, scatter, _ = self.scatter()
+        shapes, spread = self.model.shapes, 0.0
+        rows = *self.as_seen(Z), None if shapes is None else shapes.rows(self.model.inputs(Z))
+        scores, terms = Z.new_empty(len(codes), len(scatter.counts)), Z.new_empty(len(codes), 6)
+        for fold in torch.unique(folds).tolist():
+            mine = torch.nonzero(folds == fold).ravel()
+            own, taken, reduced = codes[mine], None if weights is None else weights[mine], rows[0][mine]
+            outside, shape = (None if part is None else part[mine] for part in rows[1:])
+            rest = scatter.follow(reduced, own, taken, sign=-1)
+            terms[mine] = NoveltyTerms.of(rest).of_rows(reduced, outside)
+            estimates = rest.estimate_means()
+            linear = torch.addmm(estimates.offset, reduced, estimates.weights)
+            if shapes is not None and shape is not None:
+                moments = shapes.remove(shape, own, self.model.masses, taken)
+                linear = ShapeScores(moments, rest.counts, choice.strength).add(shape, linear)
+            scores[mine] = linear
+            spread += estimates.spread * len(mine) / len(codes)
+        found = np.asarray(terms.cpu().numpy())
+        if self.kind == "ridge":
+            return FoldOuts(found)
+        return FoldOuts(found, mean_log_losses(scores, codes), guessed_temperature(spread))

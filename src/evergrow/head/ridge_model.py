@@ -63,17 +63,10 @@ class RidgeModel:
     blocks: FeatureBlocks | None = None
 
     @classmethod
-    def start(
-        cls,
-        layer: FeatureMap,
-        normalization: Any,
-        state: RidgeState,
-        shapes: ClassShapes | None = None,
-        blocks: FeatureBlocks | None = None,
-    ) -> RidgeModel:
-        """Return a model with a frozen layer and empty statistics, that has learned nothing."""
+    def start(cls, layer: FeatureMap, normalization: Any, state: RidgeState, **parts: Any) -> RidgeModel:
+        """Return a model with a frozen layer and empty statistics, that has learned nothing; parts: shapes, blocks."""
         counts = torch.zeros(0, dtype=torch.int64, device=state.device)
-        return cls(layer, normalization, state, counts, counts.to(torch.float64), shapes=shapes, blocks=blocks)
+        return cls(layer, normalization, state, counts, counts.to(torch.float64), **parts)
 
     @property
     def rows(self) -> int:
@@ -283,7 +276,7 @@ class RidgeModel:
         """Return a model with the same layer that has learned nothing."""
         shapes = None if self.shapes is None else self.shapes.group([])
         state = self.state.empty_like().group_targets([])
-        return RidgeModel.start(self.layer, self.normalization, state, shapes, self.blocks)
+        return RidgeModel.start(self.layer, self.normalization, state, shapes=shapes, blocks=self.blocks)
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless the parts of a file fit each other."""

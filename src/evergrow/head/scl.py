@@ -12,12 +12,11 @@ from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number, field_names
 from evergrow.head.base import HEADS, Positive
 from evergrow.head.classifier import Classifier, Learned
-from evergrow.head.layers.base import Layer, Scales
-from evergrow.head.layers.feature_map import FeatureMap
-from evergrow.head.layers.guided import GuidedLayer
-from evergrow.head.linalg.recursive import SOLVERS
+from evergrow.head.layers.feature_map import FeatureMap, Layer
+from evergrow.head.layers.guided import GuidedLayer, Scales
+from evergrow.head.linalg.recursive import RecursiveState
 from evergrow.head.linalg.ridge_choice import PAPER_ALPHAS, choose_by_holdout
-from evergrow.head.linalg.statistics import RidgeStatistics
+from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,12 +129,17 @@ class SCLClassifier(Classifier):
 
     def _check_params(self) -> None:
         super()._check_params()
-        check_choice("solver", self.solver, SOLVERS)
+        check_choice("solver", self.solver, ("auto", "dense", "compact", "recursive"))
         check_number("verbose", int(self.verbose) if isinstance(self.verbose, bool) else self.verbose, integer=True)
 
     def _chosen_layer(self) -> Layer:
         values = self.get_params(deep=False)
         return GuidedLayer(**{name: values[name] for name in field_names(GuidedLayer) if name in values})
+
+    def _empty_state(self, width: int, floor: float, device: torch.device) -> RidgeState:
+        if self.solver == "recursive":
+            return RecursiveState.create(width, 0, alpha=self._fixed_alpha() or floor, device=device)
+        return RidgeStatistics.create(width, 0, self.solver, floor=floor, device=device)
 
     # -- the paper's choice of the ridge --------------------------------------------------------------------
 

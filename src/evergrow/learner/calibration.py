@@ -22,12 +22,19 @@ from evergrow.core.errors import NotFittedError
 from evergrow.core.record import Between, require
 from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
-from evergrow.head.novelty import KnownTerms, NoveltyPool, UnknownTerms, ageing_weights
-from evergrow.head.temperatures import TEMPERATURES, best_temperature, guess_losses
+from evergrow.head.novelty import (
+    TEMPERATURES,
+    KnownTerms,
+    NoveltyPool,
+    UnknownTerms,
+    ageing_weights,
+    best_temperature,
+    guess_losses,
+)
 
 if TYPE_CHECKING:
     from evergrow.head.base import IncrementalClassifier
-    from evergrow.head.fold_outs import FoldOuts
+    from evergrow.head.readout import FoldOuts
     from evergrow.learner.learning import Block
 
 FALSE_ALARM = 0.05

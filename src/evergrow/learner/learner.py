@@ -22,7 +22,7 @@ from evergrow.data import intake
 from evergrow.data.items import Samples, concat_items
 from evergrow.features.base import check_recipe
 from evergrow.head.estimator import Estimator
-from evergrow.head.stored import BUILT_IN, StoredHead
+from evergrow.head.labels import BUILT_IN, StoredHead
 from evergrow.learner import edits
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
@@ -231,18 +231,10 @@ class Learner(Estimator):
         adaptation = self._encoder.adaptation
         return self._state().spec if adaptation is None else adaptation.base
 
-    def info(self, *, numerics: bool = False) -> dict[str, Any]:
-        """Return what the learner is, in plain values; loads no backbone.
-
-        Parameters
-        ----------
-        numerics : bool
-            Whether to add rank and conditioning, which take a decomposition: seconds, for wide layers a minute.
-        """
+    def info(self) -> dict[str, Any]:
+        """Return what the learner is, in plain values; loads no backbone."""
         now = self._state()
-        if isinstance(now.head, StoredHead) and (numerics or now.told is None):
-            now = self._taught()
-        return describe(now, numerics=numerics)
+        return describe(self._taught() if isinstance(now.head, StoredHead) and now.told is None else now)
 
     def __repr__(self) -> str:
         return text_of(None if self._snapshot is None else self.info(), self.method, self._measured)

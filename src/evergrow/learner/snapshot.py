@@ -25,7 +25,7 @@ from evergrow.core.validation import check_keys
 from evergrow.core.version import __version__
 from evergrow.features.base import BackboneSpec
 from evergrow.head.estimator import plain_value
-from evergrow.head.stored import StoredHead
+from evergrow.head.labels import StoredHead
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.labels import can_read
 
@@ -583,15 +583,13 @@ class Measured:
     revision: int
 
 
-def describe(now: Snapshot, *, numerics: bool = False) -> dict[str, Any]:
+def describe(now: Snapshot) -> dict[str, Any]:
     """Return what is known of a learner, in plain values.
 
     Parameters
     ----------
     now : Snapshot
         What it knows.
-    numerics : bool
-        Whether to add rank and conditioning, which take a decomposition.
 
     Returns
     -------
@@ -601,8 +599,8 @@ def describe(now: Snapshot, *, numerics: bool = False) -> dict[str, Any]:
         adapted with: tuner, settings, number of parameters, the backbone before, and how the training went),
         ``n_features``, ``blocks`` (None, or columns and weight of each block of features), ``n_units``, ``n_classes``,
         ``n_samples``, ``classes`` (name and samples of each), ``label_kind`` (what the labels were: names, integers or
-        booleans), ``novelty`` (None, or the number of calibrated scores and the threshold), ``revision``,
-        ``history``, and with ``numerics`` the head's diagnostics.
+        booleans), ``novelty`` (None, or the number of calibrated scores and the threshold), ``revision`` and
+        ``history``.
     """
     head, spec = now.head, now.spec
     told = now.told if isinstance(head, StoredHead) else Told.of(head)
@@ -628,8 +626,6 @@ def describe(now: Snapshot, *, numerics: bool = False) -> dict[str, Any]:
         "revision": now.revision,
         "history": [change.to_dict() for change in now.history],
     }
-    if numerics:
-        values["numerics"] = head.diagnostics() if hasattr(head, "diagnostics") and len(now.classes) else None
     return values
 
 

@@ -9,8 +9,7 @@ import torch
 
 from evergrow.core.record import from_archive, to_archive
 from evergrow.head.layers import FeatureMap, FourierLayer, GuidedLayer
-from evergrow.head.layers.base import layer_from_plain
-from evergrow.head.layers.feature_map import normalize, resolve_normalization
+from evergrow.head.layers.feature_map import layer_from_plain, normalize, resolve_normalization
 from evergrow.lab.layers import GaussianLayer, SCSMLayer, UniformLayer
 
 LAYERS = {

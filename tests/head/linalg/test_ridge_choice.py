@@ -59,9 +59,6 @@ def test_path_equals_scikit_learn(data, stats, alpha):
     ridge = Ridge(alpha=alpha, fit_intercept=False).fit(H, Y)
     assert np.allclose(stats.solve(alpha).weights.numpy(), ridge.coef_.T, rtol=1e-8, atol=1e-10)
     assert path.rss(alpha) == pytest.approx(((Y - ridge.predict(H)) ** 2).sum(), rel=1e-9)
-    hat = H @ np.linalg.inv(H.T @ H + alpha * np.eye(15)) @ H.T
-    assert path.dof(alpha) == pytest.approx(np.trace(hat), rel=1e-9)
-    assert path.condition_number(alpha) == pytest.approx(np.linalg.cond(H.T @ H + alpha * np.eye(15)), rel=1e-8)
 
 
 def test_gcv_by_hand_and_by_cholesky(data, stats):
@@ -107,12 +104,10 @@ def test_gcv_choice_is_near_leave_one_out(data, stats):
     assert choice.alpha <= choice.minimiser
 
 
-@pytest.mark.parametrize("start", [None, 1e-5, 5.0, 1e2])
-def test_walking_finds_what_the_whole_grid_does(stats, start, monkeypatch):
+def test_walking_finds_what_the_whole_grid_does(stats, monkeypatch):
     whole = choose_by_gcv(stats, 1.0)
-    for limits in ("EIGEN_LIMITS", "WARM_LIMITS"):
-        monkeypatch.setattr(module, limits, {})
-    walk = choose_by_gcv(stats, 1.0, start)
+    monkeypatch.setattr(module, "EIGEN_LIMITS", {})
+    walk = choose_by_gcv(stats, 1.0)
     assert walk.minimiser == whole.minimiser
     assert walk.alpha == whole.alpha
     assert len(walk.tried) < len(alpha_grid(1.0))

@@ -1,7 +1,6 @@
 """Layers: parameters that users pass, and the frozen maps that are built from them on the first task."""
 
-from evergrow.head.layers.base import LAYERS, Layer
-from evergrow.head.layers.feature_map import ACTIVATIONS, Activation, DenseMap, FeatureMap
+from evergrow.head.layers.feature_map import ACTIVATIONS, LAYERS, Activation, DenseMap, FeatureMap, Layer
 from evergrow.head.layers.fourier import FourierLayer
 from evergrow.head.layers.guided import GuidedLayer
 

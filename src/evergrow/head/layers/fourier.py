@@ -24,8 +24,7 @@ from torch import Tensor
 from evergrow.core.record import Between, record, require
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_number
-from evergrow.head.layers.base import LAYERS, Layer, centred_rms
-from evergrow.head.layers.feature_map import FeatureMap
+from evergrow.head.layers.feature_map import LAYERS, FeatureMap, Layer, centred_rms
 
 FOURIER_BANDWIDTH = 0.5
 """Spread of the pre-activations for ``gamma="spread"``. On training rows of four sets 0.25 to 0.7 do alike."""

@@ -24,9 +24,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,10 +33,34 @@ from torch import Tensor
 
 from evergrow.core.errors import ConstructionError, ConstructionWarning, LabelError
 from evergrow.core.progress import meter
+from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
-from evergrow.head.layers.base import BIAS_RULES, LAYERS, Layer, Scales, UnitSampler, check_scales
-from evergrow.head.layers.feature_map import ACTIVATIONS, BlockRecord, Construction, DenseMap, FeatureMap
+from evergrow.head.layers.feature_map import (
+    ACTIVATIONS,
+    LAYERS,
+    BlockRecord,
+    Construction,
+    DenseMap,
+    FeatureMap,
+    Layer,
+    centred_rms,
+)
 from evergrow.head.linalg.factor import symmetric_eigh
+
+BIAS_RULES = ("gaussian", "points", "phases")
+
+PAPER_SCALES = tuple(round(0.0008 + 0.0001 * step, 4) for step in range(33))
+"""The paper's grid: from 0.0008 to 0.004 in steps of 0.0001. It belongs to un-normalised ViT-B/16 features."""
+
+AUTO_SPREADS = (0.3, 3.0)
+"""Spread of pre-activations between which ``"auto"`` draws: from nearly affine to saturated units."""
+
+NAMED_SCALES = ("paper", "auto")
+
+Scales = str | Sequence[float]
+
+UNITS_PER_DRAW = 256
+"""Units of a layer that are drawn at once: a wider layer begins with the units of a narrower one."""
 
 CONSTRUCTION_ALPHA = 0.01
 """The paper's ridge, used to grow the layer where none is given."""
@@ -76,7 +98,7 @@ class GuidedLayer(Layer):
     activation : str
         Activation of the units.
     bias : {"gaussian", "points", "phases"}
-        Rule of the biases, see :class:`~evergrow.head.layers.base.UnitSampler`.
+        Rule of the biases, see :class:`~evergrow.head.layers.guided.UnitSampler`.
     criterion : {"exact", "theorem"}
         ``"exact"`` judges the true fall of the squared residual; ``"theorem"`` the paper's printed
         inequality together with ``R_L >= 0`` (which, measured, stops after the first block).
@@ -173,14 +195,15 @@ class _Search:
     def run(self, verbose: bool) -> Literal["converged", "exhausted", "capped"]:
         """Grow until the residual is small, the scales are used up, or the layer is as wide as it may be."""
         layer, started, tried = self.layer, time.perf_counter(), 0
-        with meter("growing the layer", self.limit, enabled=verbose) as tick, _prefetch(layer, self.sampler) as draw:
+        with meter("growing the layer", self.limit, enabled=verbose) as tick:
             while True:
                 if self.rmse <= layer.tol:
                     return "converged"
                 block = min(layer.block_size, self.limit - self.width)
                 if block <= 0:
                     return "capped"
-                weights, bias = self.sampler.units(self.round, draw(self.round), self.step)
+                normals = self.sampler.normals(self.round, layer.n_candidates, layer.block_size)
+                weights, bias = self.sampler.units(self.round, normals, self.step)
                 if block < layer.block_size:
                     kept = (torch.arange(weights.shape[1]) % layer.block_size < block).to(weights.device)
                     weights, bias = weights[:, kept], bias[kept]
@@ -223,41 +246,12 @@ class _Search:
         self.log.append(BlockRecord(self.width, self.rmse, scale, exact, theorem, exact - theorem, tried, seconds))
 
 
-@contextmanager
-def _prefetch(layer: GuidedLayer, sampler: UnitSampler) -> Iterator[Callable[[int], Tensor]]:
-    """Yield a function that returns the normals of a round.
-
-    On a GPU the next rounds are drawn by a thread, into a ring of page-locked buffers, while this one is judged. A
-    buffer comes round again only after two further decisions have been waited for, so its copy is long done.
-    """
-    blocks, size, ahead = layer.n_candidates, layer.block_size, 3
-    cuda = sampler.Z.device.type != "cpu"
-    shape = (blocks, sampler.Z.shape[1] + 1, size)
-    ring = [torch.empty(shape, pin_memory=cuda) for _ in range(ahead + 1 if cuda else 1)]
-    if not cuda:
-        yield lambda round_: sampler.normals(round_, blocks, size, ring[0])
-        return
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        drawn: dict[int, Future[Tensor]] = {}
-
-        def fetch(round_: int) -> Tensor:
-            for later in range(round_, round_ + ahead):
-                if later not in drawn:
-                    drawn[later] = pool.submit(sampler.normals, later, blocks, size, ring[later % len(ring)])
-            return drawn.pop(round_).result()
-
-        yield fetch
-
-
 # -- the residual -------------------------------------------------------------------------------------------------
 
 
 COMPRESSION_TOL = 1e-11
 """Directions of F F^T below this are dropped. An eigenvalue rho of F F^T is 1 - rho in M, so that dropping it
 changes M by the relative amount rho: far below the 1e-8 to which the forms must agree."""
-
-FORMS = ("dense", "factored")
-"""How M is held: as an N x N matrix, or as ``I - F F^T`` with F compressed to its numerical rank now and then."""
 
 
 @dataclass(frozen=True)
@@ -384,3 +378,91 @@ def choose_form(Z: Tensor, units: int, scale: float) -> str:
     spread = scale * float(Z.square().sum(dim=1).mean().sqrt())
     rank = min(n, units, d + 1) if spread < 0.2 else min(n, units)
     return "dense" if n <= 3.5 * rank else "factored"
+
+
+# -- random units -------------------------------------------------------------------------------------------------
+
+
+def check_scales(scales: Scales) -> None:
+    """Raise :class:`ParameterError` unless ``scales`` is a known name or positive numbers."""
+    if isinstance(scales, str) or not isinstance(scales, Iterable) or not len(list(scales)):
+        check_choice("scales, where they are no numbers,", scales, NAMED_SCALES)
+        return
+    for value in scales:
+        check_number("every scale", value, low=0.0, low_open=True)
+
+
+class UnitSampler:
+    """A source of random units ``(w, b)``, addressed by round.
+
+    Round r always yields the same numbers. Within a round block after block is drawn, so the first blocks
+    do not depend on how many follow; weights are drawn in float32 on the CPU and moved.
+
+    Parameters
+    ----------
+    Z : Tensor of shape (n, d)
+        First-task features; ``"auto"`` scales and ``"points"`` biases look at them.
+    scales : "paper", "auto" or sequence of float
+        Scales of the weights. ``"auto"`` draws a spread of pre-activations for every unit.
+    bias : {"gaussian", "points", "phases"}
+        ``"gaussian"``: ``b ~ N(0, scale^2)`` as in the paper. ``"points"``: ``b = -w . z_i`` for a random
+        first-task sample, so that every unit bends where there is data. ``"phases"``: uniform on a full turn, for
+        cosines.
+    seed : int
+        Seed of the streams.
+    purpose : str
+        Name of the streams.
+    """
+
+    def __init__(self, Z: Tensor, scales: Scales, bias: str, seed: int, purpose: str) -> None:
+        self.Z, self.bias, self.seed, self.purpose = Z, bias, seed, purpose
+        self.auto = isinstance(scales, str) and scales == "auto"
+        if self.auto:
+            self.scales = torch.tensor(AUTO_SPREADS, dtype=torch.float64) / centred_rms(Z)
+        else:
+            values = PAPER_SCALES if isinstance(scales, str) else tuple(float(value) for value in scales)
+            self.scales = torch.tensor(values, dtype=torch.float64)
+
+    @property
+    def n_scales(self) -> int:
+        """Steps of the schedule; drawing a scale per unit leaves nothing to step through."""
+        return 1 if self.auto else len(self.scales)
+
+    def normals(self, round_: int, n_blocks: int, block: int) -> Tensor:
+        """Return unit normals (n_blocks, d + 1, block), float32, on the CPU."""
+        stream, rows = generator(self.seed, self.purpose, round_), self.Z.shape[1] + 1
+        # One block after the other, so that the first do not depend on how many follow.
+        return torch.stack([torch.randn(rows, block, generator=stream) for _ in range(n_blocks)])
+
+    def units(self, round_: int, normals: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Turn the normals of a round into weights (d, m) and biases (m,) at one step of the schedule."""
+        device, count = self.Z.device, normals.shape[0] * normals.shape[2]
+        scale: float | Tensor = float(self.scales[step].to(torch.float32))  # a number spares the device a transfer
+        if self.auto:
+            low, high = self.scales
+            share = torch.rand(count, generator=self._stream(round_, "scales"), dtype=torch.float64)
+            scale = (low * (high / low) ** share).to(device, torch.float32)
+        normals = normals.to(device, non_blocking=True).transpose(0, 1).reshape(normals.shape[1], count)
+        weights = normals[:-1] * scale
+        if self.bias == "gaussian":
+            return weights, (normals[-1] * scale).to(torch.float64)
+        if self.bias == "phases":
+            turns = torch.rand(count, generator=self._stream(round_, "phases"), dtype=torch.float64)
+            return weights, (turns * (2.0 * math.pi)).to(device)
+        points = torch.randint(len(self.Z), (count,), generator=self._stream(round_, "points")).to(device)
+        chosen = self.Z[points].to(torch.float64)
+        return weights, -(chosen * weights.T.to(torch.float64)).sum(dim=1)
+
+    def layer(self, count: int, block: int, first: int = 0, steps: int = 1) -> tuple[Tensor, Tensor]:
+        """Return weights (d, count) and biases (count,): one block a round, cycling through steps of the schedule."""
+        rounds = range(first, first + math.ceil(count / block))
+        pieces = [self.units(each, self.normals(each, 1, block), (each - first) % steps) for each in rounds]
+        weights, biases = zip(*pieces, strict=True)
+        return torch.cat(weights, dim=1)[:, :count].contiguous(), torch.cat(biases)[:count].contiguous()
+
+    def _stream(self, round_: int, what: str) -> torch.Generator:
+        return generator(self.seed, self.purpose, round_, what)
+
+    def step_scale(self, step: int) -> float:
+        """Return the scale of a step, for the log; with ``"auto"`` the middle of the range."""
+        return float(self.scales.log().mean().exp()) if self.auto else float(self.scales[step])

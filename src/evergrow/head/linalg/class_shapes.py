@@ -249,8 +249,8 @@ class ClassShapes:
 
     def _diagonals(self, classes: Sequence[int]) -> Tensor:
         """Return the sums of squares of some classes in every direction, (c, k)."""
-        diagonal = _diagonal(self.directions, self.sums.device)
-        parts = (self._parts[code] for code in classes)
+        upper = _upper(self.directions, self.sums.device)
+        diagonal, parts = upper[0] == upper[1], (self._parts[code] for code in classes)
         found = [part.square().sum(dim=0) if part.dim() == 2 else part[diagonal] for part in parts]
         return torch.stack(found) if found else self.sums.new_zeros(0, self.directions)
 
@@ -529,11 +529,6 @@ def _unpacked(packed: Tensor, k: int) -> Tensor:
     full[rows, columns] = packed
     full[columns, rows] = packed
     return full
-
-
-def _diagonal(k: int, device: torch.device) -> Tensor:
-    rows = torch.arange(k, device=device)
-    return rows * k - rows * (rows - 1) // 2
 
 
 def _principal(centred: Tensor, directions: int) -> tuple[Tensor, Tensor]:

@@ -115,20 +115,13 @@ def symmetric_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     >>> values.tolist()
     [1.0, 2.0]
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if matrix.shape[0] < _THREADED_FROM else threads)
     try:
-        return _eigh(matrix)
+        return torch.linalg.eigh(matrix)  # type: ignore[no-any-return]
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         raise NumericalError(
             f"a matrix must have eigenvalues that can be computed, got one that is ill-conditioned: {error}"
         ) from error
-
-
-def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    threads = torch.get_num_threads()
-    if matrix.device.type != "cpu" or matrix.shape[0] >= _THREADED_FROM or threads == 1:
-        return torch.linalg.eigh(matrix)  # type: ignore[no-any-return]
-    torch.set_num_threads(1)
-    try:
-        return torch.linalg.eigh(matrix)  # type: ignore[no-any-return]
     finally:
         torch.set_num_threads(threads)

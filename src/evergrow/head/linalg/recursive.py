@@ -16,23 +16,17 @@ from evergrow.core.record import Between, Spec, record, require
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.statistics import (
     ACCUMULATION_DTYPE,
+    LARGEST_WEIGHT,
     Batch,
     RidgeSolution,
     RidgeState,
     RidgeStatistics,
-    check_alpha,
     check_gram,
     sum_columns,
 )
 
 BLOCK_ROWS = 512
 """Rows per Woodbury step: larger ones cost a larger inner Cholesky for no gain."""
-
-LARGEST_WEIGHT = 1e100
-"""Class weights beyond this are larger than any data can make them."""
-
-SOLVERS = ("auto", "dense", "compact", "recursive")
-"""Forms of the statistics that users choose from."""
 
 
 @record("ridge-recursion")
@@ -77,7 +71,7 @@ class RecursiveState(RidgeState):
     def create(cls, n_features: int, n_targets: int, *, alpha: float, device: torch.device | str = "cpu") -> Self:
         """Return a recursion at its start."""
         inverse = torch.zeros(n_features, n_features, dtype=ACCUMULATION_DTYPE, device=device)
-        inverse.diagonal().fill_(1.0 / check_alpha(alpha))
+        inverse.diagonal().fill_(1.0 / alpha)
         weights, cross = (inverse.new_zeros(n_features, n_targets) for _ in range(2))
         return cls(inverse=inverse, weights=weights, cross=cross, alpha=float(alpha))
 
@@ -110,9 +104,9 @@ class RecursiveState(RidgeState):
         seen = self._plus(count, sq_targets, sign)
         return dataclasses.replace(self, inverse=inverse, weights=weights, cross=cross, **seen)
 
-    def _merge(self, other: RidgeStatistics, sign: int) -> Self:
+    def merge(self, other: RidgeState, sign: int = 1) -> Self:
         """Start the recursion anew from both statistics."""
-        own = self.reduced()
+        own, other = self.reduced(), other.reduced()
         cross = own.cross + sign * other.lift(other.cross).to(self.device)
         factor = safe_cholesky(own.gram + sign * other.full_gram().to(self.device), shift=self.alpha)
         inverse, weights = torch.cholesky_inverse(factor.lower), factor.solve(cross)
@@ -126,7 +120,7 @@ class RecursiveState(RidgeState):
 
     def solve(self, alpha: float) -> RidgeSolution:
         """Return the recursion's own weights, or those of another ridge through an inversion."""
-        if check_alpha(alpha) == self.alpha:
+        if alpha == self.alpha:
             return RidgeSolution(self.weights.clone(), alpha)  # a file may hold both, and not one tensor twice
         return self.reduced().solve(alpha)
 
@@ -157,38 +151,3 @@ def _woodbury_step(inverse: Tensor, weights: Tensor, H: Tensor, Y: Tensor, sign:
     weights = weights + sign * (half.T @ factor.half_solve(residual))
     inverse.addmm_(half.T, half, alpha=-float(sign))
     return weights
-
-
-def create_state(
-    solver: str,
-    n_features: int,
-    n_targets: int,
-    *,
-    alpha: float | None,
-    floor: float,
-    device: torch.device | str = "cpu",
-) -> RidgeState:
-    """Return statistics of no rows.
-
-    Parameters
-    ----------
-    solver : {"auto", "dense", "compact", "recursive"}
-        Form; ``"auto"`` is compact while that is cheaper, then dense.
-    n_features, n_targets : int
-        Shape.
-    alpha : float or None
-        The ridge of the recursion; None takes the smallest.
-    floor : float
-        The smallest ridge that will be asked for.
-    device : torch.device or str
-        Where the statistics live.
-
-    Examples
-    --------
-    >>> from evergrow.head.linalg.recursive import create_state
-    >>> create_state("auto", 4, 2, alpha=0.1, floor=0.1).form
-    'dense'
-    """
-    if solver == "recursive":
-        return RecursiveState.create(n_features, n_targets, alpha=floor if alpha is None else alpha, device=device)
-    return RidgeStatistics.create(n_features, n_targets, solver, floor=floor, device=device)

@@ -37,7 +37,7 @@ from torch import Tensor
 from evergrow.core.seeding import generator
 from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky, symmetric_eigh
 from evergrow.head.linalg.scatter import ClassGeometry
-from evergrow.head.linalg.statistics import RidgeStatistics, check_alpha
+from evergrow.head.linalg.statistics import RidgeStatistics
 
 PAPER_ALPHAS = (0.001, 0.01, 0.1, 10.0, 100.0, 1000.0)
 """The grid from which the paper chooses its ridge."""
@@ -45,9 +45,6 @@ PAPER_ALPHAS = (0.001, 0.01, 0.1, 10.0, 100.0, 1000.0)
 MAX_LEVERAGE = 0.25
 """Mean leverage that the ridge keeps to. Chosen on training rows (0.25 to 0.33 do alike): beyond it the spread of rows
 outside the sample is underestimated, and generalised cross-validation itself fails where rows are few."""
-
-BELOW_GCV = 10.0**0.5
-"""How far below the minimiser of cross-validation the ridge lies; on training rows of four sets, half a decade."""
 
 PROBES = 32
 """Random vectors that tell the trace of an inverse. Those of all coordinates are projected where statistics are kept in
@@ -85,7 +82,7 @@ class Spectrum:
     >>> H = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> state = RidgeStatistics.create(3, 1).update(H, H @ torch.ones(3, 1, dtype=torch.float64))
     >>> path = Spectrum.of(state)
-    >>> 0 < path.dof(0.5) < 3
+    >>> path.rss(0.1) < path.rss(1.0)
     True
     """
 
@@ -114,12 +111,7 @@ class Spectrum:
     def rss(self, alpha: float) -> float:
         """Return the residual sum of squares on the rows seen."""
         values, along, outside = self._row_space
-        alpha = check_alpha(alpha)
         return outside + float((along * (alpha / (values + alpha)).square()).sum())
-
-    def dof(self, alpha: float) -> float:
-        """Return the effective degrees of freedom, also called the effective rank at ``alpha``."""
-        return float((self.values / (self.values + check_alpha(alpha))).sum())
 
     def gcv(self, alpha: float) -> float:
         """Return the generalised cross-validation score; infinite where nothing is left to validate."""
@@ -127,21 +119,12 @@ class Spectrum:
         # Where the rows explain the targets entirely, rows beyond the rank are repetitions and count for nothing.
         interpolated = outside <= 1e-9 * self.stats.sq_targets
         n = max(len(values) if interpolated else self.stats.count, 1)
-        slack = n - len(values) + float((alpha / (values + check_alpha(alpha))).sum())
+        slack = n - len(values) + float((alpha / (values + alpha)).sum())
         return n * self.rss(alpha) / slack**2 if slack > 0.0 else float("inf")
-
-    def condition_number(self, alpha: float) -> float:
-        """Return the condition number of ``G + alpha I`` in the full feature space."""
-        full = self.stats.basis is None or self.stats.basis.shape[0] == self.values.shape[0]
-        smallest = float(self.values.min()) if full else 0.0
-        return (float(self.values.max()) + alpha) / (smallest + check_alpha(alpha))
 
 
 EIGEN_LIMITS = {"cpu": 3500, "cuda": 12_000}
 """Up to this order the ridge is chosen from one decomposition, above it through a few Cholesky factorisations."""
-
-WARM_LIMITS = {"cpu": 1200, "cuda": 6000}
-"""The same where the last choice tells where to begin, so that a few factorisations are fewer."""
 
 GCV_SLACK = 0.01
 """GCV measures squared error, which prefers a larger ridge than the fewest wrong answers do; the smallest
@@ -187,11 +170,11 @@ def alpha_grid(energy: float, per_decade: int = 4) -> list[float]:
     return [energy * 10.0 ** (-6.0 + step / per_decade) for step in range(8 * per_decade + 1)]
 
 
-def choose_by_gcv(stats: RidgeStatistics, energy: float, last: float | None = None) -> AlphaChoice:
+def choose_by_gcv(stats: RidgeStatistics, energy: float) -> AlphaChoice:
     """Choose the ridge of ridge regression by generalised cross-validation, in the cheaper of two ways.
 
     One eigendecomposition tells every score of the grid. Where that costs too much, scores are computed one by one,
-    walking downhill from the last choice.
+    walking downhill. The choice depends on the statistics alone, not on earlier ones.
 
     Parameters
     ----------
@@ -199,8 +182,6 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float, last: float | None = No
         The statistics.
     energy : float
         Mean energy of a centred row, which sets the grid.
-    last : float, optional
-        The previous choice, where to begin looking for the next.
 
     Examples
     --------
@@ -213,8 +194,7 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float, last: float | None = No
     True
     """
     grid, tried = alpha_grid(energy), dict[float, float]()
-    limits = EIGEN_LIMITS if last is None else WARM_LIMITS
-    spectrum = Spectrum.of(stats) if len(stats.gram) <= limits.get(stats.gram.device.type, 0) else None
+    spectrum = Spectrum.of(stats) if len(stats.gram) <= EIGEN_LIMITS.get(stats.gram.device.type, 0) else None
 
     def score(index: int) -> float:
         alpha = grid[index]
@@ -225,11 +205,8 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float, last: float | None = No
     if spectrum is not None:
         place = _first_minimum(range(len(grid) - 1, -1, -1), score)
     else:
-        if last is None:  # from a decade below the top: a minimum above it, of features that tell nothing, is reached
-            place = _first_minimum(range(len(grid) - 5, -1, -4), score)
-        else:
-            place = min(range(len(grid)), key=lambda index: abs(grid[index] / last - 1.0))
-        before = -1
+        # From a decade below the top: a minimum above it, of features that tell nothing, is reached.
+        place, before = _first_minimum(range(len(grid) - 5, -1, -4), score), -1
         while before != place:  # downhill, until both neighbours are higher
             before, around = place, (place - 1, place, place + 1)
             place = min((index for index in around if 0 <= index < len(grid)), key=score)
@@ -274,7 +251,7 @@ def choose_by_holdout(
     scale = float(Y.square().sum()) + 1.0
     tried = {}
     for alpha in grid:
-        fitted = (rows / (spectrum.values + check_alpha(alpha))) @ spectrum.cross
+        fitted = (rows / (spectrum.values + alpha)) @ spectrum.cross
         errors = float((fitted.argmax(dim=1) != truth).double().mean())
         tried[alpha] = errors + 1e-6 * float((fitted - Y).square().sum()) / scale
     best = min(tried, key=tried.__getitem__)
@@ -287,7 +264,7 @@ def gcv_by_cholesky(stats: RidgeStatistics, alpha: float) -> float:
     One factorisation and one triangular inverse, ``2 k^3 / 3`` operations, against about ``9 k^3``: the way to
     re-choose alpha among a few neighbours when k is large.
     """
-    factor = safe_cholesky(stats.gram, shift=check_alpha(alpha))
+    factor = safe_cholesky(stats.gram, shift=alpha)
     weights = factor.solve(stats.cross)
     # RSS = |Y|^2 - <W, Q> - alpha |W|^2, from (G + alpha I) W = Q.
     explained = float((weights * stats.cross).sum()) + alpha * float(weights.square().sum())

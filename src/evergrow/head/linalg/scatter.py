@@ -11,8 +11,7 @@ so that after a few rows ``A = A_0 + U diag(s) U^T`` with one column (and sign) 
 
     A^-1 = P - V (diag(s) + U^T V)^-1 V^T.
 
-Columns of changed means lie in the span of the old ones and of U, so nothing of order k^2 C is repeated. On a CPU P
-is a triangular factor; on a GPU, which solves triangles slowly, it is the inverse itself.
+Columns of changed means lie in the span of the old ones and of U, so nothing of order k^2 C is repeated.
 
 **Class means are estimates**: how much of each is noise, and class scores that take it off.
 
@@ -41,7 +40,7 @@ from torch import Tensor
 from evergrow.core.errors import UnlearnError
 from evergrow.head.linalg.class_shapes import counts_or_one
 from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky, symmetric_eigh
-from evergrow.head.linalg.statistics import RidgeStatistics, check_alpha, take_columns
+from evergrow.head.linalg.statistics import RidgeStatistics, take_columns
 
 MAX_CORRECTIONS = 192
 """Rows that are followed before it is cheaper to factor anew."""
@@ -61,9 +60,6 @@ own class: the spread of scores on it is 2.5 to 4.5 times that of the common cov
 training rows 0.9 is a little better than 1 everywhere (0.1 to 0.25 points), 0.8 less."""
 
 _ROUNDS = 20
-
-_SMALL = 512
-"""Classes up to which the decomposition is done on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ class ClassGeometry:
 
     def factor(self, alpha: float) -> CholeskyFactor:
         """Factor ``S_w + alpha I``."""
-        return safe_cholesky(self.scatter, shift=check_alpha(alpha))
+        return safe_cholesky(self.scatter, shift=alpha)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +108,6 @@ class SolvedScatter:
         The ridge.
     factor : CholeskyFactor
         Of ``A_0``.
-    inverse : Tensor of shape (k, k) or None
-        P where it is explicit.
     trace : float
         Trace of P.
     counts : Tensor of shape (C,)
@@ -145,7 +139,6 @@ class SolvedScatter:
 
     alpha: float
     factor: CholeskyFactor
-    inverse: Tensor | None
     trace: float
     counts: Tensor
     means: Tensor
@@ -159,16 +152,14 @@ class SolvedScatter:
         """Factor the scatter and solve for the class means."""
         factor = geometry.factor(alpha)
         means = geometry.means
-        inverse = torch.cholesky_inverse(factor.lower) if means.is_cuda else None
         none = means.new_zeros(means.shape[0], 0)
         return cls(
             alpha=alpha,
             factor=factor,
-            inverse=inverse,
-            trace=factor.trace_inverse() if inverse is None else float(inverse.diagonal().sum()),
+            trace=factor.trace_inverse(),
             counts=geometry.counts.to(means),
             means=means,
-            solved_means=_apply(factor, inverse, means),
+            solved_means=factor.solve(means),
             columns=none,
             solved_columns=none,
             signs=means.new_zeros(0),
@@ -209,7 +200,7 @@ class SolvedScatter:
             steps.append((code, sign * w**0.5 / (n * after) ** 0.5))  # the mean moves by this much of the column
             means[:, code] += sign * w * away / after
         block = torch.stack([*rows, *first.values()], dim=1) if rows or first else means.new_zeros(means.shape[0], 0)
-        solved = _apply(self.factor, self.inverse, block)
+        solved = self.factor.solve(block)
         added = solved[:, : len(rows)]
         solved_means = self.solved_means.clone()
         solved_means[:, list(first)] = solved[:, len(rows) :]
@@ -244,12 +235,8 @@ class SolvedScatter:
 
     def quadratic(self, rhs: Tensor) -> Tensor:
         """Return ``x^T A^-1 x`` (m,) for every column x of ``rhs`` (k, m)."""
-        if self.inverse is not None:
-            base = (rhs * (self.inverse @ rhs)).sum(dim=0)
-        else:
-            base = self.factor.half_solve(rhs).square().sum(dim=0)
         across = self.solved_columns.T @ rhs
-        return base - (across * self._correct(across)).sum(dim=0)
+        return self.factor.half_solve(rhs).square().sum(dim=0) - (across * self._correct(across)).sum(dim=0)
 
     def trace_inverse(self) -> float:
         """Return ``tr A^-1``."""
@@ -274,15 +261,6 @@ class SolvedScatter:
     def estimate_means(self) -> MeanEstimates:
         """Return the scores of estimated class means; of the means as they are where no row tells of the spread."""
         return MeanEstimates.of(self.means, self.solve_means(), self.noise_energy() / self.counts, self.freedom)
-
-
-def _apply(factor: CholeskyFactor, inverse: Tensor | None, rhs: Tensor) -> Tensor:
-    """Return ``P rhs``."""
-    if inverse is not None:
-        return inverse @ rhs
-    half = factor.half_solve(rhs)
-    solved: Tensor = torch.linalg.solve_triangular(factor.lower.mT, half, upper=True)
-    return solved
 
 
 # -- class means as estimates -------------------------------------------------------------------------------------
@@ -364,9 +342,6 @@ class MeanEstimates:
 
 def _shrinkage(gram: Tensor, noise: Tensor, spread: float) -> tuple[Tensor, Tensor]:
     """Return F (C, C) and the energies o_c (C,); what a mean shares with the others counts as signal."""
-    device = gram.device
-    if len(noise) <= _SMALL:
-        gram, noise = gram.cpu(), noise.cpu()  # a GPU decomposes small matrices more slowly
     root = noise.sqrt()
     values, vectors = symmetric_eigh(gram / root[:, None] / root[None, :])
     seen = root[:, None] * vectors
@@ -378,7 +353,7 @@ def _shrinkage(gram: Tensor, noise: Tensor, spread: float) -> tuple[Tensor, Tens
     energies = ((mixing @ gram) * mixing).sum(dim=1) - mixing.square() @ noise
     kept = (spread / (spread + noise)).square()
     energies = energies - (1.0 - ETA) * kept * (gram.diagonal() - noise - spread)
-    return mixing.to(device), energies.to(device)
+    return mixing, energies
 
 
 def _spread(energies: Tensor, noise: Tensor) -> float:

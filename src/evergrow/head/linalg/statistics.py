@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.errors import InputError
 from evergrow.core.record import Between, Spec, record, require
 from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
 
@@ -42,6 +42,9 @@ ACCUMULATION_DTYPE = torch.float64
 
 LARGEST = 1e150
 """Numbers beyond this overflow when squares of many are added; those below its inverse vanish."""
+
+LARGEST_WEIGHT = 1e100
+"""Class weights beyond this are larger than any data can make them."""
 
 _LARGEST_SUM = 1e305
 """Sums of squares beyond this overflow when they are added up."""
@@ -152,6 +155,7 @@ class RidgeState(ABC):
     def _accumulate(self, batches: Iterable[Batch], sign: int) -> Self:
         """Return the state with checked batches learned or unlearned."""
 
+    @abstractmethod
     def merge(self, other: RidgeState, sign: int = 1) -> Self:
         """Return the state with what another one has learned, as if its rows had been learned here.
 
@@ -165,11 +169,6 @@ class RidgeState(ABC):
         sign : int
             -1 takes its rows out instead.
         """
-        return self._merge(other.reduced(), sign)
-
-    @abstractmethod
-    def _merge(self, other: RidgeStatistics, sign: int) -> Self:
-        """Return the state with the statistics of equal shape added or taken out."""
 
     def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
         """Return the state whose target columns are sums of old ones, as if rows had been learned with such targets.
@@ -198,7 +197,6 @@ class RidgeState(ABC):
 
     def error_bound(self, alpha: float) -> float:
         """Return the bound on the relative change of the dual coefficients at a ridge; 0 where nothing was dropped."""
-        check_alpha(alpha)
         return 0.0
 
     def _plus(self, count: int, sq_targets: float, sign: int) -> dict[str, Any]:
@@ -320,7 +318,7 @@ class RidgeStatistics(RidgeState):
 
     def error_bound(self, alpha: float) -> float:
         """Return the bound on the relative change of the dual coefficients that dropping has caused."""
-        return self.dropped / check_alpha(alpha)
+        return self.dropped / alpha
 
     def reduced(self) -> Self:
         """Return the statistics themselves."""
@@ -328,7 +326,7 @@ class RidgeStatistics(RidgeState):
 
     def solve(self, alpha: float) -> RidgeSolution:
         """Return ``(G + alpha I)^-1 Q``, by a Cholesky factorisation in the coordinates of the statistics."""
-        factor = safe_cholesky(self.gram, shift=check_alpha(alpha))
+        factor = safe_cholesky(self.gram, shift=alpha)
         return RidgeSolution(self.lift(factor.solve(self.cross)), float(alpha), factor.jitter)
 
     # -- coordinates ------------------------------------------------------------------------------------------------
@@ -446,7 +444,9 @@ class RidgeStatistics(RidgeState):
             **self._plus(H.shape[0], float(Y.square().sum()), sign),
         )
 
-    def _merge(self, other: RidgeStatistics, sign: int) -> Self:
+    def merge(self, other: RidgeState, sign: int = 1) -> Self:
+        """Return the state with what another one has learned; see :meth:`RidgeState.merge`."""
+        other = other.reduced()
         seen = self._plus(other.count, other.sq_targets, sign)
         seen["dropped"] = self.dropped + max(sign, 0) * other.dropped
         if self.basis is None or (other.basis is None and self.solver == "auto"):
@@ -580,11 +580,3 @@ def check_size(name: str, rows: Tensor) -> None:
             f"{name} must have numbers between {1 / LARGEST:g} and {LARGEST:g}, so that their squares can be added up, "
             f"got {largest:.3g}: scale the features"
         )
-
-
-def check_alpha(alpha: float) -> float:
-    """Return ``alpha`` as a float, or raise :class:`ParameterError` unless it is finite and positive."""
-    value = float(alpha)
-    if not (0.0 < value < float("inf")):
-        raise ParameterError(f"alpha must be a finite number > 0, got {alpha!r}")
-    return value

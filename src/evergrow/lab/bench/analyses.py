@@ -20,8 +20,7 @@ from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number, resolve_device
 from evergrow.data import FeatureSet
 from evergrow.head.base import HEADS, IncrementalClassifier
-from evergrow.head.layers.base import centred_rms
-from evergrow.head.layers.feature_map import BlockRecord
+from evergrow.head.layers.feature_map import BlockRecord, centred_rms
 from evergrow.head.ridge_model import RidgeModel
 from evergrow.lab.bench.play import PlayLog, play, play_results
 from evergrow.lab.bench.run import Run

@@ -15,8 +15,8 @@ from evergrow.core.seeding import generator, resolve_seed
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
-from evergrow.head.layers.base import UNITS_PER_DRAW, UnitSampler
 from evergrow.head.layers.feature_map import DenseMap, check_contrast
+from evergrow.head.layers.guided import UNITS_PER_DRAW, UnitSampler
 from evergrow.head.linalg.factor import symmetric_eigh
 from evergrow.head.linalg.scatter import ClassGeometry
 from evergrow.head.maps import LayerMap, layer_map

@@ -11,8 +11,8 @@ from torch import Tensor
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer
-from evergrow.head.layers.base import UNITS_PER_DRAW, Scales, UnitSampler, check_scales
 from evergrow.head.layers.feature_map import DenseMap
+from evergrow.head.layers.guided import UNITS_PER_DRAW, Scales, UnitSampler, check_scales
 
 
 @LAYERS.register("gaussian")

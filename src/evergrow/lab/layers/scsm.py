@@ -14,9 +14,8 @@ from evergrow.core.progress import meter
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_matrix, check_number
 from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer
-from evergrow.head.layers.base import check_scales
 from evergrow.head.layers.feature_map import BlockRecord, Construction, DenseMap
-from evergrow.head.layers.guided import Residual
+from evergrow.head.layers.guided import Residual, check_scales
 
 SCN_SCALES = (0.5, 1.0, 3.0, 5.0, 7.0, 9.0, 15.0, 25.0, 50.0, 100.0, 150.0, 200.0)
 """Half-widths Lambda of the uniform weights that the published networks search through."""
