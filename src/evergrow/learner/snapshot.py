@@ -608,7 +608,7 @@ def describe(now: Snapshot) -> dict[str, Any]:
     if now.calibration.n:
         threshold = now.calibration.threshold(FALSE_ALARM)
         novelty = {"calibrated_on": now.calibration.n, "false_alarm": FALSE_ALARM, "threshold": threshold}
-    values = {
+    return {
         "evergrow": __version__,
         "method": now.recipe.method,
         "options": dict(now.recipe.plain().options),
@@ -626,7 +626,6 @@ def describe(now: Snapshot) -> dict[str, Any]:
         "revision": now.revision,
         "history": [change.to_dict() for change in now.history],
     }
-    return values
 
 
 def text_of(info: dict[str, Any] | None, method: str, tested: Measured | None) -> str:
