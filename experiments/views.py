@@ -22,10 +22,12 @@ ORDERS = (1993, 1994)
 VIT = {"img_size": 64, "patch_size": 8}
 RECIPES = {
     "vit_small_patch16_224": (
-        "rich", "best", "rich:mirror", "rich@64of72:mirror", "rich@64+64of72:mirror", "rich@64+64of72+64of80:mirror"
+        "rich", "final:mirror,rich@64of72:mirror", "rich:mirror", "rich@64of72:mirror", "rich@64+64of72:mirror",
+        "rich@64+64of72+64of80:mirror", "rich@64~64of72:mirror", "rich@64~64of80:mirror", "rich@64~64of72~64of80:mirror"
     ),
     "tf_efficientnet_lite0": (
-        "rich", "best", "rich@224:mirror", "rich@224+320:mirror", "rich@224+288:mirror", "rich@224+256:mirror"
+        "rich", "final:mirror,rich@320:mirror", "rich@224:mirror", "rich@224+320:mirror", "rich@224+288:mirror",
+        "rich@224+256:mirror", "rich@224~320:mirror"
     ),
 }  # fmt: skip
 

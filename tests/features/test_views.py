@@ -125,11 +125,14 @@ def test_rich_looks_at_the_images(side: int | None, size: int) -> None:
 
 def test_a_network_of_one_size_takes_zooms() -> None:
     best = fixed("best")
-    assert best.spec.blocks.blocks[:2] == ("final:mirror", "final@32of36:mirror")
+    assert best.spec.blocks.blocks[0] == "final@~32of40:mirror"
     assert best.transform.size == (32, 64)
+    sheet = torch.rand(2, 3, 32, 64, generator=torch.Generator().manual_seed(0))
+    apart = [fixed("final").encode(side) for view in sheet.split(32, dim=3) for side in (view, view.flip(-1))]
+    torch.testing.assert_close(fixed("final@32~32of40:mirror").encode(sheet), sum(apart) / 4)
     assert fixed("rich").with_recipe("rich", 500).transform.size == (32, 32)
     with pytest.raises(
-        ParameterError, match=r"view must be of 32 pixels for test_vit, .* got 64: take a zoom such as 32of36"
+        ParameterError, match=r"view must be of 32 pixels for test_vit, .* got 64: take a zoom such as 32of40"
     ):
         fixed("rich@64")
 

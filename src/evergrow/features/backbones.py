@@ -60,7 +60,7 @@ RICH_COST, BEST_COST = 1.35, 2.05
 """Cost of a pass at a larger size, in passes at the network's own, that ``rich`` takes where images have the pixels and
 that the larger size of ``best`` takes."""
 
-ZOOM = 1.125
+ZOOM = 1.25
 """How much larger images are made for the zoom of ``best``, where a network takes one size."""
 
 STRIDE = 32
@@ -277,7 +277,7 @@ class ImageBackbone(Backbone):
     @property
     def transform(self) -> Preprocessing:  # type: ignore[override]
         """What is done to an image: one view, or a sheet of several."""
-        return view_sheet(self.own, tuple(block.view for block in self.spec.blocks.parsed))
+        return view_sheet(self.own, tuple(part.view for block in self.spec.blocks.parsed for part in block.read_as))
 
     def encode(self, batch: Tensor | list[str]) -> Tensor:
         """Return float32 features (n, d) of a batch of transformed images.
@@ -302,7 +302,7 @@ class ImageBackbone(Backbone):
         height, width = self.own.size
 
         def read(blocks: Sequence[Block]) -> list[Tensor]:
-            transform = view_sheet(self.own, tuple(block.view for block in blocks))
+            transform = view_sheet(self.own, tuple(part.view for block in blocks for part in block.read_as))
             noise = torch.rand(2, 3, *transform.size, generator=generator(0, "recipe"))
             images = noise.to(self.device, memory_format=self._layout)
             try:
@@ -330,10 +330,10 @@ class ImageBackbone(Backbone):
             try:
                 if large.size > height:
                     read([Block(FINAL, FINAL, large if best else small)])
-                    return Views((*first.seen, large), "mirror", first.note) if best else first
+                    return Views((*first.seen, large), "mirror", note=first.note) if best else first
             except ParameterError:  # a network of one size takes zooms
                 pass
-            return Views((None, View(height, int(ZOOM * height))), "mirror") if best else Views()
+            return Views((None,), "mirror", (View(height, int(ZOOM * height)),)) if best else Views()
 
         depths, kind = len(depth_names(self.module)), "maps"
         if depths and isinstance(getattr(self.module, "num_prefix_tokens", None), int):

@@ -2,9 +2,9 @@
 
 A recipe is one text: entries with commas between them, each ``WHAT[@VIEW[+VIEW...]][:mirror]``. WHAT is a name
 (``fast``, ``rich``, ``best``), ``final``, or a block ``POOLING@PLACE``; a VIEW is a size in pixels (``320``), or a zoom
-(``64of72``: the middle 64 pixels of an image that is resized as for 72). ``rich@224+320:mirror`` reads several depths
-at two sizes, each averaged over the image and its mirror image. :func:`resolve_recipe` turns a recipe into the blocks
-that one network has, with their widths.
+(``64of72``: the middle 64 pixels of an image that is resized as for 72). Views with ``+`` between them are blocks of
+their own, those with ``~`` are averaged: ``rich@224+320:mirror`` reads several depths at two sizes, each averaged over
+the image and its mirror image. :func:`resolve_recipe` turns a recipe into the blocks that one network has.
 """
 
 from __future__ import annotations
@@ -88,18 +88,23 @@ class Block:
         What is seen of an image; by default all, at the network's own size.
     side : {"", "mirror", "flipped"}
         The image as it is, averaged with its mirror image, or that one alone.
+    also : tuple of View
+        Further views that it is averaged over.
 
     Examples
     --------
     >>> from evergrow.features.base import Block
     >>> Block.parse("mean@-2"), str(Block.parse("final@320:mirror"))
-    (Block(pooling='mean', place=-2, view=None, side=''), 'final@320:mirror')
+    (Block(pooling='mean', place=-2, view=None, side='', also=()), 'final@320:mirror')
+    >>> [str(part) for part in Block.parse("final@64~64of80").read_as]
+    ['final@64', 'final@64of80']
     """
 
     pooling: str
     place: int | str
     view: View | None = None
     side: Side = ""
+    also: tuple[View, ...] = ()
 
     @classmethod
     def parse(cls, text: Any) -> Self:
@@ -112,18 +117,24 @@ class Block:
                 f"block must be 'final' or POOLING@PLACE, with a pooling of {', '.join(POOLINGS)} and a place such as "
                 f"-1 for the last depth, final or the name of a submodule, perhaps with @VIEW and :mirror, got {text!r}"
             )
-        view = View.parse(rest[0]) if rest else None
         depth = int(place) if _DEPTH.fullmatch(place) else place
-        return cls(pooling, depth, view, cast("Side", side))
+        return cls(pooling, depth, side=cast("Side", side)).seen(*rest)
+
+    def seen(self, text: str = "") -> Self:
+        """Return the block at views such as ``"320"`` or ``"64~64of80"``; the first may be left out for the own one."""
+        first, *more = text.split("~")
+        return replace(self, view=View.parse(first) if first else None, also=tuple(map(View.parse, more)))
 
     @property
     def read_as(self) -> tuple[Self, ...]:
-        """The blocks that passes of the network give: one, or of the image and of its mirror image."""
-        return (replace(self, side=""), replace(self, side="flipped")) if self.side == "mirror" else (self,)
+        """The blocks that passes of the network give: one for each view, of the image and of its mirror image."""
+        sides: tuple[Side, ...] = ("", "flipped") if self.side == "mirror" else (self.side,)
+        return tuple(replace(self, view=view, side=side, also=()) for view in (self.view, *self.also) for side in sides)
 
     def __str__(self) -> str:
         place = self.pooling if self.pooling in (FINAL, *RECIPES) else f"{self.pooling}@{self.place}"
-        return f"{place}{f'@{self.view}' if self.view else ''}{f':{self.side}' if self.side else ''}"
+        views = "~".join([str(self.view or ""), *map(str, self.also)])
+        return f"{place}{f'@{views}' if views else ''}{f':{self.side}' if self.side else ''}"
 
 
 Read = Callable[[Sequence[Block]], "list[Tensor]"]
@@ -185,9 +196,9 @@ class FeatureRecipe:
         return FeatureRecipe(tuple(kept), tuple(kept.values())) if kept else None
 
     def vectors(self, blocks: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
-        """Return feature vectors out of the blocks of :attr:`passes`: mirrored ones are means of two."""
+        """Return feature vectors out of the blocks of :attr:`passes`; several views or sides are averaged."""
         read = [[blocks[str(part)] for part in block.read_as] for block in self.parsed]
-        return np.concatenate([parts[0] if len(parts) == 1 else (parts[0] + parts[1]) / 2 for parts in read], axis=1)
+        return np.concatenate([parts[0] if len(parts) == 1 else sum(parts) / len(parts) for parts in read], axis=1)
 
     def __str__(self) -> str:
         return ", ".join(self.blocks)
@@ -215,8 +226,8 @@ def _entries(recipe: Any, name: str) -> list[Block]:
                 raise ParameterError(
                     f"{name} must say views as in 'rich@224+320:mirror', and none for 'auto' and 'best', got {text!r}"
                 )
-            views = [View.parse(view) for view in rest[0].split("+")] if rest else [None]
-            found += [Block(head, FINAL, view, cast("Side", side)) for view in views]
+            name_at = Block(head, FINAL, side=cast("Side", side))
+            found += [name_at.seen(views) for views in (rest[0].split("+") if rest else [""])]
         elif head not in (*POOLINGS, FINAL) and isinstance(recipe, str):
             raise ParameterError(
                 f"{name} must be {', '.join(map(repr, RECIPES))} or blocks such as 'final,mean@-2', got {recipe!r}"
@@ -255,10 +266,11 @@ def check_recipe(recipe: Any, name: str = "recipe") -> None:
 
 
 class Views(NamedTuple):
-    """What a name looks at: the final vector at all views but the last, all its blocks at that; and why."""
+    """What a name looks at: views that are blocks of their own, others to average over, its sides; and why."""
 
     seen: tuple[View | None, ...] = (None,)
     side: Side = ""
+    also: tuple[View, ...] = ()
     note: str = ""
 
 
@@ -293,22 +305,22 @@ def resolve_recipe(
     ParameterError
         If the network lacks what is asked for.
     """
-    final, note = Block(FINAL, FINAL), ""
+    note = ""
     entries = _entries(recipe, "recipe")
     wanted: list[Block] = []
     for entry in entries:
-        names, chosen = [entry], Views((entry.view,), entry.side)
+        names, chosen = [entry], Views((entry.view,), entry.side, entry.also)
         if entry.pooling == "fast" or (entry.pooling == "auto" and len(rich) == 1):
-            names = [final]
+            names = [Block(FINAL, FINAL)]
         elif entry.pooling in RECIPES:
             names = list(rich)
-            if entry.view is None:
+            if entry.view is None and not entry.also:
                 chosen = views("best" if entry.pooling == "best" else "rich")
                 note = chosen.note
         side = chosen.side if entry.pooling == "best" else entry.side
-        *before, last = (None if view == own else view for view in chosen.seen)
-        wanted += [replace(final, view=view, side=side) for view in before]
-        wanted += [replace(block, view=last, side=side) for block in names]
+        for view in chosen.seen:
+            at = replace(names[0], view=None if view == own else view, also=chosen.also, side=side)
+            wanted += [replace(at, pooling=block.pooling, place=block.place) for block in names]
     _check_different(wanted, "recipe")
     blocks = tuple(wanted)
 
@@ -335,7 +347,8 @@ def resolve_recipe(
             values = vectors(blocks)
         kept = {}
         for block, value in zip(blocks, values, strict=True):
-            alike = (kept[other] for other in kept if (other.view, other.side) == (block.view, block.side))
+            place = replace(block, pooling=FINAL, place=FINAL)
+            alike = (kept[other] for other in kept if replace(other, pooling=FINAL, place=FINAL) == place)
             if not any(_say_the_same(value, other) for other in alike):
                 kept[block] = value
         if all(block.pooling == FINAL for block in kept) and recipe not in ("auto", "fast"):

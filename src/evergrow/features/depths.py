@@ -86,9 +86,10 @@ def read_views(module: nn.Module, blocks: Sequence[Block], transform: Preprocess
         Prepared images.
     """
     read: dict[Block, Tensor] = {}
-    views = list(dict.fromkeys(block.view for block in blocks))
+    halves = [half for block in blocks for half in block.read_as]
+    views = list(dict.fromkeys(half.view for half in halves))
     for view, (part, columns) in zip(views, transform.cuts(), strict=True):
-        mine = [half for block in blocks if block.view == view for half in block.read_as]
+        mine = [half for half in halves if half.view == view]
         seen = images if len(views) == 1 else images[:, :, : part.size[0], columns]
         sides = [side for side in ("", "flipped") if any(half.side == side for half in mine)]
         turned = [seen.flip(-1) if side else seen for side in sides]
@@ -99,8 +100,8 @@ def read_views(module: nn.Module, blocks: Sequence[Block], transform: Preprocess
                 rows = slice(place * seen.shape[0], (place + 1) * seen.shape[0])  # not len(): exporters keep it open
                 half = values if len(sides) == 1 else values[rows]
                 read[replace(depth, view=view, side=side)] = half  # type: ignore[arg-type]
-    halves = [[read[half] for half in block.read_as] for block in blocks]
-    return [parts[0] if len(parts) == 1 else (parts[0] + parts[1]) / 2 for parts in halves]
+    parts = [[read[half] for half in block.read_as] for block in blocks]
+    return [part[0] if len(part) == 1 else torch.stack(part).sum(dim=0) / len(part) for part in parts]
 
 
 def read_depths(module: nn.Module, blocks: Sequence[Block], images: Tensor) -> list[Tensor]:
@@ -348,7 +349,7 @@ def read_hidden_states(encoder: Any, blocks: Sequence[Block], tokens: dict[str, 
     depths, mask = hidden_depths(encoder), tokens.get("attention_mask")  # embeddings without a transformer have none
     places = [-1 if block.place == FINAL else block.place for block in blocks]
     for block, place in zip(blocks, places, strict=True):
-        if block.view is not None or block.side:
+        if block.view is not None or block.also or block.side:
             raise ParameterError(f"views and mirror images are for images, got {str(block)!r} for texts")
         if block.pooling != FINAL and (not isinstance(place, int) or -place > depths):
             raise ParameterError(
