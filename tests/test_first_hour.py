@@ -27,7 +27,7 @@ def place(tmp_path, monkeypatch):
 def test_the_page_tells_all_that_an_hour_holds():
     page = PAGE.read_text(encoding="utf-8")
     commands = set(re.findall(r"^evergrow (\w+)", page, flags=re.MULTILINE))
-    wanted = "fit update predict evaluate data rename rollback redo watch log diff"
+    wanted = "fit update predict evaluate data rename rollback redo log diff"
     assert set(wanted.split()) <= commands
 
 

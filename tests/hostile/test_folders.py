@@ -6,8 +6,6 @@ import json
 import os
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,14 @@ import numpy as np
 import pytest
 from tests.adapt.tiny import tiny_vit
 from tests.altered import WRONG
-from tests.hostile.mutate import at, join, mutations, put, replacements, split, walk
+from tests.hostile.mutate import mutations
 from tests.hostile.samples import pictures, rows
 from tests.hostile.trial import limited
 from tests.serve.conftest import api, folder, serve  # noqa: F401
 
-from evergrow import Learner
-from evergrow.core.errors import EvergrowError, FileFormatError
 from evergrow.data.items import Images
 from evergrow.features import encode
 from evergrow.features.cache import FeatureCache
-from evergrow.learner.watching import watch_once
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links and pipes")
 
@@ -105,61 +100,6 @@ def test_odd_things_in_a_cache(name: str, kind: str, tmp_path: Path, outside: Pa
     entry = cached.chunk.parent
     placed({"chunk": cached.chunk, "entry": entry}.get(name, entry / name), kind, outside)
     cached.check(f"{kind} as {name}")
-
-
-# -- a watched folder ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def watched(tmp_path: Path) -> tuple[Path, Path]:
-    """A model, and a folder in which a class has arrived."""
-    data, model, root = rows(), tmp_path / "model.evg", tmp_path / "new"
-    labels = np.array(["ant", "bee", "cat"])[data["y_first"]]
-    Learner(None, options={"n_units": 9}, cache=False).fit((data["first"], labels)).save(model)
-    (root / "dog").mkdir(parents=True)
-    np.save(root / "dog" / "rows.npy", data["first"])
-    return model, root
-
-
-def look(model: Path, root: Path) -> Any:
-    with limited(20):
-        return watch_once(model, root, quiet=0.0)
-
-
-@pytest.mark.parametrize("kind", ODD)
-@pytest.mark.parametrize(
-    "place",
-    [
-        *("dog/odd.npy", "dog", "other", "odd.npy", "done", "done/.moving", "done/.moving/copy", "done/learned"),
-        *(
-            "done/learned/dog",
-            "done/learned/dog/rows.npy",
-            "done/refused",
-            "done/refused/dog",
-            "done/refused/dog/odd.npy",
-        ),
-    ],
-)
-def test_odd_things_in_a_watched_folder(place: str, kind: str, watched: tuple[Path, Path], outside: Path) -> None:
-    model, root = watched
-    placed(root / place, kind, outside)
-    for _ in range(2):
-        with suppress(EvergrowError):  # what it cannot put in order itself it says
-            look(model, root)
-
-
-def test_whatever_a_model_says_of_the_files_it_learned(watched: tuple[Path, Path]) -> None:
-    model, root = watched
-    look(model, root)
-    parts = split(model.read_bytes())
-    for path in [path for path, _ in walk(parts.meta) if "watched" in path]:
-        value = at(parts.meta, path)
-        for _, _, other in islice(replacements(None if isinstance(value, (dict, list)) else value), 0, None, 3):
-            changed = put(parts.meta, path, other)
-            model.write_bytes(join(type(parts)(parts.schema, parts.kind, changed, parts.tensors)))
-            np.save(root / "dog" / "again.npy", rows()["query"])
-            with suppress(FileFormatError):
-                look(model, root)
 
 
 # -- the folder of the models -------------------------------------------------------------------------------
