@@ -76,9 +76,9 @@ def test_wider_layers_begin_with_narrower_ones(task):
     assert torch.allclose(rows[0], rows[1][:, :300], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("features", "units"), [(7, 20), (64, 150), (100, 128)])
-def test_fourier_units_are_three_turns_of_signs_and_hadamard_matrices(features, units, rng):
-    Z = torch.randn(9, features, generator=rng, dtype=torch.float64)
+@pytest.mark.parametrize(("features", "units", "rows"), [(7, 20, 4000), (64, 150, 9), (100, 128, 1), (300, 700, 500)])
+def test_fourier_units_are_three_turns_of_signs_and_hadamard_matrices(features, units, rows, rng):
+    Z = torch.randn(rows, features, generator=rng, dtype=torch.float64)
     layer = FourierLayer(units, gamma=0.3, direct_link=False).build(Z, Z, seed=5)
     signs, phases = (part.numpy() for part in layer.drawn())
     order = signs.shape[2]
