@@ -107,11 +107,7 @@ def image_spec(folder: Path, method: str, options: str) -> Path:
     return folder / "spec.toml"
 
 
-TRAINED = {
-    "sd-lora": {"epochs": 10, "lr": 0.01, "batch_size": 8},
-    "ease": {"epochs": 2, "batch_size": 8},
-    "simplecil+fsa": {"epochs": 2},
-}
+TRAINED = {"sd-lora": {"epochs": 10, "lr": 0.01, "batch_size": 8}, "simplecil+fsa": {"epochs": 2}}
 
 
 @pytest.mark.parametrize("method", TRAINED)
