@@ -18,9 +18,8 @@ from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.data import Source, read
-from evergrow.engine.fitting import fit, update
+from evergrow.engine.fitting import RunOptions, all_shards, fit, model_job, portable, update
 from evergrow.engine.job import SHARD_MIB, SHARD_ROWS, Job, JobReport, Manifest, begin_job, extraction_settings, plan
-from evergrow.engine.job_steps import RunOptions, all_shards, model_job, portable
 from evergrow.engine.parquet_out import escaped, read_table
 from evergrow.engine.runners import LocalRunner, RayRunner, Runner
 from evergrow.engine.worker_tasks import perform
