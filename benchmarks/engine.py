@@ -20,9 +20,8 @@ from benchmarks.timing import Row, seconds
 from evergrow import Learner
 from evergrow.data import read
 from evergrow.engine import LocalEngine
-from evergrow.engine.fitting import FAN_IN, ShardMerge
+from evergrow.engine.fitting import FAN_IN, RunOptions, ShardMerge
 from evergrow.engine.job import Job, JobReport, begin_job, plan
-from evergrow.engine.job_steps import RunOptions
 from evergrow.engine.runners import LocalRunner, Task, TaskResult
 from evergrow.engine.worker_tasks import perform
 

@@ -65,18 +65,7 @@ def test_reader_goes_on_past_bad_files_and_missing_ones(tmp_path: Path) -> None:
 BODY = json.loads(run(seed=1993).to_json())
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff\xfe\x00",
-        b'{"hello": 1}',
-        b"[1]",
-        *(json.dumps(body).encode() for body in ({**BODY, "options": 3}, {**BODY, "status": "great"})),
-        *(json.dumps({**BODY, key: value}).encode() for key, value in (("results", {}), ("times", {"update": ["x"]}))),
-        json.dumps({**BODY, "results": {**BODY["results"], "a_last_within": "high"}}).encode(),
-    ],
-)
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b'{"hello": 1}', b"[1]"])
 def test_what_is_no_record_is_a_file_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(FileFormatError):
@@ -98,6 +87,9 @@ def test_what_is_no_record_is_a_file_error(content: bytes, tmp_path: Path) -> No
         ('"counts": ', '"counts": {}, "was": '),
         ('"update": ', '"update": {"a": 1}, "was": '),
         ('"warnings": ', '"warnings": [[]], "was": '),
+        ('"options": ', '"options": 3, "was": '),
+        ('"status": ', '"status": "great", "was": '),
+        ('"results": ', '"results": {}, "was": '),
         ('"dataset": ', '"dataset": {}, "was": '),
         ('"versions": ', '"versions": [], "was": '),
         ('"schema": ', '"schema": ["evergrow-run"], "was": '),

@@ -18,12 +18,11 @@ from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.validation import check_number
 from evergrow.core.version import __version__
 from evergrow.data import Source, read
-from evergrow.engine.fitting import fit, update
+from evergrow.engine.fitting import RunOptions, all_shards, fit, model_job, portable, update
 from evergrow.engine.job import SHARD_MIB, SHARD_ROWS, Job, JobReport, Manifest, begin_job, extraction_settings, plan
-from evergrow.engine.job_steps import RunOptions, all_shards, model_job, portable
 from evergrow.engine.parquet_out import escaped, read_table
-from evergrow.engine.runners import LocalRunner, Perform, RayRunner, Runner
-from evergrow.engine.worker_tasks import perform as shard_task
+from evergrow.engine.runners import LocalRunner, RayRunner, Runner
+from evergrow.engine.worker_tasks import perform
 from evergrow.features.base import Backbone
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
@@ -59,8 +58,8 @@ class Engine(ABC):
             check_number(name, getattr(self, name), low=low, integer=True)
 
     @abstractmethod
-    def runner(self, perform: Perform = shard_task) -> Runner:
-        """Return what runs the tasks, each done by ``perform``, which workers import by its module and name."""
+    def runner(self) -> Runner:
+        """Return what runs the tasks."""
 
     @contextmanager
     def open(self, device: Any, weights: Any = None, *, lasting: bool = False) -> Iterator[tuple[Path, RunOptions]]:
@@ -230,7 +229,7 @@ class LocalEngine(Engine):
 
     workers: int = 1
 
-    def runner(self, perform: Perform = shard_task) -> Runner:
+    def runner(self) -> Runner:
         """Return the processes."""
         return LocalRunner(perform, self.workers)
 
@@ -260,7 +259,7 @@ class RayEngine(Engine):
     gpus_per_worker: float = 0.0
     cpus_per_worker: int = 1
 
-    def runner(self, perform: Perform = shard_task) -> Runner:
+    def runner(self) -> Runner:
         """Return the cluster's workers."""
         return RayRunner(
             perform,

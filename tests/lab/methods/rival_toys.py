@@ -26,15 +26,8 @@ def small_backbone(seed: int = 0, depth: int = 2) -> ImageBackbone:
     """Return a vision transformer of width 24 with random weights for images of 16 pixels."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = timm.create_model(
-            "vit_tiny_patch16_224",
-            img_size=SIDE,
-            patch_size=8,
-            embed_dim=24,
-            num_heads=3,
-            depth=depth,
-            num_classes=0,
-        )
+        sizes = {"img_size": SIDE, "patch_size": 8, "embed_dim": 24, "num_heads": 3, "depth": depth, "num_classes": 0}
+        model = timm.create_model("vit_tiny_patch16_224", **sizes)
         for parameter in model.parameters():  # norms and biases start at 1 and 0, where mistakes hide
             parameter.data += 0.05 * torch.randn_like(parameter)
     half = (0.5, 0.5, 0.5)

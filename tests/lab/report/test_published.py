@@ -24,17 +24,6 @@ COUNTS = {
     "sizes": (1, 4),
 }
 
-# Read from the paper's tables by eye, apart from how the file was made.
-SPOT_CHECKS = [
-    ("main", "CODA-Prompt", "ImageNet-A", "B-0 Inc-10", "a_avg", 50.17, 0.97),
-    ("main", "Joint fine-tuning", "OmniBenchmark", None, "a_last", 82.27, 0.26),
-    ("dinov2", "RanPAC", "ImageNet-A", "B-0 Inc-5", "a_last", 48.56, 2.56),
-    ("resnet101", "LoRanPAC", "ImageNet-A", "B-0 Inc-10", "a_avg", 30.15, 1.24),
-    ("forgetting", "RanPAC", "ImageNet-A", "B-0 Inc-5", "f_avg", 24.83, 6.31),
-    ("strategy", "SCSM", "ImageNet-A", None, "a_last", 44.85, 1.47),
-    ("sizes", "SCL-MGSM", "ImageNet-A", None, "n_units", 15950.0, 313.0),
-]
-
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_every_number_of_every_table_is_there(name: str) -> None:
@@ -43,24 +32,12 @@ def test_every_number_of_every_table_is_there(name: str) -> None:
     assert set(TABLES) == set(COUNTS)
 
 
-@pytest.mark.parametrize("check", SPOT_CHECKS, ids=lambda check: f"{check[0]}-{check[1]}")
-def test_spot_checks(check: tuple[str, str, str, str | None, str, float, float]) -> None:
-    name, label, *rest = check
-    row = next(row for row in TABLES[name]["rows"] if row["label"] == label)
-    assert rest in [cell[:5] for cell in row["cells"]]
-
-
 @pytest.mark.parametrize("name", ["main", "dinov2", "resnet101", "forgetting"])
 def test_bold_is_best_and_underlined_second_in_every_column(name: str) -> None:
     for column in columns(TABLES[name]):
         ordered = sorted(column, key=lambda entry: entry[0], reverse=name != "forgetting")
         assert [mark for _, mark in ordered[:2]] == ["best", "second"]
         assert all(mark == "" for _, mark in ordered[2:])
-
-
-def test_the_strategy_tables_bold_is_best() -> None:
-    for column in columns(TABLES["strategy"]):
-        assert [mark for _, mark in sorted(column, reverse=True)] == ["best", "", ""]
 
 
 def columns(table: dict[str, Any]) -> list[list[tuple[float, str]]]:
@@ -73,17 +50,10 @@ def columns(table: dict[str, Any]) -> list[list[tuple[float, str]]]:
     return [[entry[3:] for entry in group] for _, group in groupby(entries, lambda entry: entry[:3])]
 
 
-def test_the_source_is_named() -> None:
-    source = load_published()["source"]
-    assert "Guided Random Projection" in source["title"]
-    assert source["project_page"].startswith("https://")
+def test_sources_and_settings_are_named() -> None:
+    assert "Guided Random Projection" in load_published()["source"]["title"]
     assert all(re.fullmatch(r"tab:\w+", table["label"]) and table["caption"] for table in TABLES.values())
-
-
-def test_the_search_table_names_its_settings() -> None:
-    titles = published_comparison("search").quoted
-    assert titles[0] == "MGSM (s=10, B_max=5)"
-    assert len(titles) == 9
+    assert published_comparison("search").quoted[0] == "MGSM (s=10, B_max=5)"
 
 
 def test_a_published_table_is_a_comparison_marked_as_in_print() -> None:

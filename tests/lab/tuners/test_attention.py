@@ -49,21 +49,6 @@ def test_the_stand_in_computes_what_the_layer_computes(make_model, images, name,
     assert not any("forward" in block.attn.__dict__ for block in model.blocks)
 
 
-@since((1, 0, 26))
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("mask", ["float", "bool", "causal"])
-def test_the_stand_in_takes_masks(make_model, images, fused, mask) -> None:
-    model = make_model()
-    for block in model.blocks:
-        block.attn.fused_attn = fused
-    bias = torch.randn(17, 17, generator=torch.Generator().manual_seed(0))
-    given = {"float": {"attn_mask": bias}, "bool": {"attn_mask": bias > -1}, "causal": {"is_causal": True}}[mask]
-    expected = model(images, **given)
-    for block in model.blocks:
-        AttentionSite.of(block.attn).add(AttentionEdit())
-    torch.testing.assert_close(model(images, **given), expected, rtol=1e-6, atol=1e-6)
-
-
 def attention_by_hand(block, x, keys=None, values=None, first_key=None, first_value=None):
     """Attention of a plain block of three heads of 16 on normed tokens, with additions (B or 1, L, 48) or (48,)."""
     attn = block.attn
@@ -189,8 +174,9 @@ def test_unknown_attention_is_refused(make_model) -> None:
 
 
 @since((1, 0, 26))
-def test_causal_attention_has_no_place_for_added_keys(make_model, images) -> None:
+@pytest.mark.parametrize("given", [{"is_causal": True}, {"attn_mask": torch.zeros(17, 17)}], ids=["causal", "mask"])
+def test_masks_are_refused(make_model, images, given) -> None:
     model = make_model()
     create_tuner("prefix", model)
-    with pytest.raises(TunerError, match="is_causal must be False"):
-        model(images, is_causal=True)
+    with pytest.raises(TunerError, match="attention must have no mask"):
+        model(images, **given)

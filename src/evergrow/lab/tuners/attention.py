@@ -145,6 +145,8 @@ class AttentionSite:
         """Compute attention as the layer does, with the edits."""
         given = dict(zip(self._names, args)) | kwargs
         layer = self.attention
+        if given.get("attn_mask") is not None or given.get("is_causal"):
+            raise TunerError("attention must have no mask with a tuner in it, got one; disable the tuner")
         gate = getattr(layer, "gate", None)
         opening = None if gate is None else gate(x).sigmoid()
         q, k, v = self._project(x)
@@ -189,32 +191,19 @@ class AttentionSite:
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> Tensor:
         """Return the weighted values (B, heads, N, head_dim)."""
-        layer, extra = self.attention, k.shape[2] - q.shape[2]
-        causal = bool(given.get("is_causal", False))
-        if causal and extra:
-            raise TunerError("is_causal must be False with added keys and values, got True; disable the tuner")
-        mask = self._mask(given, extra)
+        layer, bias = self.attention, self._position_bias(given.get("shared_rel_pos_bias"), k.shape[2] - q.shape[2])
         if layer.fused_attn:
             dropout = layer.attn_drop.p if layer.training else 0.0
-            return scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+            return scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
         scores = (q * layer.scale) @ k.transpose(-2, -1)
-        if causal:
-            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if mask is not None:
-            scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-        return layer.attn_drop(scores.softmax(dim=-1)) @ v  # type: ignore[no-any-return]
+        return layer.attn_drop((scores if bias is None else scores + bias).softmax(dim=-1)) @ v  # type: ignore[no-any-return]
 
-    def _mask(self, given: dict[str, Any], extra: int) -> Tensor | None:
-        """Return mask or position bias, widened by ``extra`` keys at the end that every token may look at."""
-        mask = given.get("attn_mask")
-        if mask is None:
-            table = getattr(self.attention, "relative_position_bias_table", None)
-            own = None if table is None else self.attention._get_rel_pos_bias()
-            shared = given.get("shared_rel_pos_bias")
-            mask = shared if own is None else own if shared is None else own + shared
-        if mask is None or not extra:
-            return mask
-        return pad(mask, (0, extra), value=True if mask.dtype == torch.bool else 0.0)
+    def _position_bias(self, shared: Tensor | None, extra: int) -> Tensor | None:
+        """Return the bias of relative positions, where there is one; ``extra`` keys at the end have none."""
+        table = getattr(self.attention, "relative_position_bias_table", None)
+        own = None if table is None else self.attention._get_rel_pos_bias()
+        bias = shared if own is None else own if shared is None else own + shared
+        return bias if bias is None or not extra else pad(bias, (0, extra))
 
 
 def _optional(layer: nn.Module, name: str, x: Tensor) -> Tensor:
