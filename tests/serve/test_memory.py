@@ -38,16 +38,6 @@ def test_models_that_nobody_asks_for_are_let_go_of_and_come_back(serve: Any) -> 
     assert api.counts(names[0]) == {"0": 3, "1": 3, "2": 2}
 
 
-def test_a_model_that_was_idle_is_let_go_of(serve: Any) -> None:
-    api = serve(limits={"idle_seconds": 1e-6})
-    for name in ("first", "second"):
-        api.taught(model=name)
-    assert api.counts("second") == {"0": 3, "1": 3}
-    models = api.client.app.state.service.store._models
-    assert [model.is_open for model in models.values()] == [False, False]
-    assert api.counts("first") == {"0": 3, "1": 3}
-
-
 @pytest.mark.slow
 @pytest.mark.xfail(reason="since files hold triangles, a model takes 4.5 times its file: 62 MiB for 13.8", strict=True)
 def test_a_model_in_memory_takes_at_most_three_times_its_file(tmp_path: Path) -> None:

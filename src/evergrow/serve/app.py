@@ -69,7 +69,6 @@ def create_app(config: ServeConfig) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         with collect_warnings():
             yield
-            service.closing.set()  # open streams of events end
             await app.state.jobs.close()
             await service.shut_down()
 
@@ -152,8 +151,6 @@ def _bound(config: ServeConfig) -> socket.socket:
 class Server(uvicorn.Server):
     """Uvicorn within the limits of the service.
 
-    When it is about to end it tells open streams of events, so that they close; everything else is answered.
-
     Parameters
     ----------
     app : FastAPI
@@ -161,7 +158,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI) -> None:
-        limits, self._closing = app.state.service.limits, app.state.service.closing
+        limits = app.state.service.limits
         super().__init__(
             uvicorn.Config(
                 app,
@@ -180,7 +177,6 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end."""
-        self._closing.set()
         # Not kept by uvicorn to be raised again: to end as asked is a success.
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True

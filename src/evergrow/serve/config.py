@@ -68,8 +68,6 @@ class Limits:
         Time that a change waits for another process that changes the same file.
     open_models : int
         Models that are held in memory; of more, those that were not asked for longest are read again when they are.
-    idle_seconds : float
-        Time after which a model that nobody asks for is let go of.
     """
 
     json_bytes: int = 2 * MIB
@@ -93,7 +91,6 @@ class Limits:
     body_seconds: float = 20.0
     lock_seconds: float = 10.0
     open_models: int = 32
-    idle_seconds: float = 1800.0
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):

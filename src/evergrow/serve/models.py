@@ -34,7 +34,7 @@ from evergrow.serve import schemas
 from evergrow.serve.backbones import cores, limit_torch
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.monitoring import Metrics, thread_warnings
-from evergrow.serve.requests import UPLOAD, ChangeRequest, Problem, requests_of
+from evergrow.serve.requests import UPLOAD, ChangeRequest, Problem
 
 _PAUSE, _TRIES = 0.05, 40  # seconds between two tries at a file that another process is changing
 _FEW_SAMPLES = 512  # of small matrices, in the model and new, one thread makes a change faster than many
@@ -104,7 +104,7 @@ class Version:
     def facts(self) -> dict[str, Any]:
         """Return what answers of several routes say about the model."""
         names = ("kind", "state", "revision", "etag", "classes", "n_samples", "n_features")
-        return {name: getattr(self, name) for name in names}
+        return {"n_classes": len(self.counts), **{name: getattr(self, name) for name in names}}
 
     def require_ready(self) -> None:
         """Raise :class:`NotFittedError` while the model has no class."""
@@ -228,8 +228,7 @@ class ServedModel:
         signature, facts = self._listed
         if signature is None or signature != signature_of(self.path):
             version = self.current()
-            facts = {**version.facts(), "n_classes": len(version.counts)}
-            self._listed = version.signature, facts
+            self._listed = signature, facts = version.signature, version.facts()
         return facts
 
     def open_file(self) -> tuple[BinaryIO, Version]:
@@ -292,31 +291,29 @@ class ServedModel:
     async def roll_back(self, n: int, to: int | None, request: ChangeRequest) -> schemas.ChangeAnswer:
         """Undo the latest changes: a number of them, or all after a revision."""
 
-        def undo(learner: Learner) -> Change:
+        def undo() -> Change:
             kept = modelfile.kept_revisions(self.path)
             if to is not None and to not in kept:
                 listed = ", ".join(map(str, kept)) or "none"
                 raise errors.ParameterError(f"revision {to} is not kept; kept are: {listed}")
             steps = n if to is None else len(kept) - kept.index(to)
-            target = kept[-steps] if steps <= len(kept) else 0  # if there are fewer, rollback says so
-            undone = [e for change in learner.history_ if change.revision > target for e in requests_of(change)]
-            return modelfile.rollback(self.path, steps, who=request.who, extra=request.extra(undone))
+            return modelfile.rollback(self.path, steps, who=request.who, extra=request.extra())
 
         return await self._restore(undo, request)
 
     async def redo(self, n: int, request: ChangeRequest) -> schemas.ChangeAnswer:
         """Take the latest rollbacks back."""
         who, extra = request.who, request.extra()
-        return await self._restore(lambda _: modelfile.redo(self.path, n, who=who, extra=extra), request)
+        return await self._restore(lambda: modelfile.redo(self.path, n, who=who, extra=extra), request)
 
-    async def _restore(self, step: Callable[[Learner], Change], request: ChangeRequest) -> schemas.ChangeAnswer:
+    async def _restore(self, step: Callable[[], Change], request: ChangeRequest) -> schemas.ChangeAnswer:
         """Put an earlier state in place of the file."""
 
         def work(version: Version) -> Change:
             with modelfile.locked_model(self.path, **self._settings) as learner:
                 if learner.origin_ != version.learner.origin_:
                     raise errors.BusyError("another process changed the model meanwhile")
-                change = step(learner)
+                change = step()
             self._refreshed()
             return change
 
@@ -376,17 +373,19 @@ class ServedModel:
         """Do what a request asks for unless it was done before; ``work`` returns None if there is nothing to do."""
         with thread_warnings() as warnings:
             before = self._refreshed()
-            changes = before.learner.history_
-            change = request.find([*changes, *(entry.change for entry in History(self.path).undone(before.digest))])
+            told = [(change, change) for change in before.learner.history_]
+            log = History(self.path).undone(before.digest)
+            told += [(entry.change, change) for entry in log for change in (entry.change, *entry.undone)]
+            known = next((answer for answer, change in told if request.fulfilled_by(change)), None)
             done = None
-            if change is None:
+            if known is None:
                 _check_match(request, before)
                 done = work(before)
         after = self._version or before
         return schemas.ChangeAnswer(
             **after.facts(),
             model=request.model,
-            change=schemas.ChangeRecord.model_validate(done or change or changes[-1]),
+            change=schemas.ChangeRecord.model_validate(done or known or before.learner.history_[-1]),
             new_classes=sorted(set(after.counts) - set(before.counts)),
             gone_classes=sorted(set(before.counts) - set(after.counts)),
             warnings=warnings,
@@ -494,13 +493,11 @@ class ModelStore:
             return found
 
     def let_go(self) -> None:
-        """Let go of models that nobody asked for lately, and of the longest unasked if too many are in memory."""
+        """Let go of the models that nobody asked for longest if too many are in memory."""
         with self._guard:
             held = [model for model in self._models.values() if model.is_open]
-        since = time.monotonic() - self._config.limits.idle_seconds
-        for place, model in enumerate(sorted(held, key=lambda model: -model.asked)):
-            if model.asked < since or place >= self._config.limits.open_models:
-                model.let_go()
+        for model in sorted(held, key=lambda model: -model.asked)[self._config.limits.open_models :]:
+            model.let_go()
 
 
 def _missing(name: str) -> errors.ModelNotFoundError:

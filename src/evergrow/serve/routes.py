@@ -26,11 +26,10 @@ from evergrow.serve.requests import (
     ChangeRequest,
     ChangeRequestDep,
     IfMatch,
+    SampleBody,
     SentSamples,
     problem_of,
     receive_file,
-    sample_body,
-    sample_content,
 )
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
 
@@ -39,6 +38,7 @@ _BINARY: dict[str, Any] = {FILE: {"schema": {"type": "string", "format": "binary
 _FILE_BODY = {"requestBody": {"required": True, "content": _BINARY}}
 _WRITES = [Depends(check_writable)]
 _CHUNK = 2**20  # bytes of a file that are sent at once
+QUESTION, EXAM, LESSON = map(SampleBody, (schemas.Question, schemas.Exam, schemas.Lesson))
 
 _SHARED: dict[str, Any] = {"route_class": BoundedRoute, "responses": PROBLEMS}
 models = APIRouter(prefix="/api/v1", tags=["models"], **_SHARED)
@@ -178,27 +178,17 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
 # -- questions --------------------------------------------------------------------------------------------------
 
 
-@questions.post(
-    "/predict",
-    response_model=schemas.Predictions,
-    openapi_extra=sample_content(schemas.Question, schemas.QuestionForm),
-)
-async def predict(
-    model: ModelDep,
-    body: Annotated[SentSamples, sample_body(schemas.Question, schemas.QuestionForm)],
-    service: ServiceDep,
-) -> Response:
+@questions.post("/predict", response_model=schemas.Predictions, openapi_extra=QUESTION.described())
+async def predict(model: ModelDep, body: Annotated[SentSamples, Depends(QUESTION)], service: ServiceDep) -> Response:
     """Return the likeliest classes of each sample, and whether it is unknown."""
     answers = await service.answers(model, body, body.fields.false_alarm)
     told = await service.run(predictions, model, answers, body.fields.k)
     return Response(told, media_type=JSON, headers={"ETag": model.version.etag})
 
 
-@questions.post("/evaluate", openapi_extra=sample_content(schemas.Exam, schemas.ExamForm))
+@questions.post("/evaluate", openapi_extra=EXAM.described())
 async def evaluate(
-    model: ModelDep,
-    body: Annotated[SentSamples, sample_body(schemas.Exam, schemas.ExamForm)],
-    service: ServiceDep,
+    model: ModelDep, body: Annotated[SentSamples, Depends(EXAM)], service: ServiceDep
 ) -> schemas.EvaluationRecord:
     """Compare answers with labels: accuracy, confusion, and which samples were wrong."""
     version = model.version
@@ -264,17 +254,17 @@ class RequestedChange:
         return answer
 
 
-LessonBody = Annotated[SentSamples, sample_body(schemas.Lesson, schemas.LessonForm)]
+LessonBody = Annotated[SentSamples, Depends(LESSON)]
 ChangeDep = Annotated[RequestedChange, Depends(RequestedChange)]
 
 
-@changes.post("/teach", openapi_extra=sample_content(schemas.Lesson, schemas.LessonForm))
+@changes.post("/teach", openapi_extra=LESSON.described())
 async def teach(change: ChangeDep, body: LessonBody) -> schemas.ChangeAnswer:
     """Learn samples of new classes or old ones; the answer comes once they are on disk."""
     return await change.learn("teach", body, Learner.partial_fit)
 
 
-@changes.post("/unlearn", openapi_extra=sample_content(schemas.Lesson, schemas.LessonForm))
+@changes.post("/unlearn", openapi_extra=LESSON.described())
 async def unlearn(change: ChangeDep, body: LessonBody) -> schemas.ChangeAnswer:
     """Take samples out again, exactly: send the same bytes and the label they were taught with."""
     return await change.learn("unlearn", body, Learner.unlearn)

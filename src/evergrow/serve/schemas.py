@@ -129,47 +129,27 @@ class FalseAlarm(RequestModel):
     ] = 0.05
 
 
-class QuestionFields(FalseAlarm):
+class Question(FalseAlarm):
     """What to answer about samples."""
 
     k: Annotated[Whole, Field(ge=1, le=1000, description="How many classes to list, the likeliest first.")] = 3
 
 
-class LabelFields(RequestModel):
+class Labels(RequestModel):
     """The classes of samples: one for all, or one for each."""
 
     label: ClassName | SkipJsonSchema[None] = None
     labels: Annotated[ClassNames, Field(description="A class for each sample.")] | SkipJsonSchema[None] = None
 
 
-class LessonFields(LabelFields):
-    """How samples are learned or unlearned."""
+class Lesson(Labels):
+    """What to learn or unlearn of samples."""
 
     note: Note = ""
 
 
-class Question(JsonSamples, QuestionFields):
-    """Texts or feature rows to answer about."""
-
-
-class QuestionForm(SampleForm, QuestionFields):
-    """Images or feature vectors to answer about, as files."""
-
-
-class Lesson(JsonSamples, LessonFields):
-    """Texts or feature rows to learn or unlearn."""
-
-
-class LessonForm(SampleForm, LessonFields):
-    """Images or feature vectors to learn or unlearn, as files."""
-
-
-class Exam(JsonSamples, LabelFields, FalseAlarm):
-    """Labelled texts or feature rows."""
-
-
-class ExamForm(SampleForm, LabelFields, FalseAlarm):
-    """Labelled images or feature vectors, as files."""
+class Exam(Labels, FalseAlarm):
+    """What to compare answers about samples with."""
 
 
 class ForgetRequest(RequestModel):

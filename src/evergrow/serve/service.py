@@ -71,7 +71,6 @@ class Service:
         self._decoders = ThreadPoolExecutor(cores(), "images", limit_torch, (1,))
         self._writers = ThreadPoolExecutor(several, "changes", limit_torch, (cores(),))
         self.store = ModelStore(config, self._writers, self.metrics)
-        self.closing = asyncio.Event()
         self._exporting = asyncio.Lock()
 
     async def shut_down(self) -> None:
