@@ -218,6 +218,26 @@ def test_read_only_answers_and_changes_nothing(api: Any, serve: Any, folder: Pat
     assert replica.counts() == {"0": 3, "1": 3, "2": 3}
 
 
+def test_models_that_nobody_asks_for_are_let_go_of_and_come_back(serve: Any) -> None:
+    api = serve(limits={"open_models": 2})
+    names = [f"model {i}" for i in range(5)]
+    for name in names:
+        api.taught(model=name)
+    asked = {"rows": rows(0, 2, seed=3)}
+    before = [api.post("predict", asked, model=name).json()["answers"] for name in names]
+    models = api.client.app.state.service.store._models
+
+    def in_memory() -> list[str]:
+        return [path.stem for path, model in models.items() if model.is_open]
+
+    assert in_memory() == names[3:]
+    assert [entry["n_samples"] for entry in api.client.get("/api/v1/models").json()["models"]] == [6] * 5
+    assert in_memory() == names[3:]  # a list of models reads none of them again
+    assert [api.post("predict", asked, model=name).json()["answers"] for name in names] == before
+    assert api.post("teach", {"rows": rows(2, 2), "label": "2"}, model=names[0]).json()["revision"] == 4
+    assert api.counts(names[0]) == {"0": 3, "1": 3, "2": 2}
+
+
 # -- deleting -------------------------------------------------------------------------------------------------
 
 

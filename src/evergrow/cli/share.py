@@ -221,22 +221,18 @@ def serve_command(
     from evergrow.serve.app import run_server
     from evergrow.serve.config import Limits, ServeConfig, Tokens
 
-    try:
-        secret = "" if label_studio_token_file is None else label_studio_token_file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        about = f"{label_studio_token_file}: {error}"
-        raise ParameterError(f"The file of --label-studio-token-file cannot be read: {about}") from error
+    secrets = _contents("--token-file", token_file)
     config = ServeConfig(
         folder,
         host=host,
         port=port,
-        tokens=Tokens() if token_file is None else Tokens.read(token_file),
+        tokens=Tokens() if token_file is None else Tokens.parse(secrets, os.fspath(token_file)),
         read_only=read_only,
         allowed_hosts=tuple(allow_host or ()),
         device=device,
         limits=Limits(requests_per_second=rate),
         label_studio=label_studio or "",
-        label_studio_token=secret,
+        label_studio_token=_contents("--label-studio-token-file", label_studio_token_file).strip(),
     )
 
     def announce(address: str) -> None:
@@ -253,6 +249,14 @@ def serve_command(
 
     run_server(config, announce, log_level=log_level)
     return Answer({"models": os.fspath(folder), "read_only": read_only}, ["ended; all changes are on disk"])
+
+
+def _contents(option: str, file: Path | None) -> str:
+    """Return the text of the file of an option; none is empty."""
+    try:
+        return "" if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"The file of {option} cannot be read: {file}: {error}") from error
 
 
 def _opened(address: str) -> bool:

@@ -67,6 +67,7 @@ def create_app(config: ServeConfig) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.set_up_threads()
         with collect_warnings():
             yield
             await app.state.jobs.close()

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import hmac
 import ipaddress
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,16 +186,6 @@ class Tokens:
         if not entries:
             raise ParameterError(f"{name} holds no token: write a line 'read TOKEN' or 'teach TOKEN'")
         return cls(entries)
-
-    @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Tokens:
-        """Return the tokens of a file."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ParameterError(f"the token file {os.fspath(path)!r} cannot be read: {reason}") from error
-        return cls.parse(text, os.fspath(path))
 
 
 def _digest(secret: str) -> bytes:

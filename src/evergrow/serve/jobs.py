@@ -111,7 +111,7 @@ class Jobs:
     async def start(self, model: OpenModel, path: Path, request: ChangeRequest) -> JobRecord:
         """Check a zip and begin to learn it; the file is removed at the end."""
         try:
-            archive, images = await self.service.run(open_zip, path, self.service.limits)
+            archive, images = await asyncio.to_thread(open_zip, path, self.service.limits)
             self.check_room()
         except BaseException:
             path.unlink()
@@ -190,7 +190,7 @@ class Jobs:
         """Return an image as the backbone takes it, or why it is left out."""
         shown = printable(name)[:200]
         try:
-            (sample,) = await self.service.prepared(backbone, [(shown, await self.service.run(archive.read, name))])
+            (sample,) = await self.service.prepared(backbone, [(shown, await asyncio.to_thread(archive.read, name))])
             return sample
         except (ImageError, FileFormatError) as error:
             reason = str(error) if isinstance(error, ImageError) else f"{shown} is damaged in the zip"

@@ -8,6 +8,7 @@ more fields than are read here.
 
 from __future__ import annotations
 
+import asyncio
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
@@ -406,5 +407,5 @@ async def _samples(service: Service, model: OpenModel, found: list[str]) -> Sent
     """Return samples of tasks as the service takes them; images that lie elsewhere are fetched."""
     if model.version.kind == "texts":
         return SentSamples(texts=found)
-    files = [await service.run(fetch_image, where, service.config) for where in found]
+    files = [await asyncio.to_thread(fetch_image, where, service.config) for where in found]
     return SentSamples(images=[(f"tasks[{i}]", data) for i, data in enumerate(files)])

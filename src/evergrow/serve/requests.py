@@ -438,9 +438,7 @@ class ChangeRequest:
             If it fulfilled another one with the same key.
         """
         entries = change.extra.get(_REQUESTS) if self.key else None
-        found = (
-            [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
-        )  # a file holds anything
+        listed = entries if isinstance(entries, list) else []  # a file may hold anything
         same = [e.get("content") for e in listed if isinstance(e, dict) and e.get("key") == self.key]
         if same and self.content not in same:
             raise Problem(422, "this Idempotency-Key was used for another request: take a new one", "KeyReused")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -38,7 +39,7 @@ _BINARY: dict[str, Any] = {FILE: {"schema": {"type": "string", "format": "binary
 _FILE_BODY = {"requestBody": {"required": True, "content": _BINARY}}
 _WRITES = [Depends(check_writable)]
 _CHUNK = 2**20  # bytes of a file that are sent at once
-QUESTION, EXAM, LESSON = map(SampleBody, (schemas.Question, schemas.Exam, schemas.Lesson))
+QUESTION, EXAM, LESSON = SampleBody(schemas.Question), SampleBody(schemas.Exam), SampleBody(schemas.Lesson)
 
 _SHARED: dict[str, Any] = {"route_class": BoundedRoute, "responses": PROBLEMS}
 models = APIRouter(prefix="/api/v1", tags=["models"], **_SHARED)
@@ -51,32 +52,28 @@ ROUTERS = (models, questions, changes)
 
 
 @models.get("/models")
-async def list_models(service: ServiceDep) -> schemas.ModelList:
+def list_models(service: ServiceDep) -> schemas.ModelList:
     """Return all models of the folder; one that cannot be read says why."""
-    found = [await service.run(_summary, service, name) for name in await service.run(service.store.names)]
+    found = [_summary(service, name) for name in service.store.names()]
     return schemas.ModelList(models=found, read_only=service.config.read_only)
 
 
 @models.get("/backbones")
-async def list_backbones(service: ServiceDep) -> dict[str, list[schemas.BackboneOffer]]:
+def list_backbones(service: ServiceDep) -> dict[str, list[schemas.BackboneOffer]]:
     """Return the backbones that new models can be made with; ``auto`` takes the first of a kind."""
-    return {"backbones": await service.run(service.pool.offers)}
+    return {"backbones": service.pool.offers()}
 
 
 @models.post("/models", status_code=201, dependencies=_WRITES)
-async def create_model(asked: schemas.NewModel, service: ServiceDep, response: Response) -> schemas.ModelRecord:
+def create_model(asked: schemas.NewModel, service: ServiceDep, response: Response) -> schemas.ModelRecord:
     """Make a model that knows nothing yet. It answers from the first class on."""
-
-    def create() -> OpenModel:
-        backbone = None
-        if asked.kind != "features":
-            backbone = service.pool.chosen("image" if asked.kind == "images" else "text", asked.backbone).backbone
-        device = service.config.device
-        learner = Learner(backbone, asked.method, options=asked.options or None, device=device, cache=False)
-        service.store.create(asked.name, learner.begin())
-        return service.open(asked.name)
-
-    return await _described(await service.run(create), service, response)
+    backbone = None
+    if asked.kind != "features":
+        backbone = service.pool.chosen("image" if asked.kind == "images" else "text", asked.backbone).backbone
+    device = service.config.device
+    learner = Learner(backbone, asked.method, options=asked.options or None, device=device, cache=False)
+    service.store.create(asked.name, learner.begin())
+    return _described(service, asked.name, response)
 
 
 @models.post("/models/upload", status_code=201, dependencies=_WRITES, openapi_extra=_FILE_BODY)
@@ -85,35 +82,33 @@ async def upload_model(
 ) -> schemas.ModelRecord:
     """Make a model of a file; it is a stranger's, and all of it is checked first."""
     file, _ = await receive_file(request, service.store.folder, ".part", FILE)
-    await service.run(service.store.adopt, name, file, service.pool.check_offered)
-    return await _described(await service.run(service.open, name), service, response)
+    await asyncio.to_thread(service.store.adopt, name, file, service.pool.check_offered)
+    return await asyncio.to_thread(_described, service, name, response)
 
 
 @models.get("/models/{m}", response_model=schemas.ModelRecord, responses={304: {"description": "Not Modified"}})
-async def describe_model(
-    model: ModelDep, service: ServiceDep, response: Response, if_none_match: Annotated[str, Header()] = ""
-) -> Any:
+def describe_model(model: ModelDep, response: Response, if_none_match: Annotated[str, Header()] = "") -> Any:
     """Return classes with counts, revision, history, backbone and thresholds; the ETag names this state alone."""
     etag = model.version.etag
     if matches(if_none_match.replace("W/", ""), etag):
         return Response(status_code=304, headers={"ETag": etag})
     response.headers["ETag"] = etag
-    return await service.run(_model_record, model)
+    return _model_record(model)
 
 
 @models.delete("/models/{m}", status_code=204, response_class=Response, dependencies=_WRITES)
 async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> Response:
     """Delete a model with its history, for good: it is gone in one step. A link loses its name, not its file."""
-    file = await service.run(service.store.model, m)
+    file = await asyncio.to_thread(service.store.model, m)
     await file.remove(ChangeRequest(m, if_match), service.store.path(m))
     return Response(status_code=204)
 
 
 @models.get("/models/{m}/download", response_class=Response, responses={200: {"content": _BINARY}})
-async def download_model(model: ModelDep, service: ServiceDep) -> StreamingResponse:
+def download_model(model: ModelDep) -> StreamingResponse:
     """Return the model file."""
     model.version.require_ready()
-    file, version = await service.run(model.file.open_file)
+    file, version = model.file.open_file()
     headers = _file_headers(model.name, schemas.MODEL_SUFFIX, version)
     headers["Content-Length"] = str(os.fstat(file.fileno()).st_size)
     return StreamingResponse(_chunks(file), media_type=FILE, headers=headers)
@@ -136,10 +131,11 @@ def _file_headers(name: str, suffix: str, version: Version) -> dict[str, str]:
     return {"ETag": version.etag, "Content-Disposition": f"attachment; filename*=utf-8''{quote(name)}{suffix}"}
 
 
-async def _described(model: OpenModel, service: Service, response: Response) -> schemas.ModelRecord:
+def _described(service: Service, name: str, response: Response) -> schemas.ModelRecord:
     """Return the description of a new model."""
-    response.headers.update({"ETag": model.version.etag, "Location": f"/api/v1/models/{quote(model.name)}"})
-    return await service.run(_model_record, model)
+    model = service.open(name)
+    response.headers.update({"ETag": model.version.etag, "Location": f"/api/v1/models/{quote(name)}"})
+    return _model_record(model)
 
 
 def _summary(service: Service, name: str) -> schemas.ModelSummary:
@@ -182,7 +178,7 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
 async def predict(model: ModelDep, body: Annotated[SentSamples, Depends(QUESTION)], service: ServiceDep) -> Response:
     """Return the likeliest classes of each sample, and whether it is unknown."""
     answers = await service.answers(model, body, body.fields.false_alarm)
-    told = await service.run(predictions, model, answers, body.fields.k)
+    told = await asyncio.to_thread(predictions, model, answers, body.fields.k)
     return Response(told, media_type=JSON, headers={"ETag": model.version.etag})
 
 
@@ -195,7 +191,7 @@ async def evaluate(
     version.require_ready()
     labels = body.labels()
     rows = await service.features(model, body)
-    result = await service.run(version.evaluate, rows, labels, body.fields.false_alarm)
+    result = await asyncio.to_thread(version.evaluate, rows, labels, body.fields.false_alarm)
     service.metrics.samples.labels("evaluate").inc(len(rows))
     predicted = [] if result.samples is None else result.samples.predicted.tolist()
     pairs = enumerate(zip(labels.tolist(), predicted, strict=True))
