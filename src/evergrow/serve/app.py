@@ -25,7 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from evergrow.core.errors import EvergrowError, ParameterError
 from evergrow.core.version import __version__
 from evergrow.head import HEADS
-from evergrow.serve import jobs, label_studio, routes
+from evergrow.serve import jobs, kept, label_studio, routes
 from evergrow.serve.config import Limits, ServeConfig
 from evergrow.serve.middleware import HEAD_BYTES, ServiceMiddleware
 from evergrow.serve.monitoring import collect_warnings, log, set_up_logs
@@ -77,7 +77,7 @@ def create_app(config: ServeConfig) -> FastAPI:
         title="evergrow", version=__version__, description=ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.service, app.state.jobs = service, jobs.Jobs(service)
-    for router in (*routes.ROUTERS, label_studio.router, jobs.router, router_of_service):
+    for router in (*routes.ROUTERS, kept.router, label_studio.router, jobs.router, router_of_service):
         app.router.routes.extend(router.routes)
     app.mount("/docs", StaticFiles(directory=REFERENCE, html=True), name="reference")
     app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")

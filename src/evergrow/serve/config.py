@@ -65,6 +65,8 @@ class Limits:
         Time that the head of a request may take, and the time between two pieces of its body.
     lock_seconds : float
         Time that a change waits for another process that changes the same file.
+    kept_images, kept_bytes : int
+        Images of a model that may be kept on the server, and their size in all.
     open_models : int
         Models that are held in memory; of more, those that were not asked for longest are read again when they are.
     """
@@ -89,6 +91,8 @@ class Limits:
     header_seconds: float = 10.0
     body_seconds: float = 20.0
     lock_seconds: float = 10.0
+    kept_images: int = 500
+    kept_bytes: int = 64 * MIB
     open_models: int = 32
 
     def __post_init__(self) -> None:

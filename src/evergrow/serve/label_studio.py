@@ -27,6 +27,7 @@ from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import Change
 from evergrow.serve.config import ServeConfig
+from evergrow.serve.models import name_now
 from evergrow.serve.requests import PROBLEMS, BoundedRoute, ChangeRequest, Problem, SentSamples, validated
 from evergrow.serve.schemas import ClassName
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
@@ -85,13 +86,7 @@ class TaughtAnnotation:
 
     def current_label(self, changes: Sequence[Change]) -> str | None:
         """Return the name of its class now, or None if it was forgotten since."""
-        name = self.label
-        for change in changes[self.since + 1 :]:
-            if change.what == "forget" and name in change.classes:
-                return None
-            if change.what in ("rename", "merge-classes"):
-                name = change.names.get(name, name)
-        return name
+        return name_now(self.label, changes[self.since + 1 :])
 
 
 @record("serve/annotations")

@@ -20,7 +20,7 @@ from evergrow.serve.requests import FORM, Problem, problem_of, problem_response
 _GUARDED = ("/api/", "/label-studio/", "/metrics")  # by tokens; the page and its documentation hold nothing of a model
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _READING_METHODS = ("GET", "HEAD", "OPTIONS")
-_READING_POSTS = ("/predict", "/evaluate", "/setup")
+_READING_POSTS = ("/predict", "/evaluate", "/setup", "/preview")
 _CALLERS = 10_000  # that the rate limit remembers
 _SLOWEST = 1024  # bytes of a body in a second
 HEAD_BYTES = 16_384  # of the request line and the headers together

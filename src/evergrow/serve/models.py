@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,6 +146,16 @@ class Version:
         """Return how good the answers about labelled features are, with the answers."""
         with self._computing:
             return self.learner.evaluate((rows, labels), false_alarm=false_alarm, keep_samples=True)
+
+
+def name_now(name: str, changes: Iterable[Change]) -> str | None:
+    """Return the name of a class after some changes, or None if it was forgotten."""
+    for change in changes:
+        if change.what == "forget" and name in change.classes:
+            return None
+        if change.what in ("rename", "merge-classes"):
+            name = change.names.get(name, name)
+    return name
 
 
 def matches(header: str, etag: str) -> bool:
@@ -430,14 +443,16 @@ class ModelStore:
     def names(self) -> list[str]:
         """Return the names of all models, sorted."""
         files = self.folder.glob(f"*{schemas.MODEL_SUFFIX}")
-        return sorted(file.stem for file in files if schemas.is_model_name(file.stem) and not os.path.isdir(file))
+        found = {unquote(file.stem) for file in files if not os.path.isdir(file)}
+        return sorted(name for name in found if schemas.is_model_name(name) and os.path.lexists(self.path(name)))
 
     def path(self, name: str) -> Path:
         """Return where a model of this name lies."""
-        return self.folder / f"{name}{schemas.MODEL_SUFFIX}"
+        return self.folder / f"{schemas.file_stem(name)}{schemas.MODEL_SUFFIX}"
 
     def model(self, name: str) -> ServedModel:
         """Return a model by name, or raise :class:`ModelNotFoundError`; a name is never taken for a path."""
+        name = unicodedata.normalize("NFC", name)
         if not schemas.is_model_name(name) or not self.path(name).is_file():
             raise _missing(name[:80])
         return self._of_file(Path(os.path.realpath(self.path(name))))
@@ -483,6 +498,7 @@ class ModelStore:
         """Return where a new model will lie, or raise the problem 409 if the name is taken, in whatever case."""
         if name.casefold() in map(str.casefold, self.names()) or os.path.lexists(self.path(name)):
             raise Problem(409, f"there is a model {name!r} already: take another name", "NameTaken")
+        remove_kept(kept_folder(self.path(name)))  # of a file of this name that was removed by hand
         return self.path(name)
 
     def _of_file(self, path: Path) -> ServedModel:
@@ -507,8 +523,21 @@ def _missing(name: str) -> errors.ModelNotFoundError:
 # -- deleting: a model is gone in one step, and the rest of it is removed then, also after a crash in between ----
 
 
+def kept_folder(model: Path) -> Path:
+    """Return the folder of the images that are kept of a model, whether or not there is one."""
+    return model.with_name(f"{model.name}.kept")
+
+
+def remove_kept(folder: Path) -> None:
+    """Remove the images that are kept of a model: they are gone in one step."""
+    if folder.is_dir() and not folder.is_symlink():
+        away = folder.with_name(f"{_DELETED}{secrets.token_hex(8)}")
+        os.replace(folder, away)
+        shutil.rmtree(away, ignore_errors=True)
+
+
 def _remove_model(path: Path) -> None:
-    """Delete a model file with its history.
+    """Delete a model file with its history and the images that are kept of it.
 
     Raises
     ------
@@ -524,6 +553,7 @@ def _remove_model(path: Path) -> None:
         stack.enter_context(locked(path.parent, wait=True))
         away = path.with_name(f"{_DELETED}{path.name}")
         try:
+            remove_kept(kept_folder(path))  # first, so that no later model of this name has them
             os.replace(path, away)
         except OSError as error:
             raise ModelWriteError(f"{path.name} cannot be removed: {error.strerror}") from error
@@ -538,7 +568,10 @@ def _remove_leftovers(folder: Path) -> None:
             if time.time() - upload.stat().st_mtime > _ABANDONED:
                 upload.unlink()
     for away in folder.glob(f"{_DELETED}*"):
-        _clear(away)
+        if away.is_dir():
+            shutil.rmtree(away, ignore_errors=True)
+        else:
+            _clear(away)
 
 
 def _clear(away: Path) -> None:

@@ -20,7 +20,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError, create_model
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, create_model
 from pydantic.json_schema import SkipJsonSchema
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -35,6 +35,9 @@ from evergrow.serve.config import Limits
 from evergrow.serve.schemas import JsonSamples, RequestModel, SampleForm
 
 JSON, FORM, PROBLEM = "application/json", "multipart/form-data", "application/problem+json"
+FILE = "application/octet-stream"
+BINARY: dict[str, Any] = {FILE: {"schema": {"type": "string", "format": "binary"}}}
+"""The OpenAPI description of a file."""
 UPLOAD = ".upload."
 """Beginning of the names of files that are being received."""
 _STATUS: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
@@ -109,7 +112,10 @@ def problem_of(error: BaseException, folder: str = "") -> Problem:
     if isinstance(error, Problem):
         return error
     if isinstance(error, RequestValidationError):
-        listed = [{"field": _field(entry["loc"]), "message": entry["msg"]} for entry in error.errors()[:_ERRORS]]
+        listed = [
+            {"field": _field(entry["loc"]), "message": entry["msg"].removeprefix("Value error, ")}
+            for entry in error.errors()[:_ERRORS]
+        ]
         first = listed[0]
         detail = f"{first['field']}: {first['message']}" if first["field"] else first["message"]
         return Problem(422, detail, "BadField", errors=listed)
@@ -308,7 +314,7 @@ class SampleBody:
         """Return the samples of a request."""
         limits = request.app.state.service.limits
         if media_type(request) == FORM:
-            fields: Any = validated(self._form, await read_form(request, limits), strict=False)
+            fields = await read_form(request, self._form)
             files = [await file.read() for file in (*(fields.images or ()), *([fields.rows] if fields.rows else ()))]
             images = [(f"images[{i}]", data) for i, data in enumerate(files[: len(fields.images or ())])] or None
             rows = None if fields.rows is None else await asyncio.to_thread(_read_table, files[-1], limits.samples)
@@ -326,8 +332,16 @@ class SampleBody:
             sorts = ("images", "texts", "rows"), ("label", "labels")
             groups = [set(names) & set(schema["properties"]) for names in sorts]
             schema["allOf"] = [{"oneOf": [{"required": [name]} for name in sorted(group)]} for group in groups if group]
-        form = {"schema": schemas[1], "encoding": {"images": {"contentType": "image/png, image/jpeg"}}}
-        return {"requestBody": {"required": True, "content": {JSON: {"schema": schemas[0]}, FORM: form}}}
+        return {"requestBody": {"required": True, "content": {JSON: {"schema": schemas[0]}, FORM: _form(schemas[1])}}}
+
+
+def _form(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"schema": schema, "encoding": {"images": {"contentType": "image/png, image/jpeg"}}}
+
+
+def described_form(kind: type[RequestModel]) -> dict[str, Any]:
+    """Return the OpenAPI description of a form that :func:`read_form` reads."""
+    return {"requestBody": {"required": True, "content": {FORM: _form(kind.model_json_schema())}}}
 
 
 async def _pieces(request: Request) -> AsyncGenerator[bytes, None]:
@@ -338,8 +352,11 @@ async def _pieces(request: Request) -> AsyncGenerator[bytes, None]:
             await asyncio.sleep(0)
 
 
-async def read_form(request: Request, limits: Limits) -> dict[str, Any]:
-    """Return the fields of a form; ``images`` and ``labels`` may come several times."""
+async def read_form(request: Request, kind: type[RequestModel]) -> Any:
+    """Return a form as a pydantic model; ``images`` and ``labels`` may come several times."""
+    if media_type(request) != FORM:
+        raise Problem(415, f"send {FORM}, not {media_type(request)[:80]!r}", "MediaType")
+    limits: Limits = request.app.state.service.limits
     parser = MultiPartParser(
         request.headers,
         _pieces(request),
@@ -357,7 +374,8 @@ async def read_form(request: Request, limits: Limits) -> dict[str, Any]:
         raise Problem(400, "the form cannot be read: it is damaged", "BadForm") from error
     # A field that comes twice stays a list, which its type refuses.
     found = ((name, form.getlist(name)) for name in form)
-    return {name: got if name in ("images", "labels") or len(got) > 1 else got[0] for name, got in found}
+    fields = {name: got if name in ("images", "labels") or len(got) > 1 else got[0] for name, got in found}
+    return validated(kind, fields, strict=False)
 
 
 def _read_table(data: bytes, most: int) -> NDArray[Any]:
@@ -448,7 +466,19 @@ class ChangeRequest:
 IfMatch = Annotated[
     str, Header(description="The ETag that the caller saw; another one answers 412.", examples=['"7-3f9c1a"'])
 ]
-KeyText = Annotated[str, Field(min_length=1, max_length=200, pattern="^[ -~]+$")]
+
+
+def _check_key(key: str) -> str:
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("an Idempotency-Key has plain letters, digits and signs only (ASCII)")
+    return key
+
+
+KeyText = Annotated[
+    str,
+    Field(min_length=1, max_length=200, json_schema_extra={"pattern": "^[ -~]+$"}),
+    AfterValidator(_check_key),
+]
 
 
 def _change_request(

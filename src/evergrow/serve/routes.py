@@ -14,6 +14,7 @@ from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
 from evergrow.core.errors import EvergrowError, FileFormatError, ModelNotFoundError
+from evergrow.core.escaping import printable
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, kept_revisions
@@ -21,6 +22,8 @@ from evergrow.serve import schemas
 from evergrow.serve.label_studio import forget_classes
 from evergrow.serve.models import Edit, Version, matches
 from evergrow.serve.requests import (
+    BINARY,
+    FILE,
     JSON,
     PROBLEMS,
     BoundedRoute,
@@ -29,14 +32,14 @@ from evergrow.serve.requests import (
     IfMatch,
     SampleBody,
     SentSamples,
+    described_form,
     problem_of,
+    read_form,
     receive_file,
 )
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
 
-FILE = "application/octet-stream"
-_BINARY: dict[str, Any] = {FILE: {"schema": {"type": "string", "format": "binary"}}}
-_FILE_BODY = {"requestBody": {"required": True, "content": _BINARY}}
+_FILE_BODY = {"requestBody": {"required": True, "content": BINARY}}
 _WRITES = [Depends(check_writable)]
 _CHUNK = 2**20  # bytes of a file that are sent at once
 QUESTION, EXAM, LESSON = SampleBody(schemas.Question), SampleBody(schemas.Exam), SampleBody(schemas.Lesson)
@@ -104,7 +107,7 @@ async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> R
     return Response(status_code=204)
 
 
-@models.get("/models/{m}/download", response_class=Response, responses={200: {"content": _BINARY}})
+@models.get("/models/{m}/download", response_class=Response, responses={200: {"content": BINARY}})
 def download_model(model: ModelDep) -> StreamingResponse:
     """Return the model file."""
     model.version.require_ready()
@@ -114,7 +117,7 @@ def download_model(model: ModelDep) -> StreamingResponse:
     return StreamingResponse(_chunks(file), media_type=FILE, headers=headers)
 
 
-@models.get("/models/{m}/export.onnx", response_class=Response, responses={200: {"content": _BINARY}})
+@models.get("/models/{m}/export.onnx", response_class=Response, responses={200: {"content": BINARY}})
 async def export_model(model: ModelDep, service: ServiceDep, head_only: bool = False) -> Response:
     """Return the model as one ONNX graph, from pixels to labels; with ``head_only`` from features."""
     model.version.require_ready()
@@ -187,17 +190,38 @@ async def evaluate(
     model: ModelDep, body: Annotated[SentSamples, Depends(EXAM)], service: ServiceDep
 ) -> schemas.EvaluationRecord:
     """Compare answers with labels: accuracy, confusion, and which samples were wrong."""
+    found = await evaluated(service, model, body, body.labels().tolist(), body.fields.false_alarm)
+    return schemas.EvaluationRecord(**found)
+
+
+async def evaluated(
+    service: Service, model: OpenModel, samples: SentSamples, labels: list[str], false_alarm: float
+) -> dict[str, Any]:
+    """Return the fields of :class:`EvaluationRecord` for samples and their classes."""
     version = model.version
     version.require_ready()
-    labels = body.labels()
-    rows = await service.features(model, body)
-    result = await asyncio.to_thread(version.evaluate, rows, labels, body.fields.false_alarm)
+    rows = await service.features(model, samples)
+    result = await asyncio.to_thread(version.evaluate, rows, np.asarray(labels, dtype=np.str_), false_alarm)
     service.metrics.samples.labels("evaluate").inc(len(rows))
     predicted = [] if result.samples is None else result.samples.predicted.tolist()
-    pairs = enumerate(zip(labels.tolist(), predicted, strict=True))
+    pairs = enumerate(zip(labels, predicted, strict=True))
     wrong = [{"sample": i, "label": label, "predicted": said} for i, (label, said) in pairs if label != said]
     about = {"model": model.name, "revision": version.revision, "predicted": predicted, "wrong": wrong}
-    return schemas.EvaluationRecord.model_validate({**result.to_dict(), **about})
+    return {**result.to_dict(), **about}
+
+
+@models.post(
+    "/preview",
+    response_class=Response,
+    responses={200: {"content": {"image/jpeg": {}}}},
+    openapi_extra=described_form(schemas.PreviewForm),
+)
+async def preview(request: Request, service: ServiceDep) -> Response:
+    """Return a picture of an image that browsers cannot show, as a JPEG; nothing of it is kept."""
+    form: schemas.PreviewForm = await read_form(request, schemas.PreviewForm)
+    name = printable(form.image.filename or "the image")[:200]
+    picture = await service.preview(name, await form.image.read(), form.side)
+    return Response(picture, media_type="image/jpeg")
 
 
 def predictions(model: OpenModel, answers: Answers, k: int) -> str:

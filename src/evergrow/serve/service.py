@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -161,6 +162,17 @@ class Service:
                 entry.cancel()
             await asyncio.gather(*work, return_exceptions=True)
             raise
+
+    async def preview(self, name: str, data: bytes, side: int) -> bytes:
+        """Return an image as a JPEG whose longer side has at most so many pixels."""
+
+        def picture() -> bytes:
+            image, buffer = decode_image(data, name=name, max_pixels=self.limits.pixels), io.BytesIO()
+            image.thumbnail((side, side))
+            image.save(buffer, "JPEG", quality=90)
+            return buffer.getvalue()
+
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, picture)
 
     # -- files --------------------------------------------------------------------------------------------------
 
