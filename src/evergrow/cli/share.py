@@ -163,6 +163,7 @@ def serve_command(
     folder: Annotated[Path, typer.Argument(metavar="MODELS")],
     host: str = "127.0.0.1",
     port: int = 8080,
+    lan: bool = False,
     token_file: Path | None = None,
     allow_host: list[str] | None = None,
     read_only: bool = False,
@@ -185,6 +186,8 @@ def serve_command(
 
       evergrow serve models/ --open
 
+      evergrow serve models/ --lan
+
       evergrow serve models/ --host 0.0.0.0 --token-file tokens.txt --allow-host birds.example.org
 
       evergrow serve models/ --read-only --port 8081
@@ -199,6 +202,8 @@ def serve_command(
         Address to bind; any but this machine's own needs --token-file.
     port
         Port to bind; 0 takes a free one.
+    lan
+        Let phones in the same network in too: prints a QR code with an address (TLS) and a token that lives an hour.
     token_file
         File of lines 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'.
     allow_host
@@ -226,6 +231,7 @@ def serve_command(
         folder,
         host=host,
         port=port,
+        lan=lan,
         tokens=Tokens() if token_file is None else Tokens.parse(secrets, os.fspath(token_file)),
         read_only=read_only,
         allowed_hosts=tuple(allow_host or ()),
@@ -235,7 +241,7 @@ def serve_command(
         label_studio_token=_contents("--label-studio-token-file", label_studio_token_file).strip(),
     )
 
-    def announce(address: str) -> None:
+    def announce(address: str, code: str = "") -> None:
         if not as_json:
             kept = (
                 "nothing can be changed"
@@ -243,6 +249,7 @@ def serve_command(
                 else f"what you teach is kept in {printable(str(folder.resolve()))}"
             )
             typer.echo(f"serving {printable(os.fspath(folder))} on {address}\n{kept}; Ctrl-C ends it")
+            typer.echo(code, nl=bool(code))
             flush()
         if open_page and not _opened(address):
             note_line(f"no browser can be opened here: go to {address} in one")

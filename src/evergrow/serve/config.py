@@ -7,6 +7,8 @@ import dataclasses
 import hashlib
 import hmac
 import ipaddress
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +18,7 @@ from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
 
 MIB = 2**20
-Role = Literal["read", "teach"]
+Role = Literal["read", "teach", "page"]
 SHORTEST_TOKEN = 16
 """Characters of a token; shorter ones can be guessed."""
 
@@ -111,12 +113,15 @@ class Token:
     ----------
     name : str
         Name for logs; never the token itself.
-    role : {"read", "teach"}
-        Whether its holder may only ask, or change models too.
+    role : {"read", "teach", "page"}
+        Whether its holder may only ask, or change models too; or what the page needs on a phone.
+    expires : float
+        The end of it, in seconds since 1970.
     """
 
     name: str
     role: Role
+    expires: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,12 @@ class Tokens:
             return None
         digest = _digest(secret)
         found = [token for known, token in self.entries.items() if hmac.compare_digest(known, digest)]
-        return found[0] if found else None
+        return found[0] if found and found[0].expires > time.time() else None
+
+    @classmethod
+    def of(cls, secret: str, token: Token) -> Tokens:
+        """Return one token."""
+        return cls({_digest(secret): token})
 
     @classmethod
     def parse(cls, text: str, name: str) -> Tokens:
@@ -210,6 +220,8 @@ class ServeConfig:
         Port to bind; 0 for a free one.
     tokens : Tokens
         Who may read and who may teach; with none, everybody on this machine may.
+    lan : bool
+        Whether phones in the local network get in too, by TLS and a token that lives an hour.
     read_only : bool
         Whether nothing may be changed, as for a further process on the same folder.
     allowed_hosts : tuple of str
@@ -239,6 +251,7 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 8080
     tokens: Tokens = field(default_factory=Tokens)
+    lan: bool = False
     read_only: bool = False
     allowed_hosts: tuple[str, ...] = ()
     device: str = "auto"
@@ -249,6 +262,8 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         check_number("port", self.port, low=0, high=65535, integer=True)
+        if self.lan and not is_loopback(self.host):
+            raise ParameterError("--lan takes the address of this machine in the network by itself: leave out --host")
         if not is_loopback(self.host) and not self.tokens.entries:
             raise ParameterError(
                 f"host {self.host!r} can be reached by others, who could teach the models: give a token file, or bind "

@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import ValidationError
@@ -85,9 +86,9 @@ class KeptImages:
                 raise ModelWriteError(f"the image cannot be written: {error.strerror}") from error
             return self.record()
 
-    def find(self, known: str) -> tuple[KeptImage, bytes]:
+    def find(self, known: UUID) -> tuple[KeptImage, bytes]:
         """Return an image and its bytes, or raise the problem 404."""
-        found = self._read(self.folder / known, whole=True) if _ID.fullmatch(known) and self.on else None
+        found = self._read(self.folder / known.hex, whole=True) if self.on else None
         if found is None:
             raise Problem(404, "there is no such image: somebody else may have removed it", "NoImage")
         return found
@@ -157,22 +158,22 @@ async def evaluate_kept(kept: KeptDep, false_alarm: Annotated[float, Query(gt=0,
     ids = [image.id for image in (await asyncio.to_thread(kept.record)).images if image.set == "test"]
     if not ids:
         raise InputError("no test images of this model are kept on the server yet")
-    tests = await asyncio.to_thread(lambda: [kept.find(known) for known in ids])
+    tests = await asyncio.to_thread(lambda: [kept.find(UUID(known)) for known in ids])
     samples = SentSamples(images=[(image.name, data) for image, data in tests])
     labels = [image.label or "" for image, _ in tests]
     found = await evaluated(kept.service, kept.model, samples, labels, false_alarm)
     return KeptEvaluation(**found, ids=ids)
 
 
-@router.get("/{k}", response_class=Response, responses={200: {"content": BINARY}})
-def read_kept(kept: KeptDep, k: str) -> Response:
+@router.get("/{k:uuid}", response_class=Response, responses={200: {"content": BINARY}})
+def read_kept(kept: KeptDep, k: UUID) -> Response:
     """Return an image as it was sent."""
     return Response(kept.find(k)[1], media_type=FILE, headers={"Content-Disposition": "attachment"})
 
 
-@router.delete("/{k}", status_code=204, response_class=Response, dependencies=_WRITES)
-def remove_image(kept: KeptDep, k: str) -> Response:
+@router.delete("/{k:uuid}", status_code=204, response_class=Response, dependencies=_WRITES)
+def remove_image(kept: KeptDep, k: UUID) -> Response:
     """Remove an image for good."""
     kept.find(k)
-    (kept.folder / k).unlink(missing_ok=True)
+    (kept.folder / k.hex).unlink(missing_ok=True)
     return Response(status_code=204)

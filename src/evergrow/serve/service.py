@@ -23,6 +23,7 @@ from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch
 from evergrow.serve.config import ServeConfig
+from evergrow.serve.lan import LanAccess
 from evergrow.serve.models import ModelStore, ServedModel, Version
 from evergrow.serve.monitoring import Metrics, log
 from evergrow.serve.requests import Problem, SentSamples
@@ -69,6 +70,7 @@ class Service:
         self._writers = ThreadPoolExecutor(max(4, cores()), "changes", limit_torch, (cores(),))
         self.store = ModelStore(config, self._writers, self.metrics)
         self._exporting = asyncio.Lock()
+        self.lan: LanAccess | None = None
 
     def set_up_threads(self) -> None:
         """Give ``asyncio.to_thread``, by which all that takes a while is done, threads in which torch is limited."""
