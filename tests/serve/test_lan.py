@@ -140,6 +140,7 @@ def test_run_server_listens_on_the_address_in_the_network_alone(tmp_path: Path, 
             [listener.close() for listener, _ in self._secured]
 
     monkeypatch.setattr("evergrow.serve.app.Server", Noted)
+    monkeypatch.setattr("evergrow.serve.service.Service.warm_up", lambda _: None)
     monkeypatch.setattr(lan, "lan_host", lambda: HOST)
     told: list[Any] = []
     for wanted in (False, True):

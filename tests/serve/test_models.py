@@ -82,7 +82,6 @@ NAMES = (
     "模型",
     "Goldfinch ♀",
     "what? *: 100 %",
-    "a%2Fb",
     "e\u0301t\u00e9",
     "👩‍🔬",
     "-rf",
@@ -109,7 +108,7 @@ def test_any_printable_name_works_for_models_and_classes(api: Any, folder: Path,
 
 def test_files_whose_names_no_model_has_are_not_listed(api: Any, folder: Path) -> None:
     api.taught(model="A")
-    for stem in ("%41", "100%", "..%2F..%2Fetc"):
+    for stem in ("%41", "a%2Fb", "100%", "..%2F..%2Fetc"):
         (folder / f"{stem}.evg").write_bytes((folder / "A.evg").read_bytes())
     assert [model["name"] for model in api.client.get("/api/v1/models").json()["models"]] == ["A"]
 
