@@ -36,6 +36,8 @@ HOLES = [
     ("python-multipart", "CVE-2026-24486", "0.0.22", "a file name leaves its folder"),
     ("python-multipart", "CVE-2026-42561", "0.0.27", "headers of parts without end"),
     ("python-multipart", "CVE-2026-53538 to 53540", "0.0.32", "three faults up to 0.0.28; 0.0.32 is free of them"),
+    ("cryptography", "CVE-2026-39892", "46.0.7", "buffers that are not contiguous overflow"),
+    ("cryptography", "CVE-2026-69247", "50.0.0", "errors of PKCS#7 decryption tell the key (not used here)"),
     ("onnx", "CVE-2025-51480", "1.21.0", "external data of a model overwrites files"),
     ("onnx", "CVE-2026-34445", "1.21.0", "external data of a model exhausts memory"),
     ("pillow-heif", "CVE-2026-28231", "1.3.0", "a large image is read out of bounds"),

@@ -76,7 +76,7 @@ class Running:
 def _serve(folder: Path, settings: dict[str, Any], told: Any) -> None:
     torch.set_num_threads(1)
     config = ServeConfig(folder, port=0, device="cpu", limits=Limits(requests_per_second=100_000), **settings)
-    run_server(config, told.send, log_level="error")
+    run_server(config, lambda address, _: told.send(address), log_level="error")
 
 
 def begin(client: httpx.Client, n: int = 4) -> None:

@@ -42,14 +42,12 @@ class Figures:
 
     statuses: Counter[str] = field(default_factory=Counter)
     waits: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    slow: list[dict[str, Any]] = field(default_factory=list)
+    slow: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     attacks: Counter[str] = field(default_factory=Counter)
     memory: list[float] = field(default_factory=list)
-    overshoot: list[tuple[float, float]] = field(default_factory=list)
     kills: int = 0
     rounds: int = 0
-    waited_for_cpu: float = 0.0
 
     def summary(self) -> dict[str, Any]:
         """Return the figures for people."""
@@ -58,15 +56,10 @@ class Figures:
             ordered = np.sort(found)
             marks = {f"p{p:g}": round(float(np.percentile(ordered, p)), 3) for p in (50, 99, 99.9)}
             latencies[kind] = {"n": len(ordered), **marks, "worst": round(float(ordered[-1]), 3)}
-        late = np.asarray([late for _, late in self.overshoot] or [0.0])
         return {
             "statuses": dict(sorted(self.statuses.items())),
             "seconds": latencies,
-            "above 2 s": dict(Counter(f"{entry['kind']}, killed one: {entry['killed one']}" for entry in self.slow)),
-            "above 2 s without the wait for a core": sum(
-                entry["seconds"] - entry["the loop waited for a core"] > 2 for entry in self.slow
-            ),
-            "slowest": sorted(self.slow, key=lambda entry: -entry["seconds"])[:8],
+            "above 2 s, without the wait for a core": dict(self.slow),
             "faults": self.faults[:10],
             "attacks": dict(self.attacks),
             "kills": self.kills,
@@ -74,11 +67,6 @@ class Figures:
             "memory MiB, from the start to the end": [
                 self.memory[i] for i in np.linspace(0, len(self.memory) - 1, 12).astype(int)
             ],
-            "a sleep of 20 ms was late by": {
-                "p99": round(float(np.percentile(late, 99)), 3),
-                "worst": late.max().round(3),
-            },
-            "the loop of the service waited for a core, s": round(self.waited_for_cpu, 1),
         }
 
 
@@ -123,10 +111,8 @@ class Soak:
             figures = self.figures
             figures.statuses[f"{kind} {answer.status_code}"] += 1
             figures.waits[kind].append(took)
-            if took > 2:
-                queued = waited_for_a_core(running) - queued
-                entry = {"kind": kind, "seconds": round(took, 2), "killed one": second}
-                figures.slow.append({**entry, "the loop waited for a core": round(queued, 2)})
+            if took - (waited_for_a_core(running) - queued) > 2:
+                figures.slow[f"{kind}, killed one: {second}"] += 1
         if answer.status_code >= 500 and answer.status_code not in INTENDED:
             self.fault(f"{kind}: {answer.status_code} {answer.text[:200]}")
         return answer
@@ -270,16 +256,11 @@ class Soak:
             self.second = Running(self.folder)
 
     def watch(self) -> None:
-        """Take note of the memory of the first service, and of how long a sleep of 20 ms lasts on this machine."""
-        settled = time.monotonic() + min(SETTLE_SECONDS, self.seconds / 3)
-        for turn in count():
-            before = time.monotonic()
-            time.sleep(0.02)
-            self.figures.overshoot.append((before, time.monotonic() - before - 0.02))
-            if self.over() or (turn % 100 == 0 and before > settled):
-                self.figures.memory.append(round(self.first.memory() / 2**20, 1))
-            if self.over():
-                return
+        """Take note of the memory of the first service."""
+        time.sleep(min(SETTLE_SECONDS, self.seconds / 3))
+        while not self.over():
+            self.figures.memory.append(round(self.first.memory() / 2**20, 1))
+            time.sleep(2)
 
     def run(self) -> Figures:
         """Run it all, and return what was seen."""
@@ -295,7 +276,6 @@ class Soak:
                 others = [threads.submit(work) for work in calm[1:]] + [threads.submit(self.ask, i) for i in range(4)]
                 for work in (teaching, *others):
                     work.result()
-            self.figures.waited_for_cpu = waited_for_a_core(self.first)
         finally:
             self.first.kill()
             self.second.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -48,18 +47,6 @@ def test_a_zip_is_learned_as_one_change_and_its_images_can_be_unlearned(api: Any
     assert api.post("unlearn", model="pics", data={"label": "class 1"}, files=single).json()["n_samples"] == 11
     assert ended(api, send(api, zipped(ENTRIES)))["change"]["n_samples"] == 23
     assert list(folder.glob(".upload.*")) == []
-
-
-def test_progress_as_events(api: Any) -> None:
-    place = start(api, ENTRIES).headers["location"]
-    events = api.client.get(place, headers={"Accept": "text/event-stream"})
-    assert events.headers["content-type"].startswith("text/event-stream")
-    parts = [part.split("\n") for part in events.text.strip().split("\n\n")]
-    kinds, records = [part[0] for part in parts], [json.loads(part[1].removeprefix("data: ")) for part in parts]
-    assert kinds[-1] == "event: done"
-    done = [record["done"] for record in records]
-    assert done == sorted(done)
-    assert done[-1] == 12
 
 
 def test_images_that_cannot_be_read_are_named_and_left_out(api: Any) -> None:

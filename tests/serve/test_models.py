@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,47 @@ def test_list_has_every_model_and_says_what_is_damaged(api: Any, folder: Path) -
 
 
 def test_names_that_no_model_may_have(api: Any, folder: Path) -> None:
-    for name in ("", "../m", "a/b", ".m", "m.evg", "a\u0000b", "x" * 65, "a\nb", "é" * 150):
-        assert api.create(name).status_code == 422
+    for name in ("", " ", "../m", "a/b", "a\\b", ".m", "m.evg", "a\u0000b", "x" * 65, "a\nb", "é" * 150, "😀" * 60):
+        answer = api.create(name)
+        assert answer.status_code == 422
+        assert not set(answer.json()["detail"]) & set("^[]$")  # words, and no pattern
     assert os.listdir(folder) == []
+
+
+NAMES = (
+    "My birds!",
+    "模型",
+    "Goldfinch ♀",
+    "what? *: 100 %",
+    "e\u0301t\u00e9",
+    "👩‍🔬",
+    "-rf",
+    "[x]*",
+    "#1 & <b>",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_printable_name_works_for_models_and_classes(api: Any, folder: Path, name: str) -> None:
+    made = api.create(name)
+    assert made.status_code == 201
+    place = made.headers["location"]
+    assert api.client.post(f"{place}/teach", json={"rows": rows(0, 2), "label": name}).status_code == 200
+    told = api.client.get(place).json()
+    assert (told["name"], told["classes"][0]["name"]) == (unicodedata.normalize("NFC", name), name)
+    assert [model["name"] for model in api.client.get("/api/v1/models").json()["models"]] == [told["name"]]
+    (file,) = folder.glob("*.evg")
+    assert not set(file.name) & set('\\/:*?"<>|')  # a file that every system can have
+    assert api.client.get(f"{place}/download").content == file.read_bytes()
+    assert api.client.delete(place).status_code == 204
+    assert os.listdir(folder) == []
+
+
+def test_files_whose_names_no_model_has_are_not_listed(api: Any, folder: Path) -> None:
+    api.taught(model="A")
+    for stem in ("%41", "a%2Fb", "100%", "..%2F..%2Fetc"):
+        (folder / f"{stem}.evg").write_bytes((folder / "A.evg").read_bytes())
+    assert [model["name"] for model in api.client.get("/api/v1/models").json()["models"]] == ["A"]
 
 
 def test_every_printable_name_works_once_in_whatever_case(api: Any) -> None:
@@ -216,6 +255,26 @@ def test_read_only_answers_and_changes_nothing(api: Any, serve: Any, folder: Pat
     assert sorted(path.name for path in folder.rglob("*")) == before
     api.post("teach", {"rows": rows(2, 3), "label": "2"})
     assert replica.counts() == {"0": 3, "1": 3, "2": 3}
+
+
+def test_models_that_nobody_asks_for_are_let_go_of_and_come_back(serve: Any) -> None:
+    api = serve(limits={"open_models": 2})
+    names = [f"model {i}" for i in range(5)]
+    for name in names:
+        api.taught(model=name)
+    asked = {"rows": rows(0, 2, seed=3)}
+    before = [api.post("predict", asked, model=name).json()["answers"] for name in names]
+    models = api.client.app.state.service.store._models
+
+    def in_memory() -> list[str]:
+        return [path.stem for path, model in models.items() if model.is_open]
+
+    assert in_memory() == names[3:]
+    assert [entry["n_samples"] for entry in api.client.get("/api/v1/models").json()["models"]] == [6] * 5
+    assert in_memory() == names[3:]  # a list of models reads none of them again
+    assert [api.post("predict", asked, model=name).json()["answers"] for name in names] == before
+    assert api.post("teach", {"rows": rows(2, 2), "label": "2"}, model=names[0]).json()["revision"] == 4
+    assert api.counts(names[0]) == {"0": 3, "1": 3, "2": 2}
 
 
 # -- deleting -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from evergrow.features import create_backbone, decode_image
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, open_model
+from evergrow.serve import Limits
 from evergrow.serve.backbones import Batcher
 from evergrow.serve.monitoring import Metrics
 from evergrow.serve.requests import Problem
@@ -142,7 +143,7 @@ class Recorder(Letters):
 def held() -> Any:
     """A backbone that holds its first question, its queue, and that question."""
     backbone = Recorder()
-    batcher = Batcher(backbone, batch=4, queue=10, metrics=Metrics())
+    batcher = Batcher(backbone, Limits(batch=4, queue=10), Metrics())
     first = batcher.submit(["a"])
     assert backbone.begun.wait(20)
     yield backbone, batcher, first
@@ -198,11 +199,11 @@ def test_images_of_a_batch_are_spread_over_cores_in_their_order(monkeypatch: pyt
 
     monkeypatch.setattr(backbone, "encode", seen)
     samples = [backbone.transform(decode_image(png(hue, hue))) for hue in range(8)]
-    batcher = Batcher(backbone, batch=32, queue=100, metrics=Metrics())
+    batcher = Batcher(backbone, Limits(), Metrics())
     found = batcher.submit(samples, alone=alone).result(20)
     np.testing.assert_allclose(found, encode(torch.stack(samples)).numpy(), rtol=1e-5)
     assert threads
-    assert all("_" in name and n == 1 for name, n in threads)  # of the crew, each computing by itself
+    assert all("crew" in name and n == 1 for name, n in threads)  # of the crew, each computing by itself
     batcher.close()
 
 
@@ -223,7 +224,7 @@ def test_a_backbone_that_fails_fails_its_requests_only() -> None:
                 raise RuntimeError("broken")
             return super().encode(batch)
 
-    batcher = Batcher(Failing(), batch=4, queue=10, metrics=Metrics())
+    batcher = Batcher(Failing(), Limits(batch=4, queue=10), Metrics())
     with pytest.raises(RuntimeError, match="broken"):
         batcher.submit(["bad"]).result(20)
     assert batcher.submit(["good"]).result(20).shape == (1, 26)

@@ -52,9 +52,10 @@ def test_a_path_names_the_methods_that_it_takes(api: Any) -> None:
     paths = api.client.get("/openapi.json").json()["paths"]
     del paths["/api/v1/models/upload"]  # a model may have this name
     for path, verbs in {**paths, "/": ["get", "head"], "/docs/": ["get", "head"]}.items():
+        place = path.replace("{m}", "m").replace("{j}", "j").replace("{k}", "0" * 32)
         for method in ("GET", "PUT", "OPTIONS"):
             if method.lower() not in verbs:
-                answer = api.client.request(method, path.replace("{m}", "m").replace("{j}", "j"))
+                answer = api.client.request(method, place)
                 allowed = answer.headers["allow"].lower().split(", ")
                 assert (answer.status_code, sorted(allowed)) == (405, sorted(verbs)), (path, method)
     assert api.client.get("/nowhere").status_code == 404

@@ -159,6 +159,7 @@ def serve_command(
     folder: Annotated[Path, typer.Argument(metavar="MODELS")],
     host: str = "127.0.0.1",
     port: int = 8080,
+    lan: bool = False,
     token_file: Path | None = None,
     allow_host: list[str] | None = None,
     read_only: bool = False,
@@ -181,6 +182,8 @@ def serve_command(
 
       evergrow serve models/ --open
 
+      evergrow serve models/ --lan
+
       evergrow serve models/ --host 0.0.0.0 --token-file tokens.txt --allow-host birds.example.org
 
       evergrow serve models/ --read-only --port 8081
@@ -195,6 +198,8 @@ def serve_command(
         Address to bind; any but this machine's own needs --token-file.
     port
         Port to bind; 0 takes a free one.
+    lan
+        Let phones in the same network in too: prints a QR code with an address (TLS) and a token that lives an hour.
     token_file
         File of lines 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'.
     allow_host
@@ -217,25 +222,22 @@ def serve_command(
     from evergrow.serve.app import run_server
     from evergrow.serve.config import Limits, ServeConfig, Tokens
 
-    try:
-        secret = "" if label_studio_token_file is None else label_studio_token_file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        about = f"{label_studio_token_file}: {error}"
-        raise ParameterError(f"The file of --label-studio-token-file cannot be read: {about}") from error
+    secrets = _contents("--token-file", token_file)
     config = ServeConfig(
         folder,
         host=host,
         port=port,
-        tokens=Tokens() if token_file is None else Tokens.read(token_file),
+        lan=lan,
+        tokens=Tokens() if token_file is None else Tokens.parse(secrets, os.fspath(token_file)),
         read_only=read_only,
         allowed_hosts=tuple(allow_host or ()),
         device=device,
         limits=Limits(requests_per_second=rate),
         label_studio=label_studio or "",
-        label_studio_token=secret,
+        label_studio_token=_contents("--label-studio-token-file", label_studio_token_file).strip(),
     )
 
-    def announce(address: str) -> None:
+    def announce(address: str, code: str = "") -> None:
         if not as_json:
             kept = (
                 "nothing can be changed"
@@ -243,12 +245,21 @@ def serve_command(
                 else f"what you teach is kept in {printable(str(folder.resolve()))}"
             )
             typer.echo(f"serving {printable(os.fspath(folder))} on {address}\n{kept}; Ctrl-C ends it")
+            typer.echo(code, nl=bool(code))
             flush()
         if open_page and not _opened(address):
             note_line(f"no browser can be opened here: go to {address} in one")
 
     run_server(config, announce, log_level=log_level)
     return Answer({"models": os.fspath(folder), "read_only": read_only}, ["ended; all changes are on disk"])
+
+
+def _contents(option: str, file: Path | None) -> str:
+    """Return the text of the file of an option; none is empty."""
+    try:
+        return "" if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"The file of {option} cannot be read: {file}: {error}") from error
 
 
 def _opened(address: str) -> bool:

@@ -6,9 +6,12 @@ import asyncio
 import errno
 import signal
 import socket
+import ssl
+import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,12 +28,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from evergrow.core.errors import EvergrowError, ParameterError
 from evergrow.core.version import __version__
 from evergrow.head import HEADS
-from evergrow.serve import jobs, label_studio, routes
+from evergrow.serve import jobs, kept, label_studio, lan, routes
 from evergrow.serve.config import Limits, ServeConfig
 from evergrow.serve.middleware import HEAD_BYTES, ServiceMiddleware
 from evergrow.serve.monitoring import collect_warnings, log, set_up_logs
-from evergrow.serve.requests import PROBLEMS, handle_error
-from evergrow.serve.schemas import ProblemDocument
+from evergrow.serve.requests import PROBLEMS, Problem, handle_error
+from evergrow.serve.schemas import LanRecord, ProblemDocument
 from evergrow.serve.service import Service, ServiceDep
 
 PAGE = Path(__file__).parent / "page"
@@ -67,9 +70,9 @@ def create_app(config: ServeConfig) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.set_up_threads()
         with collect_warnings():
             yield
-            service.closing.set()  # open streams of events end
             await app.state.jobs.close()
             await service.shut_down()
 
@@ -77,13 +80,13 @@ def create_app(config: ServeConfig) -> FastAPI:
         title="evergrow", version=__version__, description=ABOUT, lifespan=lifespan, docs_url=None, redoc_url=None
     )
     app.state.service, app.state.jobs = service, jobs.Jobs(service)
-    for router in (*routes.ROUTERS, label_studio.router, jobs.router, router_of_service):
+    for router in (*routes.ROUTERS, kept.router, label_studio.router, jobs.router, router_of_service):
         app.router.routes.extend(router.routes)
     app.mount("/docs", StaticFiles(directory=REFERENCE, html=True), name="reference")
     app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
     for kind in (HTTPException, RequestValidationError, EvergrowError):
         app.add_exception_handler(kind, handle_error)
-    app.add_middleware(ServiceMiddleware, config=config, metrics=service.metrics, folder=str(service.store.folder))
+    app.add_middleware(ServiceMiddleware, service=service)
     described = app.openapi()  # routes refer to problems by name
     schemas = described["components"]["schemas"]
     schemas["ProblemDocument"] = ProblemDocument.model_json_schema()
@@ -106,10 +109,18 @@ async def metrics(service: ServiceDep) -> Response:
     return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
+@router_of_service.get("/api/v1/lan")
+async def show_lan(service: ServiceDep) -> LanRecord:
+    """Return the address for a phone, with a token that lives an hour, and its QR code."""
+    if service.lan is None:
+        raise Problem(404, "the service was started without --lan: no phone gets in", "NoLan")
+    return service.lan.record()
+
+
 # -- running ----------------------------------------------------------------------------------------------------
 
 
-def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_level: str = "info") -> None:
+def run_server(config: ServeConfig, announce: Callable[[str, str], None], *, log_level: str = "info") -> None:
     """Serve until the process is told to end.
 
     Parameters
@@ -117,7 +128,7 @@ def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_leve
     config : ServeConfig
         All settings.
     announce : callable
-        Called with the address once it takes connections.
+        Called with the address once it takes connections, and with the QR code for phones or an empty text.
     log_level : str
         Least level of what is logged.
 
@@ -126,42 +137,48 @@ def run_server(config: ServeConfig, announce: Callable[[str], None], *, log_leve
     ParameterError
         If the address cannot be bound.
     """
-    listener = _bound(config)
+    listener, secured, code = _bound(config.host, config.port), [], ""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/"
     set_up_logs(log_level)
     app = create_app(config)
     log("starting", address=address, read_only=config.read_only, tokens=len(config.tokens.entries))
+    if config.lan:
+        own = lan.lan_host()
+        secured.append((_bound(own, port), lan.tls_context(own)))
+        app.state.service.lan = access = lan.LanAccess(own, port)
+        code = access.printed()
     threading.Thread(target=app.state.service.warm_up, name="warm-up", daemon=True).start()
-    announce(address)  # who connects from now on waits until the server takes connections
+    announce(address, code)  # who connects from now on waits until the server takes connections
     with listener:
-        Server(app).run(sockets=[listener])
+        Server(app, secured).run(sockets=[listener])
 
 
-def _bound(config: ServeConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((config.host.strip("[]"), config.port), family=family)
+        return socket.create_server((host.strip("[]"), port), family=family)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise ParameterError(f"Port {config.port} is in use. Try --port {config.port + 1}.") from error
-        raise ParameterError(f"{config.host}:{config.port} cannot be bound: {error.strerror or error}") from error
+            raise ParameterError(f"Port {port} is in use. Try --port {port + 1}.") from error
+        raise ParameterError(f"{host}:{port} cannot be bound: {error.strerror or error}") from error
 
 
 class Server(uvicorn.Server):
     """Uvicorn within the limits of the service.
 
-    When it is about to end it tells open streams of events, so that they close; everything else is answered.
-
     Parameters
     ----------
     app : FastAPI
         The application of :func:`create_app`.
+    secured : iterable of (socket, SSLContext)
+        Further addresses, with TLS.
     """
 
-    def __init__(self, app: FastAPI) -> None:
-        limits, self._closing = app.state.service.limits, app.state.service.closing
+    def __init__(self, app: FastAPI, secured: Iterable[tuple[socket.socket, ssl.SSLContext]] = ()) -> None:
+        self._secured = secured
+        self._limits = limits = app.state.service.limits
         super().__init__(
             uvicorn.Config(
                 app,
@@ -178,9 +195,20 @@ class Server(uvicorn.Server):
             )
         )
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take connections, from the addresses with TLS too."""
+        await super().startup(sockets)
+        own = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        protocol: Any = partial(self.config.http_protocol_class, **own)
+        settings: dict[str, Any] = {"ssl_handshake_timeout": self._limits.header_seconds}
+        if sys.version_info >= (3, 11):
+            settings["ssl_shutdown_timeout"] = _LINGER  # a phone that is asleep says no farewell
+        for listener, context in self._secured:
+            create = asyncio.get_running_loop().create_server
+            self.servers.append(await create(protocol, sock=listener, ssl=context, **settings))
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end."""
-        self._closing.set()
         # Not kept by uvicorn to be raised again: to end as asked is a success.
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
@@ -209,7 +237,7 @@ class _Lingering:
             self._transport.close()
             return
         self._lingers = True
-        with suppress(OSError):  # the caller left
+        with suppress(OSError, NotImplementedError):  # the caller left, or TLS, which cannot
             self._transport.write_eof()
         self._transport.resume_reading()
         self._protocol.loop.call_later(_LINGER, self._transport.close)

@@ -29,7 +29,7 @@ from evergrow.features.backbones import ImageBackbone, create_backbone
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.sources import best_backbone, list_backbones
 from evergrow.learner.learner import Learner
-from evergrow.serve.config import ServeConfig
+from evergrow.serve.config import Limits, ServeConfig
 from evergrow.serve.monitoring import Metrics
 from evergrow.serve.requests import Problem
 from evergrow.serve.schemas import SAMPLE_KINDS, BackboneOffer
@@ -104,32 +104,28 @@ class Batcher:
     ----------
     backbone : Backbone
         What to run. On a CPU images of one batch are spread over the cores.
-    batch : int
-        Most samples of a batch.
-    queue : int
-        Most samples that wait.
+    limits : Limits
+        Most samples of a batch, and most that wait.
     metrics : Metrics
         Where sizes of batches are counted.
     """
 
-    def __init__(self, backbone: Backbone, *, batch: int, queue: int, metrics: Metrics) -> None:
+    def __init__(self, backbone: Backbone, limits: Limits, metrics: Metrics) -> None:
         self.backbone = backbone
         self.depth = 0  # samples that wait or are being computed
-        self._batch, self._queue, self._metrics = batch, queue, metrics
+        self._limits, self._metrics = limits, metrics
         self._questions: deque[_Waiting] = deque()
         self._lessons: deque[_Waiting] = deque()
-        self._closed = False
-        self._changed = threading.Condition()
+        self._guard = threading.Lock()
+        name = f"backbone {backbone.spec.name}"
+        self._worker = ThreadPoolExecutor(1, name, limit_torch, (cores(),))
         # Tokenizers of texts, and backbones of others, may not bear several threads.
         spread = isinstance(backbone, ImageBackbone) and backbone.device.type == "cpu" and cores() > 1
-        name = f"backbone {backbone.spec.name}"
-        self._crew = ThreadPoolExecutor(cores(), name, limit_torch, (1,)) if spread else None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._crew = ThreadPoolExecutor(cores(), f"{name} crew", limit_torch, (1,)) if spread else None
 
     def has_room(self, n: int) -> bool:
         """Return whether samples may be submitted. Any number may while nothing waits."""
-        return not self.depth or self.depth + n <= self._queue
+        return not self.depth or self.depth + n <= self._limits.queue
 
     def check_room(self, n: int) -> None:
         """Raise the problem 503 if as many samples wait already as may."""
@@ -154,41 +150,37 @@ class Batcher:
             If the queue is full or the service is about to end.
         """
         waiting = _Waiting(samples, model)
-        with self._changed:
+        with self._guard:
             self.check_room(len(samples))
-            if self._closed:
-                raise Problem(503, "the service is shutting down", "ShuttingDown", retry_after=5)
+            try:
+                self._worker.submit(self._work)
+            except RuntimeError as error:  # it was closed
+                raise Problem(503, "the service is shutting down", "ShuttingDown", retry_after=5) from error
             (self._lessons if alone else self._questions).append(waiting)
             self.depth += len(samples)
-            self._changed.notify_all()
         return waiting.result
 
     def close(self) -> None:
         """Finish what waits and end all threads."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join(timeout=60)
+        self._worker.shutdown()
         if self._crew is not None:
-            self._crew.shutdown(wait=False)
+            self._crew.shutdown()
 
-    def _run(self) -> None:
-        limit_torch(cores())
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._questions or self._lessons or self._closed)
-                if self._closed and not self._questions and not self._lessons:
-                    return
-                # In turn, so that neither a long job nor a stream of questions keeps the other waiting.
-                lessons = [self._lessons.popleft()] if self._lessons else []
-                questions: list[_Waiting] = []
-                size = 0
-                while self._questions and (not questions or size + len(self._questions[0].samples) <= self._batch):
-                    questions.append(self._questions.popleft())
-                    size += len(questions[-1].samples)
-            for requests, alone in ((lessons, True), (questions, False)):
-                if requests:
-                    self._answer(requests, alone)
+    def _work(self) -> None:
+        """Compute a lesson and a batch of questions, so that neither sort keeps the other waiting.
+
+        It is called once for each request, and does nothing where an earlier call took all that waited.
+        """
+        with self._guard:
+            lessons = [self._lessons.popleft()] if self._lessons else []
+            questions: list[_Waiting] = []
+            left = self._limits.batch
+            while self._questions and (not questions or len(self._questions[0].samples) <= left):
+                questions.append(self._questions.popleft())
+                left -= len(questions[-1].samples)
+        for requests, alone in ((lessons, True), (questions, False)):
+            if requests:
+                self._answer(requests, alone)
 
     def _answer(self, requests: list[_Waiting], alone: bool) -> None:
         """Encode the samples of requests, and let each model answer all questions to it at once."""
@@ -197,36 +189,35 @@ class Batcher:
         except BaseException as error:
             self._finish(requests, error)
             return
-        ends = np.cumsum([len(entry.samples) for entry in requests])
-        groups = dict[int, list[tuple[_Waiting, FeatureRows]]]()
-        for entry, part in zip(requests, np.split(rows, ends[:-1]), strict=True):
-            groups.setdefault(id(entry.model), []).append((entry, part))
-        for group in groups.values():
-            entries, parts = [entry for entry, _ in group], [part for _, part in group]
-            try:
-                answers = None if entries[0].model is None else entries[0].model.ask(np.concatenate(parts))
-            except BaseException as error:
-                self._finish(entries, error)
-                continue
-            bounds = pairwise(np.cumsum([0, *map(len, parts)]).tolist())
-            self._finish(entries, parts if answers is None else [answers.part(slice(a, b)) for a, b in bounds])
+        parts = np.split(rows, np.cumsum([len(entry.samples) for entry in requests])[:-1])
+        for model in {id(entry.model): entry.model for entry in requests}.values():
+            places = [i for i, entry in enumerate(requests) if entry.model is model]
+            own = [parts[i] for i in places]
+            results: Sequence[Any] | BaseException = own
+            if model is not None:
+                try:
+                    answers = model.ask(np.concatenate(own))
+                    bounds = pairwise(np.cumsum([0, *map(len, own)]).tolist())
+                    results = [answers.part(slice(*bound)) for bound in bounds]
+                except BaseException as error:
+                    results = error
+            self._finish([requests[i] for i in places], results)
 
     def _encode(self, samples: list[Any], alone: bool) -> FeatureRows:
-        """Return the features of samples: one by one, or in batches, each in equal parts for the cores."""
-        size = 1 if alone else self._batch
-        batches = [samples[i : i + size] for i in range(0, len(samples), size)]
-        for batch in batches:
-            self._metrics.batch_size.observe(len(batch))
-        if self._crew is None or (not alone and len(samples) < cores()):  # all cores work on one batch
-            return np.concatenate([encode_batch(self.backbone, batch) for batch in batches])
-        n = 1 if alone else cores()
-        bounds = [(batch, [len(batch) * i // n for i in range(n + 1)]) for batch in batches]
-        parts = [batch[start:stop] for batch, ends in bounds for start, stop in pairwise(ends) if start < stop]
-        return np.concatenate(list(self._crew.map(partial(encode_batch, self.backbone), parts)))
+        """Return the features of samples: one by one, or in batches, which the cores share."""
+        crew = self._crew if alone or len(samples) >= cores() else None
+        size = 1 if alone else min(self._limits.batch, len(samples))
+        if crew is not None:
+            size = -(-size // cores())
+        parts = [samples[i : i + size] for i in range(0, len(samples), size)]
+        for part in parts:
+            self._metrics.batch_size.observe(len(part))
+        encode = partial(encode_batch, self.backbone)
+        return np.concatenate(list(map(encode, parts) if crew is None else crew.map(encode, parts)))
 
-    def _finish(self, requests: list[_Waiting], results: list[Any] | BaseException) -> None:
+    def _finish(self, requests: list[_Waiting], results: Sequence[Any] | BaseException) -> None:
         for i, request in enumerate(requests):
-            with self._changed:
+            with self._guard:
                 self.depth -= len(request.samples)
             if not request.result.set_running_or_notify_cancel():  # the caller left
                 continue
@@ -333,11 +324,10 @@ class BackbonePool:
         if key not in self._shared:
             with self._loading:
                 if key not in self._shared:
-                    backbone, limits = load(), self._limits
-                    same = self._shared.get(_key(backbone.spec)) or Batcher(
-                        backbone, batch=limits.batch, queue=limits.queue, metrics=self._metrics
-                    )
-                    self._shared = {**self._shared, key: same, _key(backbone.spec): same}
+                    backbone = load()
+                    known = _key(backbone.spec)
+                    same = self._shared.get(known) or Batcher(backbone, self._limits, self._metrics)
+                    self._shared = {**self._shared, key: same, known: same}
         return self._shared[key]
 
 

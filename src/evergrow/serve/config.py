@@ -7,7 +7,8 @@ import dataclasses
 import hashlib
 import hmac
 import ipaddress
-import os
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
 
 MIB = 2**20
-Role = Literal["read", "teach"]
+Role = Literal["read", "teach", "page"]
 SHORTEST_TOKEN = 16
 """Characters of a token; shorter ones can be guessed."""
 
@@ -66,10 +67,10 @@ class Limits:
         Time that the head of a request may take, and the time between two pieces of its body.
     lock_seconds : float
         Time that a change waits for another process that changes the same file.
+    kept_images, kept_bytes : int
+        Images of a model that may be kept on the server, and their size in all.
     open_models : int
         Models that are held in memory; of more, those that were not asked for longest are read again when they are.
-    idle_seconds : float
-        Time after which a model that nobody asks for is let go of.
     """
 
     json_bytes: int = 2 * MIB
@@ -92,8 +93,9 @@ class Limits:
     header_seconds: float = 10.0
     body_seconds: float = 20.0
     lock_seconds: float = 10.0
+    kept_images: int = 500
+    kept_bytes: int = 64 * MIB
     open_models: int = 32
-    idle_seconds: float = 1800.0
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -111,12 +113,15 @@ class Token:
     ----------
     name : str
         Name for logs; never the token itself.
-    role : {"read", "teach"}
-        Whether its holder may only ask, or change models too.
+    role : {"read", "teach", "page"}
+        Whether its holder may only ask, or change models too; or what the page needs on a phone.
+    expires : float
+        The end of it, in seconds since 1970.
     """
 
     name: str
     role: Role
+    expires: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,12 @@ class Tokens:
             return None
         digest = _digest(secret)
         found = [token for known, token in self.entries.items() if hmac.compare_digest(known, digest)]
-        return found[0] if found else None
+        return found[0] if found and found[0].expires > time.time() else None
+
+    @classmethod
+    def of(cls, secret: str, token: Token) -> Tokens:
+        """Return one token."""
+        return cls({_digest(secret): token})
 
     @classmethod
     def parse(cls, text: str, name: str) -> Tokens:
@@ -191,16 +201,6 @@ class Tokens:
             raise ParameterError(f"{name} holds no token: write a line 'read TOKEN' or 'teach TOKEN'")
         return cls(entries)
 
-    @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Tokens:
-        """Return the tokens of a file."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ParameterError(f"the token file {os.fspath(path)!r} cannot be read: {reason}") from error
-        return cls.parse(text, os.fspath(path))
-
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
@@ -220,6 +220,8 @@ class ServeConfig:
         Port to bind; 0 for a free one.
     tokens : Tokens
         Who may read and who may teach; with none, everybody on this machine may.
+    lan : bool
+        Whether phones in the local network get in too, by TLS and a token that lives an hour.
     read_only : bool
         Whether nothing may be changed, as for a further process on the same folder.
     allowed_hosts : tuple of str
@@ -249,6 +251,7 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 8080
     tokens: Tokens = field(default_factory=Tokens)
+    lan: bool = False
     read_only: bool = False
     allowed_hosts: tuple[str, ...] = ()
     device: str = "auto"
@@ -259,6 +262,8 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         check_number("port", self.port, low=0, high=65535, integer=True)
+        if self.lan and not is_loopback(self.host):
+            raise ParameterError("--lan takes the address of this machine in the network by itself: leave out --host")
         if not is_loopback(self.host) and not self.tokens.entries:
             raise ParameterError(
                 f"host {self.host!r} can be reached by others, who could teach the models: give a token file, or bind "

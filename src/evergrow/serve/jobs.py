@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import StreamingResponse
 from numpy.typing import NDArray
 
 from evergrow.core.errors import FileFormatError, ImageError, InputError
@@ -44,7 +41,6 @@ from evergrow.serve.service import ModelDep, OpenModel, Service, check_writable
 _REMEMBERED = 100
 _NAMED = 100  # images that are left out by name
 _PAUSE = 0.2  # seconds between two tries at a full queue
-_POLL, _KEEP_ALIVE = 0.1, 15.0  # seconds between two looks at a job, and between two events of one that stands still
 _ZIP_TYPES = ("application/zip", "application/x-zip-compressed", "application/octet-stream")
 
 
@@ -115,7 +111,7 @@ class Jobs:
     async def start(self, model: OpenModel, path: Path, request: ChangeRequest) -> JobRecord:
         """Check a zip and begin to learn it; the file is removed at the end."""
         try:
-            archive, images = await self.service.run(open_zip, path, self.service.limits)
+            archive, images = await asyncio.to_thread(open_zip, path, self.service.limits)
             self.check_room()
         except BaseException:
             path.unlink()
@@ -194,7 +190,7 @@ class Jobs:
         """Return an image as the backbone takes it, or why it is left out."""
         shown = printable(name)[:200]
         try:
-            (sample,) = await self.service.prepared(backbone, [(shown, await self.service.run(archive.read, name))])
+            (sample,) = await self.service.prepared(backbone, [(shown, await asyncio.to_thread(archive.read, name))])
             return sample
         except (ImageError, FileFormatError) as error:
             reason = str(error) if isinstance(error, ImageError) else f"{shown} is damaged in the zip"
@@ -204,7 +200,6 @@ class Jobs:
 # -- routes -----------------------------------------------------------------------------------------------------
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"], responses=PROBLEMS)
-_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
 _ZIP_CONTENT = {"application/zip": {"schema": {"type": "string", "format": "binary"}}}
 _ZIP = {"requestBody": {"required": True, "description": "Images in folders named by class.", "content": _ZIP_CONTENT}}
 
@@ -236,30 +231,13 @@ async def list_jobs(jobs: JobsDep) -> dict[str, list[JobRecord]]:
     return {"jobs": list(jobs.records.values())}
 
 
-@router.get("/jobs/{j}", response_model=JobRecord, responses={200: {"content": _EVENTS}})
-async def follow_job(j: str, request: Request, jobs: JobsDep) -> Any:
-    """Return a job; asked for ``text/event-stream``, its progress as server-sent events until it ends."""
-    job = jobs.find(j)
-    if "text/event-stream" not in request.headers.get("accept", ""):
-        return job
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_events(job, jobs.service.closing), media_type="text/event-stream", headers=headers)
+@router.get("/jobs/{j}")
+async def follow_job(j: str, jobs: JobsDep) -> JobRecord:
+    """Return how far a job is."""
+    return jobs.find(j)
 
 
 @router.delete("/jobs/{j}", dependencies=[Depends(check_writable)])
 async def cancel_job(j: str, jobs: JobsDep) -> JobRecord:
     """Cancel a job; the model stays as it was."""
     return jobs.cancel(j)
-
-
-async def _events(job: JobRecord, closing: asyncio.Event) -> AsyncIterator[str]:
-    """Yield the record now, whenever it changes, and now and then for proxies, until the job or the service ends."""
-    sent, at = "", 0.0
-    while True:
-        record = job.model_dump_json()
-        if record != sent or time.monotonic() - at > _KEEP_ALIVE:
-            yield f"event: {job.state if job.has_ended else 'progress'}\ndata: {record}\n\n"
-            sent, at = record, time.monotonic()
-        if job.has_ended or closing.is_set():
-            return
-        await asyncio.sleep(_POLL)

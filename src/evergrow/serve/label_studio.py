@@ -8,11 +8,10 @@ more fields than are read here.
 
 from __future__ import annotations
 
-import base64
+import asyncio
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
@@ -28,6 +27,7 @@ from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
 from evergrow.learner.snapshot import Change
 from evergrow.serve.config import ServeConfig
+from evergrow.serve.models import name_now
 from evergrow.serve.requests import PROBLEMS, BoundedRoute, ChangeRequest, Problem, SentSamples, validated
 from evergrow.serve.schemas import ClassName
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
@@ -86,13 +86,7 @@ class TaughtAnnotation:
 
     def current_label(self, changes: Sequence[Change]) -> str | None:
         """Return the name of its class now, or None if it was forgotten since."""
-        name = self.label
-        for change in changes[self.since + 1 :]:
-            if change.what == "forget" and name in change.classes:
-                return None
-            if change.what in ("rename", "merge-classes"):
-                name = change.names.get(name, name)
-        return name
+        return name_now(self.label, changes[self.since + 1 :])
 
 
 @record("serve/annotations")
@@ -309,28 +303,23 @@ def fetch_image(where: str, config: ServeConfig) -> bytes:
 
     Nothing else is ever called, and redirects are not followed.
     """
-    if where.startswith("data:"):
-        head, _, encoded = where.partition(",")
-        with suppress(ValueError):
-            if head.endswith(";base64"):
-                return base64.b64decode(encoded, validate=True)
-        raise Problem(422, "images in tasks must be in base64", "BadField")
-    home, most = urlsplit(config.label_studio), config.limits.body_bytes
-    if not home.netloc:
-        detail = "the image is not in its task: start the service with --label-studio URL to fetch it"
-        raise Problem(422, detail, "NotFetched")
-    target = urljoin(f"{config.label_studio.rstrip('/')}/", where)
-    parts = urlsplit(target)
-    if (parts.scheme, parts.netloc) != (home.scheme, home.netloc) or parts.scheme not in ("http", "https"):
-        raise Problem(422, f"images are fetched from {home.netloc} alone, and this one is elsewhere", "NotFetched")
-    headers = {"Authorization": f"Token {config.label_studio_token}"} if config.label_studio_token else {}
-    request = urllib.request.Request(target, headers=headers)
+    home, most, headers = urlsplit(config.label_studio), config.limits.body_bytes, {}
+    if not where.startswith("data:"):
+        if not home.netloc:
+            detail = "the image is not in its task: start the service with --label-studio URL to fetch it"
+            raise Problem(422, detail, "NotFetched")
+        where = urljoin(f"{config.label_studio.rstrip('/')}/", where)
+        parts = urlsplit(where)
+        if (parts.scheme, parts.netloc) != (home.scheme, home.netloc) or parts.scheme not in ("http", "https"):
+            raise Problem(422, f"images are fetched from {home.netloc} alone, and this one is elsewhere", "NotFetched")
+        headers = {"Authorization": f"Token {config.label_studio_token}"} if config.label_studio_token else {}
+    request = urllib.request.Request(where, headers=headers)
     try:
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=20) as answer:
             data: bytes = answer.read(most + 1)
     except (OSError, ValueError) as error:
         code = f" ({error.code})" if isinstance(error, urllib.error.HTTPError) else ""
-        raise Problem(422, f"the image cannot be fetched from Label Studio{code}", "NotFetched") from error
+        raise Problem(422, f"the image of a task cannot be fetched{code}", "NotFetched") from error
     if len(data) > most:
         raise Problem(413, f"the image of a task may have at most {most:,} bytes", "TooLarge")
     return data
@@ -413,5 +402,5 @@ async def _samples(service: Service, model: OpenModel, found: list[str]) -> Sent
     """Return samples of tasks as the service takes them; images that lie elsewhere are fetched."""
     if model.version.kind == "texts":
         return SentSamples(texts=found)
-    files = [await service.run(fetch_image, where, service.config) for where in found]
+    files = [await asyncio.to_thread(fetch_image, where, service.config) for where in found]
     return SentSamples(images=[(f"tasks[{i}]", data) for i, data in enumerate(files)])

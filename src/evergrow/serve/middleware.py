@@ -13,14 +13,15 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from evergrow.serve.config import Limits, ServeConfig, is_loopback
-from evergrow.serve.monitoring import Metrics, log
+from evergrow.serve.config import Limits, is_loopback
+from evergrow.serve.monitoring import log
 from evergrow.serve.requests import FORM, Problem, problem_of, problem_response
+from evergrow.serve.service import Service
 
 _GUARDED = ("/api/", "/label-studio/", "/metrics")  # by tokens; the page and its documentation hold nothing of a model
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _READING_METHODS = ("GET", "HEAD", "OPTIONS")
-_READING_POSTS = ("/predict", "/evaluate", "/setup")
+_READING_POSTS = ("/predict", "/evaluate", "/setup", "/preview")
 _CALLERS = 10_000  # that the rate limit remembers
 _SLOWEST = 1024  # bytes of a body in a second
 HEAD_BYTES = 16_384  # of the request line and the headers together
@@ -91,6 +92,12 @@ def host_name(host: str) -> str:
     return found[1].strip("[]") if found else ""
 
 
+def _is_for_phones(method: str, path: str) -> bool:
+    """Return whether the page needs this on a phone: all but removing, bringing and sharing whole models."""
+    removes = method == "DELETE" and path.startswith("/api/v1/models/") and path.count("/") == 4
+    return path.startswith("/api/") and method != "PUT" and not removes and not path.endswith(("/upload", "/v1/lan"))
+
+
 class _Exchange:
     """A request and its answer: the body comes within limits, and the answer goes with security headers."""
 
@@ -157,16 +164,13 @@ class ServiceMiddleware:
     ----------
     app : ASGI application
         The next application.
-    config : ServeConfig
-        Who may ask, and how much.
-    metrics : Metrics
-        Where requests are counted.
-    folder : str
-        The folder of the models, which is removed from messages.
+    service : Service
+        Who may ask and how much, and where requests are counted.
     """
 
-    def __init__(self, app: ASGIApp, config: ServeConfig, metrics: Metrics, folder: str) -> None:
-        self._app, self._config, self._metrics, self._folder = app, config, metrics, folder
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service, self._config, self._metrics = app, service, service.config, service.metrics
+        config = service.config
         self._rate = RateLimit(config.limits.requests_per_second)
         self._hosts = {name.casefold() for name in config.allowed_hosts}
         self._hosts |= {config.host.strip("[]").casefold()} - {"0.0.0.0", "::"}
@@ -187,7 +191,7 @@ class ServiceMiddleware:
             failure = error
             if exchange.status:  # the answer has begun: the server must close the connection
                 raise
-            response = problem_response(problem_of(error, self._folder), exchange.id)
+            response = problem_response(problem_of(error, str(self._service.store.folder)), exchange.id)
             await response(scope, receive, exchange.send)
         finally:
             self._received -= exchange.size
@@ -201,7 +205,7 @@ class ServiceMiddleware:
 
     def _check(self, exchange: _Exchange) -> None:
         """Raise a problem unless the request may pass."""
-        scope, headers = exchange.scope, exchange.headers
+        scope, headers, lan = exchange.scope, exchange.headers, self._service.lan
         path, method = scope["path"], scope["method"]
         head = (
             method,
@@ -214,7 +218,7 @@ class ServiceMiddleware:
         # A page elsewhere can let its own name lead to this machine (DNS rebinding), so foreign names are refused.
         hosts = headers.getlist("host")
         name = host_name(hosts[0]) if len(hosts) == 1 else ""
-        if not name or not (is_loopback(name) or name in self._hosts):
+        if not name or not (is_loopback(name) or name in self._hosts or (lan and name == lan.host)):
             detail = f"the service does not answer to the host {name[:80]!r}: allow it with --allow-host"
             raise Problem(421, detail, "WrongHost")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
@@ -226,10 +230,15 @@ class ServiceMiddleware:
         elif site not in ("none", "same-origin") and not followed_link:
             raise Problem(403, "requests from pages of other sites are not answered", "CrossOrigin")
         caller = exchange.client
-        if self._config.tokens.entries and guarded:
-            holder = self._config.tokens.holder(headers.get("authorization", ""))
+        from_lan = lan is not None and scope["scheme"] == "https"
+        if guarded and (from_lan or self._config.tokens.entries):
+            given = headers.get("authorization", "")
+            holder = self._config.tokens.holder(given) or (lan.tokens.holder(given) if lan else None)
             if holder is None:
-                raise Problem(401, "send 'Authorization: Bearer TOKEN' with a token of this service", "BadToken")
+                again = "scan the code on the computer again" if from_lan else "send 'Authorization: Bearer TOKEN'"
+                raise Problem(401, f"{again}: a token of this service is needed, and those of codes expire", "BadToken")
+            if holder.role == "page" and not _is_for_phones(method, path):
+                raise Problem(403, "a phone may not do this: do it on the computer that serves the models", "PageToken")
             reads = method in _READING_METHODS or (method == "POST" and path.endswith(_READING_POSTS))
             if holder.role == "read" and not reads:
                 detail = "this token has the role read; changes need a token with the role teach"

@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +37,7 @@ from evergrow.serve import schemas
 from evergrow.serve.backbones import cores, limit_torch
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.monitoring import Metrics, thread_warnings
-from evergrow.serve.requests import UPLOAD, ChangeRequest, Problem, requests_of
+from evergrow.serve.requests import UPLOAD, ChangeRequest, Problem
 
 _PAUSE, _TRIES = 0.05, 40  # seconds between two tries at a file that another process is changing
 _FEW_SAMPLES = 512  # of small matrices, in the model and new, one thread makes a change faster than many
@@ -104,7 +107,7 @@ class Version:
     def facts(self) -> dict[str, Any]:
         """Return what answers of several routes say about the model."""
         names = ("kind", "state", "revision", "etag", "classes", "n_samples", "n_features")
-        return {name: getattr(self, name) for name in names}
+        return {"n_classes": len(self.counts), **{name: getattr(self, name) for name in names}}
 
     def require_ready(self) -> None:
         """Raise :class:`NotFittedError` while the model has no class."""
@@ -143,6 +146,16 @@ class Version:
         """Return how good the answers about labelled features are, with the answers."""
         with self._computing:
             return self.learner.evaluate((rows, labels), false_alarm=false_alarm, keep_samples=True)
+
+
+def name_now(name: str, changes: Iterable[Change]) -> str | None:
+    """Return the name of a class after some changes, or None if it was forgotten."""
+    for change in changes:
+        if change.what == "forget" and name in change.classes:
+            return None
+        if change.what in ("rename", "merge-classes"):
+            name = change.names.get(name, name)
+    return name
 
 
 def matches(header: str, etag: str) -> bool:
@@ -228,8 +241,7 @@ class ServedModel:
         signature, facts = self._listed
         if signature is None or signature != signature_of(self.path):
             version = self.current()
-            facts = {**version.facts(), "n_classes": len(version.counts)}
-            self._listed = version.signature, facts
+            self._listed = signature, facts = version.signature, version.facts()
         return facts
 
     def open_file(self) -> tuple[BinaryIO, Version]:
@@ -292,31 +304,29 @@ class ServedModel:
     async def roll_back(self, n: int, to: int | None, request: ChangeRequest) -> schemas.ChangeAnswer:
         """Undo the latest changes: a number of them, or all after a revision."""
 
-        def undo(learner: Learner) -> Change:
+        def undo() -> Change:
             kept = modelfile.kept_revisions(self.path)
             if to is not None and to not in kept:
                 listed = ", ".join(map(str, kept)) or "none"
                 raise errors.ParameterError(f"revision {to} is not kept; kept are: {listed}")
             steps = n if to is None else len(kept) - kept.index(to)
-            target = kept[-steps] if steps <= len(kept) else 0  # if there are fewer, rollback says so
-            undone = [e for change in learner.history_ if change.revision > target for e in requests_of(change)]
-            return modelfile.rollback(self.path, steps, who=request.who, extra=request.extra(undone))
+            return modelfile.rollback(self.path, steps, who=request.who, extra=request.extra())
 
         return await self._restore(undo, request)
 
     async def redo(self, n: int, request: ChangeRequest) -> schemas.ChangeAnswer:
         """Take the latest rollbacks back."""
         who, extra = request.who, request.extra()
-        return await self._restore(lambda _: modelfile.redo(self.path, n, who=who, extra=extra), request)
+        return await self._restore(lambda: modelfile.redo(self.path, n, who=who, extra=extra), request)
 
-    async def _restore(self, step: Callable[[Learner], Change], request: ChangeRequest) -> schemas.ChangeAnswer:
+    async def _restore(self, step: Callable[[], Change], request: ChangeRequest) -> schemas.ChangeAnswer:
         """Put an earlier state in place of the file."""
 
         def work(version: Version) -> Change:
             with modelfile.locked_model(self.path, **self._settings) as learner:
                 if learner.origin_ != version.learner.origin_:
                     raise errors.BusyError("another process changed the model meanwhile")
-                change = step(learner)
+                change = step()
             self._refreshed()
             return change
 
@@ -376,17 +386,19 @@ class ServedModel:
         """Do what a request asks for unless it was done before; ``work`` returns None if there is nothing to do."""
         with thread_warnings() as warnings:
             before = self._refreshed()
-            changes = before.learner.history_
-            change = request.find([*changes, *(entry.change for entry in History(self.path).undone(before.digest))])
+            told = [(change, change) for change in before.learner.history_]
+            log = History(self.path).undone(before.digest)
+            told += [(entry.change, change) for entry in log for change in (entry.change, *entry.undone)]
+            known = next((answer for answer, change in told if request.fulfilled_by(change)), None)
             done = None
-            if change is None:
+            if known is None:
                 _check_match(request, before)
                 done = work(before)
         after = self._version or before
         return schemas.ChangeAnswer(
             **after.facts(),
             model=request.model,
-            change=schemas.ChangeRecord.model_validate(done or change or changes[-1]),
+            change=schemas.ChangeRecord.model_validate(done or known or before.learner.history_[-1]),
             new_classes=sorted(set(after.counts) - set(before.counts)),
             gone_classes=sorted(set(before.counts) - set(after.counts)),
             warnings=warnings,
@@ -431,14 +443,16 @@ class ModelStore:
     def names(self) -> list[str]:
         """Return the names of all models, sorted."""
         files = self.folder.glob(f"*{schemas.MODEL_SUFFIX}")
-        return sorted(file.stem for file in files if schemas.is_model_name(file.stem) and not os.path.isdir(file))
+        found = {unquote(file.stem) for file in files if not os.path.isdir(file)}
+        return sorted(name for name in found if schemas.is_model_name(name) and os.path.lexists(self.path(name)))
 
     def path(self, name: str) -> Path:
         """Return where a model of this name lies."""
-        return self.folder / f"{name}{schemas.MODEL_SUFFIX}"
+        return self.folder / f"{schemas.file_stem(name)}{schemas.MODEL_SUFFIX}"
 
     def model(self, name: str) -> ServedModel:
         """Return a model by name, or raise :class:`ModelNotFoundError`; a name is never taken for a path."""
+        name = unicodedata.normalize("NFC", name)
         if not schemas.is_model_name(name) or not self.path(name).is_file():
             raise _missing(name[:80])
         return self._of_file(Path(os.path.realpath(self.path(name))))
@@ -484,6 +498,7 @@ class ModelStore:
         """Return where a new model will lie, or raise the problem 409 if the name is taken, in whatever case."""
         if name.casefold() in map(str.casefold, self.names()) or os.path.lexists(self.path(name)):
             raise Problem(409, f"there is a model {name!r} already: take another name", "NameTaken")
+        remove_kept(kept_folder(self.path(name)))  # of a file of this name that was removed by hand
         return self.path(name)
 
     def _of_file(self, path: Path) -> ServedModel:
@@ -494,13 +509,11 @@ class ModelStore:
             return found
 
     def let_go(self) -> None:
-        """Let go of models that nobody asked for lately, and of the longest unasked if too many are in memory."""
+        """Let go of the models that nobody asked for longest if too many are in memory."""
         with self._guard:
             held = [model for model in self._models.values() if model.is_open]
-        since = time.monotonic() - self._config.limits.idle_seconds
-        for place, model in enumerate(sorted(held, key=lambda model: -model.asked)):
-            if model.asked < since or place >= self._config.limits.open_models:
-                model.let_go()
+        for model in sorted(held, key=lambda model: -model.asked)[self._config.limits.open_models :]:
+            model.let_go()
 
 
 def _missing(name: str) -> errors.ModelNotFoundError:
@@ -510,8 +523,21 @@ def _missing(name: str) -> errors.ModelNotFoundError:
 # -- deleting: a model is gone in one step, and the rest of it is removed then, also after a crash in between ----
 
 
+def kept_folder(model: Path) -> Path:
+    """Return the folder of the images that are kept of a model, whether or not there is one."""
+    return model.with_name(f"{model.name}.kept")
+
+
+def remove_kept(folder: Path) -> None:
+    """Remove the images that are kept of a model: they are gone in one step."""
+    if folder.is_dir() and not folder.is_symlink():
+        away = folder.with_name(f"{_DELETED}{secrets.token_hex(8)}")
+        os.replace(folder, away)
+        shutil.rmtree(away, ignore_errors=True)
+
+
 def _remove_model(path: Path) -> None:
-    """Delete a model file with its history.
+    """Delete a model file with its history and the images that are kept of it.
 
     Raises
     ------
@@ -527,6 +553,7 @@ def _remove_model(path: Path) -> None:
         stack.enter_context(locked(path.parent, wait=True))
         away = path.with_name(f"{_DELETED}{path.name}")
         try:
+            remove_kept(kept_folder(path))  # first, so that no later model of this name has them
             os.replace(path, away)
         except OSError as error:
             raise ModelWriteError(f"{path.name} cannot be removed: {error.strerror}") from error
@@ -541,7 +568,10 @@ def _remove_leftovers(folder: Path) -> None:
             if time.time() - upload.stat().st_mtime > _ABANDONED:
                 upload.unlink()
     for away in folder.glob(f"{_DELETED}*"):
-        _clear(away)
+        if away.is_dir():
+            shutil.rmtree(away, ignore_errors=True)
+        else:
+            _clear(away)
 
 
 def _clear(away: Path) -> None:

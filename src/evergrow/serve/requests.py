@@ -8,7 +8,7 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -20,7 +20,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, create_model
 from pydantic.json_schema import SkipJsonSchema
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -32,9 +32,12 @@ from evergrow.core.escaping import one_line
 from evergrow.learner.modelfile import ModelWriteError
 from evergrow.learner.snapshot import Change
 from evergrow.serve.config import Limits
-from evergrow.serve.schemas import JsonSamples, SampleForm
+from evergrow.serve.schemas import JsonSamples, RequestModel, SampleForm
 
 JSON, FORM, PROBLEM = "application/json", "multipart/form-data", "application/problem+json"
+FILE = "application/octet-stream"
+BINARY: dict[str, Any] = {FILE: {"schema": {"type": "string", "format": "binary"}}}
+"""The OpenAPI description of a file."""
 UPLOAD = ".upload."
 """Beginning of the names of files that are being received."""
 _STATUS: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
@@ -54,7 +57,7 @@ _FIELDS = 100  # fields of a JSON object at the top: each unknown one would make
 _PARTS = 10  # values that cost as much as a list
 _PIECE = 2**14  # bytes of a form that are parsed at once
 _SMALL = 2**16  # bytes of JSON that are read without keeping others waiting
-_REQUESTS = "requests"  # field of a change: the requests that it fulfilled
+_REQUESTS = "requests"  # field of a change: the request that it fulfilled, in a list
 
 # -- problems ---------------------------------------------------------------------------------------------------
 
@@ -109,7 +112,10 @@ def problem_of(error: BaseException, folder: str = "") -> Problem:
     if isinstance(error, Problem):
         return error
     if isinstance(error, RequestValidationError):
-        listed = [{"field": _field(entry["loc"]), "message": entry["msg"]} for entry in error.errors()[:_ERRORS]]
+        listed = [
+            {"field": _field(entry["loc"]), "message": entry["msg"].removeprefix("Value error, ")}
+            for entry in error.errors()[:_ERRORS]
+        ]
         first = listed[0]
         detail = f"{first['field']}: {first['message']}" if first["field"] else first["message"]
         return Problem(422, detail, "BadField", errors=listed)
@@ -168,40 +174,6 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def parse_body(raw: bytes, limits: Limits, kind: Any = None) -> Any:
-    """Return the value of a JSON body; a large one is read in a thread, so that others need not wait.
-
-    Parameters
-    ----------
-    raw : bytes
-        The body.
-    limits : Limits
-        How many values it may hold.
-    kind : type, optional
-        The pydantic model that it is validated as; by default the plain value is returned.
-
-    Raises
-    ------
-    Problem
-        400 if it is no JSON, 413 if it holds too many values, 422 if it does not fit the model.
-    """
-
-    def parse() -> Any:
-        parts = sum(map(raw.count, (b"[", b"{", b":")))  # which cost most: each is an object for the parser
-        if max(raw.count(b","), _PARTS * parts) > limits.json_values:
-            most = f"{limits.json_values:,} values and {limits.json_values // _PARTS:,} keys and lists"
-            raise Problem(413, f"JSON may hold at most {most}: send samples as files", "TooMany")
-        try:
-            value = parse_json(raw, "body")
-        except errors.FileFormatError as error:
-            raise Problem(400, f"the body is not valid JSON: {error.__cause__}", "BadJson") from error
-        if isinstance(value, dict) and len(value) > _FIELDS:
-            raise Problem(422, f"a request has at most {_FIELDS} fields, not {len(value):,}", "BadField")
-        return value if kind is None else validated(kind, value)
-
-    return parse() if len(raw) < _SMALL else await asyncio.to_thread(parse)
-
-
 def validated(kind: Any, value: Any, *, strict: bool | None = None) -> Any:
     """Return a value as a pydantic type, or raise the error that becomes the problem 422 with the wrong fields."""
     try:
@@ -211,11 +183,41 @@ def validated(kind: Any, value: Any, *, strict: bool | None = None) -> Any:
 
 
 class BoundedRequest(Request):
-    """A request whose JSON is read by :func:`parse_body`."""
+    """A request whose JSON is read within limits."""
 
     async def json(self) -> Any:
         """Return the JSON value of the body."""
-        return await parse_body(await self.body(), self.app.state.service.limits)
+        return await self.checked_json()
+
+    async def checked_json(self, kind: Any = None) -> Any:
+        """Return the JSON value of the body; a large one is read in a thread, so that others need not wait.
+
+        Parameters
+        ----------
+        kind : type, optional
+            The pydantic model that it is validated as; by default the plain value is returned.
+
+        Raises
+        ------
+        Problem
+            400 if it is no JSON, 413 if it holds too many values, 422 if it does not fit the model.
+        """
+        raw, most = await self.body(), self.app.state.service.limits.json_values
+
+        def parse() -> Any:
+            parts = sum(map(raw.count, (b"[", b"{", b":")))  # which cost most: each is an object for the parser
+            if max(raw.count(b","), _PARTS * parts) > most:
+                said = f"{most:,} values and {most // _PARTS:,} keys and lists"
+                raise Problem(413, f"JSON may hold at most {said}: send samples as files", "TooMany")
+            try:
+                value = parse_json(raw, "body")
+            except errors.FileFormatError as error:
+                raise Problem(400, f"the body is not valid JSON: {error.__cause__}", "BadJson") from error
+            if isinstance(value, dict) and len(value) > _FIELDS:
+                raise Problem(422, f"a request has at most {_FIELDS} fields, not {len(value):,}", "BadField")
+            return value if kind is None else validated(kind, value)
+
+        return parse() if len(raw) < _SMALL else await asyncio.to_thread(parse)
 
 
 class BoundedRoute(APIRoute):
@@ -295,13 +297,24 @@ class SentSamples:
         return np.asarray([label] * n if labels is None else labels, dtype=np.str_)
 
 
-def sample_body(json_model: type[JsonSamples], form_model: type[SampleForm]) -> Any:
-    """Return the dependency that reads :class:`SentSamples` of these models: JSON, or a form of files."""
+class SampleBody:
+    """A dependency that reads samples, from JSON or from a form of files, with the same fields beside them.
 
-    async def read(request: Request) -> SentSamples:
+    Parameters
+    ----------
+    fields : type of RequestModel
+        The fields.
+    """
+
+    def __init__(self, fields: type[RequestModel]) -> None:
+        self._json = create_model(f"{fields.__name__}Json", __base__=(JsonSamples, fields))
+        self._form = create_model(f"{fields.__name__}Form", __base__=(SampleForm, fields))
+
+    async def __call__(self, request: BoundedRequest) -> SentSamples:
+        """Return the samples of a request."""
         limits = request.app.state.service.limits
         if media_type(request) == FORM:
-            fields: SampleForm = validated(form_model, await _read_form(request, limits), strict=False)
+            fields = await read_form(request, self._form)
             files = [await file.read() for file in (*(fields.images or ()), *([fields.rows] if fields.rows else ()))]
             images = [(f"images[{i}]", data) for i, data in enumerate(files[: len(fields.images or ())])] or None
             rows = None if fields.rows is None else await asyncio.to_thread(_read_table, files[-1], limits.samples)
@@ -309,25 +322,26 @@ def sample_body(json_model: type[JsonSamples], form_model: type[SampleForm]) -> 
             return SentSamples(images, None, rows, fields, (content, *files))
         if media_type(request) != JSON:
             raise Problem(415, f"send {JSON} or {FORM}, not {media_type(request)[:80]!r}", "MediaType")
-        raw = await request.body()
-        checked: JsonSamples = await parse_body(raw, limits, json_model)
-        return SentSamples(None, checked.texts, checked.rows, checked, (raw,))
+        fields = await request.checked_json(self._json)
+        return SentSamples(None, fields.texts, fields.rows, fields, (await request.body(),))
 
-    return Depends(read)
+    def described(self) -> dict[str, Any]:
+        """Return the OpenAPI description of what it reads."""
+        schemas = [model.model_json_schema() for model in (self._json, self._form)]
+        for schema in schemas:  # one sort of samples, and where there are labels one of two ways to give them
+            sorts = ("images", "texts", "rows"), ("label", "labels")
+            groups = [set(names) & set(schema["properties"]) for names in sorts]
+            schema["allOf"] = [{"oneOf": [{"required": [name]} for name in sorted(group)]} for group in groups if group]
+        return {"requestBody": {"required": True, "content": {JSON: {"schema": schemas[0]}, FORM: _form(schemas[1])}}}
 
 
-def sample_content(json_model: type[JsonSamples], form_model: type[SampleForm]) -> dict[str, Any]:
-    """Return the OpenAPI description of what :func:`sample_body` reads, from the same models."""
-    schemas = [model.model_json_schema() for model in (json_model, form_model)]
-    for schema in schemas:  # one sort of samples, and where there are labels one of two ways to give them
-        groups = [
-            set(names) & set(schema["properties"]) for names in (("images", "texts", "rows"), ("label", "labels"))
-        ]
-        choices = [{"oneOf": [{"required": [name]} for name in sorted(names)]} for names in groups if names]
-        schema["allOf"] = choices
-    form = {"schema": schemas[1], "encoding": {"images": {"contentType": "image/png, image/jpeg"}}}
-    content = {JSON: {"schema": schemas[0]}, FORM: form}
-    return {"requestBody": {"required": True, "content": content}}
+def _form(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"schema": schema, "encoding": {"images": {"contentType": "image/png, image/jpeg"}}}
+
+
+def described_form(kind: type[RequestModel]) -> dict[str, Any]:
+    """Return the OpenAPI description of a form that :func:`read_form` reads."""
+    return {"requestBody": {"required": True, "content": {FORM: _form(kind.model_json_schema())}}}
 
 
 async def _pieces(request: Request) -> AsyncGenerator[bytes, None]:
@@ -338,8 +352,11 @@ async def _pieces(request: Request) -> AsyncGenerator[bytes, None]:
             await asyncio.sleep(0)
 
 
-async def _read_form(request: Request, limits: Limits) -> dict[str, Any]:
-    """Return the fields of a form; ``images`` and ``labels`` may come several times."""
+async def read_form(request: Request, kind: type[RequestModel]) -> Any:
+    """Return a form as a pydantic model; ``images`` and ``labels`` may come several times."""
+    if media_type(request) != FORM:
+        raise Problem(415, f"send {FORM}, not {media_type(request)[:80]!r}", "MediaType")
+    limits: Limits = request.app.state.service.limits
     parser = MultiPartParser(
         request.headers,
         _pieces(request),
@@ -357,7 +374,8 @@ async def _read_form(request: Request, limits: Limits) -> dict[str, Any]:
         raise Problem(400, "the form cannot be read: it is damaged", "BadForm") from error
     # A field that comes twice stays a list, which its type refuses.
     found = ((name, form.getlist(name)) for name in form)
-    return {name: got if name in ("images", "labels") or len(got) > 1 else got[0] for name, got in found}
+    fields = {name: got if name in ("images", "labels") or len(got) > 1 else got[0] for name, got in found}
+    return validated(kind, fields, strict=False)
 
 
 def _read_table(data: bytes, most: int) -> NDArray[Any]:
@@ -384,7 +402,7 @@ class ChangeRequest:
     """A change that was asked for, and its conditions.
 
     The key of a request is written into the model file with the change that fulfils it, so that a repeated request
-    counts once, also after a restart. A rollback keeps the keys of what it undid.
+    counts once, also after a restart and after a rollback, whose log tells what it undid.
 
     Parameters
     ----------
@@ -425,41 +443,42 @@ class ChangeRequest:
             digest.update(part)
         return dataclasses.replace(self, content=digest.hexdigest() if self.key else "", note=note)
 
-    def extra(self, earlier: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """Return further fields of the change that fulfils the request, with earlier requests that it takes over."""
-        entries = [dict(entry) for entry in earlier]
-        if self.key:
-            entries.append({"key": self.key, "content": self.content})
-        return {_REQUESTS: entries} if entries else {}
+    def extra(self) -> dict[str, Any]:
+        """Return further fields of the change that fulfils the request."""
+        return {_REQUESTS: [{"key": self.key, "content": self.content}]} if self.key else {}
 
-    def find(self, changes: Iterable[Change]) -> Change | None:
-        """Return the change that fulfilled the request before, or None.
+    def fulfilled_by(self, change: Change) -> bool:
+        """Return whether a change fulfilled the request before.
 
         Raises
         ------
         Problem
-            If the key was used for another request.
+            If it fulfilled another one with the same key.
         """
-        for change in changes if self.key else ():
-            for entry in requests_of(change):
-                if entry.get("key") != self.key:
-                    continue
-                if entry.get("content") != self.content:
-                    raise Problem(422, "this Idempotency-Key was used for another request: take a new one", "KeyReused")
-                return change
-        return None
-
-
-def requests_of(change: Change) -> list[Mapping[str, Any]]:
-    """Return the requests that a change fulfilled. A file may hold anything there."""
-    entries = change.extra.get(_REQUESTS, [])
-    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+        entries = change.extra.get(_REQUESTS) if self.key else None
+        listed = entries if isinstance(entries, list) else []  # a file may hold anything
+        same = [e.get("content") for e in listed if isinstance(e, dict) and e.get("key") == self.key]
+        if same and self.content not in same:
+            raise Problem(422, "this Idempotency-Key was used for another request: take a new one", "KeyReused")
+        return bool(same)
 
 
 IfMatch = Annotated[
     str, Header(description="The ETag that the caller saw; another one answers 412.", examples=['"7-3f9c1a"'])
 ]
-KeyText = Annotated[str, Field(min_length=1, max_length=200, pattern="^[ -~]+$")]
+
+
+def _check_key(key: str) -> str:
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("an Idempotency-Key has plain letters, digits and signs only (ASCII)")
+    return key
+
+
+KeyText = Annotated[
+    str,
+    Field(min_length=1, max_length=200, json_schema_extra={"pattern": "^[ -~]+$"}),
+    AfterValidator(_check_key),
+]
 
 
 def _change_request(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,6 +14,7 @@ from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
 from evergrow.core.errors import EvergrowError, FileFormatError, ModelNotFoundError
+from evergrow.core.escaping import printable
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, kept_revisions
@@ -20,25 +22,27 @@ from evergrow.serve import schemas
 from evergrow.serve.label_studio import forget_classes
 from evergrow.serve.models import Edit, Version, matches
 from evergrow.serve.requests import (
+    BINARY,
+    FILE,
     JSON,
     PROBLEMS,
     BoundedRoute,
     ChangeRequest,
     ChangeRequestDep,
     IfMatch,
+    SampleBody,
     SentSamples,
+    described_form,
     problem_of,
+    read_form,
     receive_file,
-    sample_body,
-    sample_content,
 )
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, check_writable
 
-FILE = "application/octet-stream"
-_BINARY: dict[str, Any] = {FILE: {"schema": {"type": "string", "format": "binary"}}}
-_FILE_BODY = {"requestBody": {"required": True, "content": _BINARY}}
+_FILE_BODY = {"requestBody": {"required": True, "content": BINARY}}
 _WRITES = [Depends(check_writable)]
 _CHUNK = 2**20  # bytes of a file that are sent at once
+QUESTION, EXAM, LESSON = SampleBody(schemas.Question), SampleBody(schemas.Exam), SampleBody(schemas.Lesson)
 
 _SHARED: dict[str, Any] = {"route_class": BoundedRoute, "responses": PROBLEMS}
 models = APIRouter(prefix="/api/v1", tags=["models"], **_SHARED)
@@ -51,32 +55,28 @@ ROUTERS = (models, questions, changes)
 
 
 @models.get("/models")
-async def list_models(service: ServiceDep) -> schemas.ModelList:
+def list_models(service: ServiceDep) -> schemas.ModelList:
     """Return all models of the folder; one that cannot be read says why."""
-    found = [await service.run(_summary, service, name) for name in await service.run(service.store.names)]
+    found = [_summary(service, name) for name in service.store.names()]
     return schemas.ModelList(models=found, read_only=service.config.read_only)
 
 
 @models.get("/backbones")
-async def list_backbones(service: ServiceDep) -> dict[str, list[schemas.BackboneOffer]]:
+def list_backbones(service: ServiceDep) -> dict[str, list[schemas.BackboneOffer]]:
     """Return the backbones that new models can be made with; ``auto`` takes the first of a kind."""
-    return {"backbones": await service.run(service.pool.offers)}
+    return {"backbones": service.pool.offers()}
 
 
 @models.post("/models", status_code=201, dependencies=_WRITES)
-async def create_model(asked: schemas.NewModel, service: ServiceDep, response: Response) -> schemas.ModelRecord:
+def create_model(asked: schemas.NewModel, service: ServiceDep, response: Response) -> schemas.ModelRecord:
     """Make a model that knows nothing yet. It answers from the first class on."""
-
-    def create() -> OpenModel:
-        backbone = None
-        if asked.kind != "features":
-            backbone = service.pool.chosen("image" if asked.kind == "images" else "text", asked.backbone).backbone
-        device = service.config.device
-        learner = Learner(backbone, asked.method, options=asked.options or None, device=device, cache=False)
-        service.store.create(asked.name, learner.begin())
-        return service.open(asked.name)
-
-    return await _described(await service.run(create), service, response)
+    backbone = None
+    if asked.kind != "features":
+        backbone = service.pool.chosen("image" if asked.kind == "images" else "text", asked.backbone).backbone
+    device = service.config.device
+    learner = Learner(backbone, asked.method, options=asked.options or None, device=device, cache=False)
+    service.store.create(asked.name, learner.begin())
+    return _described(service, asked.name, response)
 
 
 @models.post("/models/upload", status_code=201, dependencies=_WRITES, openapi_extra=_FILE_BODY)
@@ -85,41 +85,39 @@ async def upload_model(
 ) -> schemas.ModelRecord:
     """Make a model of a file; it is a stranger's, and all of it is checked first."""
     file, _ = await receive_file(request, service.store.folder, ".part", FILE)
-    await service.run(service.store.adopt, name, file, service.pool.check_offered)
-    return await _described(await service.run(service.open, name), service, response)
+    await asyncio.to_thread(service.store.adopt, name, file, service.pool.check_offered)
+    return await asyncio.to_thread(_described, service, name, response)
 
 
 @models.get("/models/{m}", response_model=schemas.ModelRecord, responses={304: {"description": "Not Modified"}})
-async def describe_model(
-    model: ModelDep, service: ServiceDep, response: Response, if_none_match: Annotated[str, Header()] = ""
-) -> Any:
+def describe_model(model: ModelDep, response: Response, if_none_match: Annotated[str, Header()] = "") -> Any:
     """Return classes with counts, revision, history, backbone and thresholds; the ETag names this state alone."""
     etag = model.version.etag
     if matches(if_none_match.replace("W/", ""), etag):
         return Response(status_code=304, headers={"ETag": etag})
     response.headers["ETag"] = etag
-    return await service.run(_model_record, model)
+    return _model_record(model)
 
 
 @models.delete("/models/{m}", status_code=204, response_class=Response, dependencies=_WRITES)
 async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> Response:
     """Delete a model with its history, for good: it is gone in one step. A link loses its name, not its file."""
-    file = await service.run(service.store.model, m)
+    file = await asyncio.to_thread(service.store.model, m)
     await file.remove(ChangeRequest(m, if_match), service.store.path(m))
     return Response(status_code=204)
 
 
-@models.get("/models/{m}/download", response_class=Response, responses={200: {"content": _BINARY}})
-async def download_model(model: ModelDep, service: ServiceDep) -> StreamingResponse:
+@models.get("/models/{m}/download", response_class=Response, responses={200: {"content": BINARY}})
+def download_model(model: ModelDep) -> StreamingResponse:
     """Return the model file."""
     model.version.require_ready()
-    file, version = await service.run(model.file.open_file)
+    file, version = model.file.open_file()
     headers = _file_headers(model.name, schemas.MODEL_SUFFIX, version)
     headers["Content-Length"] = str(os.fstat(file.fileno()).st_size)
     return StreamingResponse(_chunks(file), media_type=FILE, headers=headers)
 
 
-@models.get("/models/{m}/export.onnx", response_class=Response, responses={200: {"content": _BINARY}})
+@models.get("/models/{m}/export.onnx", response_class=Response, responses={200: {"content": BINARY}})
 async def export_model(model: ModelDep, service: ServiceDep, head_only: bool = False) -> Response:
     """Return the model as one ONNX graph, from pixels to labels; with ``head_only`` from features."""
     model.version.require_ready()
@@ -136,10 +134,11 @@ def _file_headers(name: str, suffix: str, version: Version) -> dict[str, str]:
     return {"ETag": version.etag, "Content-Disposition": f"attachment; filename*=utf-8''{quote(name)}{suffix}"}
 
 
-async def _described(model: OpenModel, service: Service, response: Response) -> schemas.ModelRecord:
+def _described(service: Service, name: str, response: Response) -> schemas.ModelRecord:
     """Return the description of a new model."""
-    response.headers.update({"ETag": model.version.etag, "Location": f"/api/v1/models/{quote(model.name)}"})
-    return await service.run(_model_record, model)
+    model = service.open(name)
+    response.headers.update({"ETag": model.version.etag, "Location": f"/api/v1/models/{quote(name)}"})
+    return _model_record(model)
 
 
 def _summary(service: Service, name: str) -> schemas.ModelSummary:
@@ -178,40 +177,51 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
 # -- questions --------------------------------------------------------------------------------------------------
 
 
-@questions.post(
-    "/predict",
-    response_model=schemas.Predictions,
-    openapi_extra=sample_content(schemas.Question, schemas.QuestionForm),
-)
-async def predict(
-    model: ModelDep,
-    body: Annotated[SentSamples, sample_body(schemas.Question, schemas.QuestionForm)],
-    service: ServiceDep,
-) -> Response:
+@questions.post("/predict", response_model=schemas.Predictions, openapi_extra=QUESTION.described())
+async def predict(model: ModelDep, body: Annotated[SentSamples, Depends(QUESTION)], service: ServiceDep) -> Response:
     """Return the likeliest classes of each sample, and whether it is unknown."""
     answers = await service.answers(model, body, body.fields.false_alarm)
-    told = await service.run(predictions, model, answers, body.fields.k)
+    told = await asyncio.to_thread(predictions, model, answers, body.fields.k)
     return Response(told, media_type=JSON, headers={"ETag": model.version.etag})
 
 
-@questions.post("/evaluate", openapi_extra=sample_content(schemas.Exam, schemas.ExamForm))
+@questions.post("/evaluate", openapi_extra=EXAM.described())
 async def evaluate(
-    model: ModelDep,
-    body: Annotated[SentSamples, sample_body(schemas.Exam, schemas.ExamForm)],
-    service: ServiceDep,
+    model: ModelDep, body: Annotated[SentSamples, Depends(EXAM)], service: ServiceDep
 ) -> schemas.EvaluationRecord:
     """Compare answers with labels: accuracy, confusion, and which samples were wrong."""
+    found = await evaluated(service, model, body, body.labels().tolist(), body.fields.false_alarm)
+    return schemas.EvaluationRecord(**found)
+
+
+async def evaluated(
+    service: Service, model: OpenModel, samples: SentSamples, labels: list[str], false_alarm: float
+) -> dict[str, Any]:
+    """Return the fields of :class:`EvaluationRecord` for samples and their classes."""
     version = model.version
     version.require_ready()
-    labels = body.labels()
-    rows = await service.features(model, body)
-    result = await service.run(version.evaluate, rows, labels, body.fields.false_alarm)
+    rows = await service.features(model, samples)
+    result = await asyncio.to_thread(version.evaluate, rows, np.asarray(labels, dtype=np.str_), false_alarm)
     service.metrics.samples.labels("evaluate").inc(len(rows))
     predicted = [] if result.samples is None else result.samples.predicted.tolist()
-    pairs = enumerate(zip(labels.tolist(), predicted, strict=True))
+    pairs = enumerate(zip(labels, predicted, strict=True))
     wrong = [{"sample": i, "label": label, "predicted": said} for i, (label, said) in pairs if label != said]
     about = {"model": model.name, "revision": version.revision, "predicted": predicted, "wrong": wrong}
-    return schemas.EvaluationRecord.model_validate({**result.to_dict(), **about})
+    return {**result.to_dict(), **about}
+
+
+@models.post(
+    "/preview",
+    response_class=Response,
+    responses={200: {"content": {"image/jpeg": {}}}},
+    openapi_extra=described_form(schemas.PreviewForm),
+)
+async def preview(request: Request, service: ServiceDep) -> Response:
+    """Return a picture of an image that browsers cannot show, as a JPEG; nothing of it is kept."""
+    form: schemas.PreviewForm = await read_form(request, schemas.PreviewForm)
+    name = printable(form.image.filename or "the image")[:200]
+    picture = await service.preview(name, await form.image.read(), form.side)
+    return Response(picture, media_type="image/jpeg")
 
 
 def predictions(model: OpenModel, answers: Answers, k: int) -> str:
@@ -264,17 +274,17 @@ class RequestedChange:
         return answer
 
 
-LessonBody = Annotated[SentSamples, sample_body(schemas.Lesson, schemas.LessonForm)]
+LessonBody = Annotated[SentSamples, Depends(LESSON)]
 ChangeDep = Annotated[RequestedChange, Depends(RequestedChange)]
 
 
-@changes.post("/teach", openapi_extra=sample_content(schemas.Lesson, schemas.LessonForm))
+@changes.post("/teach", openapi_extra=LESSON.described())
 async def teach(change: ChangeDep, body: LessonBody) -> schemas.ChangeAnswer:
     """Learn samples of new classes or old ones; the answer comes once they are on disk."""
     return await change.learn("teach", body, Learner.partial_fit)
 
 
-@changes.post("/unlearn", openapi_extra=sample_content(schemas.Lesson, schemas.LessonForm))
+@changes.post("/unlearn", openapi_extra=LESSON.described())
 async def unlearn(change: ChangeDep, body: LessonBody) -> schemas.ChangeAnswer:
     """Take samples out again, exactly: send the same bytes and the label they were taught with."""
     return await change.learn("unlearn", body, Learner.unlearn)

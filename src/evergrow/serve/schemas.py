@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from typing import Annotated, Any, Literal
 
@@ -14,10 +13,29 @@ SampleKind = Literal["images", "texts", "features"]
 SAMPLE_KINDS: dict[str, SampleKind] = {"image": "images", "text": "texts", "features": "features"}
 """What the API calls samples, by what the library calls them."""
 ModelState = Literal["ready", "starting"]
+KeptSet = Literal["test", "review"]
 JobState = Literal["running", "writing", "done", "failed", "cancelled"]
 MODEL_SUFFIX = ".evg"
-_MODEL_NAME = r"^\w[\w .\-]{0,63}$"
 _NAME_BYTES = 200  # file systems count bytes, and the history adds a suffix
+_UNSAFE = ':*?"<>|%'  # in names of files on one system or another, and what marks them
+_JOINERS = "\u200c\u200d"  # some scripts and emoji are written with them
+
+
+def is_visible(name: str) -> bool:
+    """Return whether a name can be seen and holds no control characters."""
+    return bool(name.strip()) and all(character.isprintable() or character in _JOINERS for character in name)
+
+
+def file_stem(name: str) -> str:
+    """Return the name of a model's file without its suffix: what some file systems refuse is percent-encoded.
+
+    Examples
+    --------
+    >>> from evergrow.serve.schemas import file_stem
+    >>> file_stem("My birds!"), file_stem("Goldfinch ♀: 100 %?")
+    ('My birds!', 'Goldfinch ♀%3A 100 %25%3F')
+    """
+    return "".join(f"%{ord(character):02X}" if character in _UNSAFE else character for character in name)
 
 
 def is_model_name(name: str) -> bool:
@@ -26,38 +44,43 @@ def is_model_name(name: str) -> bool:
     Examples
     --------
     >>> from evergrow.serve.schemas import is_model_name
-    >>> [is_model_name(name) for name in ("birds", "Vögel 2", "../birds", "a/b", ".hidden", "birds.evg", "a\n")]
+    >>> [is_model_name(name) for name in ("My birds!", "模型", "../birds", "a/b", ".hidden", "birds.evg", "a\n")]
     [True, True, False, False, False, False, False]
     """
     return (
-        bool(re.fullmatch(_MODEL_NAME, name))
+        is_visible(name)
+        and len(name) <= 64
         and unicodedata.is_normalized("NFC", name)
-        and name.isprintable()
+        and not set(name) & {"/", "\\"}
         and name == name.strip()
+        and not name.startswith(".")
         and not name.endswith(".")  # some systems drop it from file names
-        and not name.casefold().endswith((MODEL_SUFFIX, f"{MODEL_SUFFIX}.history"))
-        and len(name.encode("utf-8", "surrogatepass")) <= _NAME_BYTES
+        and not name.casefold().endswith((MODEL_SUFFIX, f"{MODEL_SUFFIX}.history", f"{MODEL_SUFFIX}.kept"))
+        and len(file_stem(name).encode("utf-8", "surrogatepass")) <= _NAME_BYTES
     )
 
 
 def _check_model_name(name: str) -> str:
+    name = unicodedata.normalize("NFC", name)
     if not is_model_name(name):
         raise ValueError(
-            "a model name has 1 to 64 letters, digits, blanks, dots, dashes or underscores, begins with a letter or "
-            f"digit and does not end in a blank, a dot or {MODEL_SUFFIX!r}"
+            "a model name has at most 64 characters that can be seen (fewer if many are emoji), no slash and no "
+            f"backslash, and does not begin with a dot or a blank or end in a dot, a blank or {MODEL_SUFFIX!r}"
         )
     return name
 
 
 def _check_class_name(name: str) -> str:
-    joiners = "\u200c\u200d"  # some scripts and emoji are written with them
-    if not name.strip() or not all(character.isprintable() or character in joiners for character in name):
+    if not is_visible(name):
         raise ValueError("a class name must be visible and hold no control characters")
     return name
 
 
+_PRINTABLE = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}  # told to programs; people are told in words
 ModelName = Annotated[
-    str, Field(min_length=1, max_length=64, pattern=_MODEL_NAME, examples=["birds"]), AfterValidator(_check_model_name)
+    str,
+    Field(min_length=1, max_length=64, examples=["birds"], json_schema_extra=_PRINTABLE),
+    AfterValidator(_check_model_name),
 ]
 ClassName = Annotated[
     str,
@@ -66,7 +89,7 @@ ClassName = Annotated[
         max_length=200,
         description="Name of a class.",
         examples=["kestrel"],
-        json_schema_extra={"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"},
+        json_schema_extra=_PRINTABLE,
     ),
     AfterValidator(_check_class_name),
 ]
@@ -129,47 +152,47 @@ class FalseAlarm(RequestModel):
     ] = 0.05
 
 
-class QuestionFields(FalseAlarm):
+class Question(FalseAlarm):
     """What to answer about samples."""
 
     k: Annotated[Whole, Field(ge=1, le=1000, description="How many classes to list, the likeliest first.")] = 3
 
 
-class LabelFields(RequestModel):
+class Labels(RequestModel):
     """The classes of samples: one for all, or one for each."""
 
     label: ClassName | SkipJsonSchema[None] = None
     labels: Annotated[ClassNames, Field(description="A class for each sample.")] | SkipJsonSchema[None] = None
 
 
-class LessonFields(LabelFields):
-    """How samples are learned or unlearned."""
+class Lesson(Labels):
+    """What to learn or unlearn of samples."""
 
     note: Note = ""
 
 
-class Question(JsonSamples, QuestionFields):
-    """Texts or feature rows to answer about."""
+class Exam(Labels, FalseAlarm):
+    """What to compare answers about samples with."""
 
 
-class QuestionForm(SampleForm, QuestionFields):
-    """Images or feature vectors to answer about, as files."""
+class PreviewForm(RequestModel):
+    """An image that a browser cannot show."""
+
+    image: Annotated[UploadFile, Field(description="An image file.")]
+    side: Annotated[Whole, Field(ge=16, le=2048, description="Pixels of the longer side of the picture.")] = 512
 
 
-class Lesson(JsonSamples, LessonFields):
-    """Texts or feature rows to learn or unlearn."""
+class KeptForm(Labels):
+    """Images to be kept on the server: test images with their classes, or images to be reviewed."""
+
+    images: Annotated[list[UploadFile], Field(min_length=1, max_length=1024, description="Image files.")]
+    set: KeptSet
 
 
-class LessonForm(SampleForm, LessonFields):
-    """Images or feature vectors to learn or unlearn, as files."""
+class KeepRequest(RequestModel):
+    """Whether test images and the review queue are kept on the server."""
 
-
-class Exam(JsonSamples, LabelFields, FalseAlarm):
-    """Labelled texts or feature rows."""
-
-
-class ExamForm(SampleForm, LabelFields, FalseAlarm):
-    """Labelled images or feature vectors, as files."""
+    on: bool
 
 
 class ForgetRequest(RequestModel):
@@ -381,6 +404,43 @@ class EvaluationRecord(BaseModel):
     predicted: list[str] = Field(description="The answer to each sample.")
     wrong: list[dict[str, Any]] = Field(description="Samples taken for another class: sample, label, predicted.")
     seconds: float
+
+
+class KeptEvaluation(EvaluationRecord):
+    """How good the answers about the kept test images are."""
+
+    ids: list[str] = Field(description="The image of each sample.")
+
+
+class KeptImage(BaseModel):
+    """An image that is kept on the server."""
+
+    id: str
+    set: KeptSet
+    label: str | None = Field(description="Its class under the name that it has now; null in the review queue.")
+    name: str
+    bytes: int
+    when: str
+    revision: int = Field(description="Of the model at that moment.")
+
+
+class KeptRecord(BaseModel):
+    """What is kept of a model's images on the server, the oldest first, and how much may be."""
+
+    on: bool
+    images: list[KeptImage]
+    bytes: int
+    most_images: int
+    most_bytes: int
+
+
+class LanRecord(BaseModel):
+    """How a phone gets in: an address with a token in it, and the same as a QR code."""
+
+    address: str
+    expires: str
+    seconds: int = Field(description="Until then.")
+    svg: str
 
 
 class ProblemDocument(BaseModel):

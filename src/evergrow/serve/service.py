@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import Depends, Request
@@ -23,11 +23,11 @@ from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch
 from evergrow.serve.config import ServeConfig
+from evergrow.serve.lan import LanAccess
 from evergrow.serve.models import ModelStore, ServedModel, Version
 from evergrow.serve.monitoring import Metrics, log
 from evergrow.serve.requests import Problem, SentSamples
 
-Result = TypeVar("Result")
 _WARM = 8
 """Models whose backbones are loaded before anybody asks."""
 
@@ -65,24 +65,22 @@ class Service:
         self.metrics = Metrics()
         self.pool = BackbonePool(config, self.metrics)
         self.metrics.queue.set_function(self.pool.depth)
-        several = max(4, cores())
-        self._threads = ThreadPoolExecutor(several, "answers", limit_torch, (cores(),))
         self._loaders = ThreadPoolExecutor(2, "backbones", limit_torch, (cores(),))
         self._decoders = ThreadPoolExecutor(cores(), "images", limit_torch, (1,))
-        self._writers = ThreadPoolExecutor(several, "changes", limit_torch, (cores(),))
+        self._writers = ThreadPoolExecutor(max(4, cores()), "changes", limit_torch, (cores(),))
         self.store = ModelStore(config, self._writers, self.metrics)
-        self.closing = asyncio.Event()
         self._exporting = asyncio.Lock()
+        self.lan: LanAccess | None = None
+
+    def set_up_threads(self) -> None:
+        """Give ``asyncio.to_thread``, by which all that takes a while is done, threads in which torch is limited."""
+        threads = ThreadPoolExecutor(max(4, cores()), "answers", limit_torch, (cores(),))
+        asyncio.get_running_loop().set_default_executor(threads)
 
     async def shut_down(self) -> None:
         """Finish changes that have begun, and end all threads."""
-        others = (threads.shutdown for threads in (self._threads, self._loaders, self._decoders))
-        for end in (self._writers.shutdown, self.pool.close, *others):
+        for end in (self._writers.shutdown, self.pool.close, self._loaders.shutdown, self._decoders.shutdown):
             await asyncio.to_thread(end)
-
-    async def run(self, work: Callable[..., Result], *args: Any, **settings: Any) -> Result:
-        """Do something that may take a while in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **settings))
 
     def open(self, name: str) -> OpenModel:
         """Return a model as it is now, which may take a while."""
@@ -123,7 +121,7 @@ class Service:
         version = model.version
         version.require_ready()
         rows = _rows(version, samples, self.limits.samples)
-        asked = self._encoded(model, samples, model=version) if rows is None else self.run(version.ask, rows)
+        asked = self._encoded(model, samples, model=version) if rows is None else asyncio.to_thread(version.ask, rows)
         answers = await asked
         self.metrics.samples.labels("predict").inc(len(answers.values))
         return version.judged(answers, false_alarm)
@@ -166,6 +164,17 @@ class Service:
             await asyncio.gather(*work, return_exceptions=True)
             raise
 
+    async def preview(self, name: str, data: bytes, side: int) -> bytes:
+        """Return an image as a JPEG whose longer side has at most so many pixels."""
+
+        def picture() -> bytes:
+            image, buffer = decode_image(data, name=name, max_pixels=self.limits.pixels), io.BytesIO()
+            image.thumbnail((side, side))
+            image.save(buffer, "JPEG", quality=90)
+            return buffer.getvalue()
+
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, picture)
+
     # -- files --------------------------------------------------------------------------------------------------
 
     async def export(self, model: OpenModel, *, head_only: bool) -> bytes:
@@ -173,7 +182,7 @@ class Service:
         if self._exporting.locked():
             raise Problem(503, "another model is being exported: try again later", "Busy", retry_after=5)
         async with self._exporting:
-            return await self.run(_exported, model.version.learner, self.pool, head_only)
+            return await asyncio.to_thread(_exported, model.version.learner, self.pool, head_only)
 
     # -- warming up ---------------------------------------------------------------------------------------------
 
@@ -245,8 +254,8 @@ def check_writable(service: ServiceDep) -> None:
         raise Problem(403, "the service was started with --read-only and changes nothing", "ReadOnly")
 
 
-async def _open_model(m: str, service: ServiceDep) -> OpenModel:
-    return await service.run(service.open, m)
+def _open_model(m: str, service: ServiceDep) -> OpenModel:
+    return service.open(m)
 
 
 ModelDep = Annotated[OpenModel, Depends(_open_model)]

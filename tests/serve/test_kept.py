@@ -1,0 +1,159 @@
+"""Images kept on the server where the owner of a model wants that, and pictures of images that browsers cannot show."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.serve.samples import files, png, rows
+
+KEPT = "/api/v1/models/pics/kept"
+
+
+@pytest.fixture
+def pics(api: Any) -> Any:
+    """A model of two colours whose images are kept."""
+    api.taught_images()
+    assert api.client.put(KEPT, json={"on": True}).json()["on"]
+    return api
+
+
+def keep(api: Any, sent: Any, **fields: Any) -> Any:
+    return api.client.post(KEPT, data=fields, files=sent)
+
+
+def kept(api: Any) -> list[dict[str, Any]]:
+    images: list[dict[str, Any]] = api.client.get(KEPT).json()["images"]
+    return images
+
+
+def test_nothing_is_kept_unless_it_was_switched_on(api: Any, folder: Path) -> None:
+    api.taught_images()
+    off = api.client.get(KEPT).json()
+    assert off == {"on": False, "images": [], "bytes": 0, "most_images": 500, "most_bytes": 64 * 2**20}
+    refused = keep(api, files(0, 1), set="review"), api.client.get(f"{KEPT}/evaluation")
+    assert [(answer.status_code, answer.json()["error"]) for answer in refused] == [(409, "NotKept")] * 2
+    api.create("words", "texts", backbone="letters")
+    assert api.client.put("/api/v1/models/words/kept", json={"on": True}).status_code == 422
+    assert not list(folder.glob("*.kept"))
+
+
+def test_kept_images_are_the_same_for_everybody_also_after_a_restart(pics: Any, serve: Any) -> None:
+    assert keep(pics, files(0, 2, 5), set="test", label="0").status_code == 201
+    assert keep(pics, files(1, 2, 5), set="test", labels=["1", "0"]).status_code == 201
+    told = keep(pics, files(2, 1), set="review").json()
+    assert keep(pics, files(2, 1), set="review").json() == told  # the same bytes count once
+    assert sorted((image["set"], image["label"]) for image in told["images"]) == [
+        *(("review", None), ("test", "0"), ("test", "0"), ("test", "0"), ("test", "1"))
+    ]
+    assert told["bytes"] == sum(image["bytes"] for image in told["images"])
+    for service in (pics, serve(), serve(read_only=True)):
+        assert service.client.get(KEPT).json() == told
+        found = service.client.get(f"{KEPT}/evaluation").json()
+        assert (found["n_samples"], found["accuracy"], len(found["ids"])) == (4, 0.75, 4)
+        (wrong,) = found["wrong"]
+        image = service.client.get(f"{KEPT}/{found['ids'][wrong['sample']]}")
+        assert image.content in (png(1, 500), png(1, 501))
+        assert image.headers["content-type"] == "application/octet-stream"
+    (waiting,) = [image["id"] for image in told["images"] if image["set"] == "review"]
+    assert [pics.client.delete(f"{KEPT}/{waiting}").status_code for _ in range(2)] == [204, 404]
+    assert len(kept(pics)) == 4
+    assert serve(read_only=True).client.put(KEPT, json={"on": False}).status_code == 403
+
+
+def test_labels_follow_classes_that_are_renamed(pics: Any) -> None:
+    keep(pics, files(0, 1, 5), set="test", label="0")
+    pics.post("rename", {"old": "0", "new": "Goldfinch ♀"}, model="pics")
+    keep(pics, files(1, 1, 5), set="test", label="1")
+    assert sorted(image["label"] for image in kept(pics)) == ["1", "Goldfinch ♀"]
+    pics.post("rollback", {}, model="pics")
+    assert sorted(image["label"] for image in kept(pics)) == ["0", "1"]
+    pics.post("forget", {"names": ["0"]}, model="pics")
+    assert pics.client.get(f"{KEPT}/evaluation").json()["unknown_classes"] == {"0": 1}
+
+
+@pytest.mark.parametrize(("bounds", "n"), [({"kept_images": 2}, 3), ({"kept_bytes": 3000}, 3)])
+def test_so_much_and_no_more(serve: Any, bounds: dict[str, int], n: int) -> None:
+    api = serve(limits=bounds)
+    api.taught_images()
+    api.client.put(KEPT, json={"on": True})
+    assert keep(api, files(0, 1), set="review").status_code == 201
+    full = keep(api, files(1, n), set="review")
+    assert (full.status_code, full.json()["error"]) == (413, "TooMany")
+    assert len(kept(api)) == 1
+
+
+def test_what_is_no_image_or_has_no_class_is_not_kept(pics: Any, folder: Path) -> None:
+    broken = [*files(0, 1), ("images", ("b.png", b"GIF89a", "image/png"))]
+    assert "images[1]" in keep(pics, broken, set="review").json()["detail"]
+    for fields in ({"set": "test"}, {"set": "other"}, {}, {"set": "test", "labels": ["a", "b"]}):
+        assert keep(pics, files(0, 1), **fields).status_code == 422
+    for known in ("..%2f", "%2e%2e%2fpics.evg", "0" * 32, "x"):
+        assert pics.client.get(f"{KEPT}/{known}").status_code == 404
+    (folder / "pics.evg.kept" / ("1" * 32)).symlink_to(folder / "pics.evg")
+    (folder / "pics.evg.kept" / ("2" * 32)).write_bytes(b"damaged")
+    for known in ("1", "2"):
+        assert pics.client.get(f"{KEPT}/{known * 32}").status_code == 404
+    assert kept(pics) == []
+
+
+@pytest.mark.parametrize("end", ["off", "model", "by hand"])
+def test_they_go_for_good(pics: Any, serve: Any, folder: Path, end: str) -> None:
+    keep(pics, files(0, 2), set="review")
+    if end == "off":
+        assert pics.client.put(KEPT, json={"on": False}).json()["images"] == []
+    elif end == "model":
+        assert pics.client.delete("/api/v1/models/pics").status_code == 204
+    else:
+        (folder / "pics.evg").unlink()
+    pics.taught_images()
+    assert not pics.client.get(KEPT).json()["on"]
+    assert sorted(os.listdir(folder)) == ["pics.evg", "pics.evg.history"]
+
+
+def test_they_go_at_the_next_start_if_the_end_was_cut_short(
+    pics: Any, serve: Any, folder: Path, monkeypatch: Any
+) -> None:
+    keep(pics, files(0, 2), set="review")
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
+    pics.client.put(KEPT, json={"on": False})
+    assert not pics.client.get(KEPT).json()["on"]
+    monkeypatch.undo()
+    serve()
+    assert sorted(os.listdir(folder)) == ["pics.evg", "pics.evg.history"]
+
+
+# -- pictures -----------------------------------------------------------------------------------------------------
+
+
+def as_tiff(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, "TIFF")
+    return buffer.getvalue()
+
+
+def test_a_picture_of_an_image_that_no_browser_shows(api: Any) -> None:
+    deep = np.tile(np.linspace(0, 65535, 900).astype(np.uint16), (300, 1))
+    for data in (as_tiff(deep), as_tiff(np.zeros((30, 900, 3), np.uint8))):
+        answer = api.client.post("/api/v1/preview", files={"image": ("scan.tif", data)})
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "image/jpeg")
+        assert max(Image.open(io.BytesIO(answer.content)).size) == 512
+    small = api.client.post("/api/v1/preview", files={"image": ("scan.tif", as_tiff(deep))}, data={"side": "64"})
+    pixels = np.asarray(Image.open(io.BytesIO(small.content)))
+    assert pixels.shape == (21, 64, 3)
+    assert pixels[0, 0, 0] < 20 < 235 < pixels[0, -1, 0]  # 16 bits are scaled, not cut off
+
+
+def test_pictures_that_cannot_be_made(serve: Any) -> None:
+    api = serve(limits={"pixels": 1000})
+    for data, words in ((b"no image", "scan.tif"), (as_tiff(np.zeros((90, 90), np.uint8)), "pixels")):
+        answer = api.client.post("/api/v1/preview", files={"image": ("scan.tif", data)})
+        assert (answer.status_code, answer.json()["error"]) == (422, "ImageError")
+        assert words in answer.json()["detail"]
+    assert api.client.post("/api/v1/preview", json={"rows": rows(0, 1)}).status_code == 415
+    assert api.client.post("/api/v1/preview", files={"image": ("a", b"x")}, data={"side": "9999"}).status_code == 422

@@ -1,0 +1,160 @@
+"""``--lan``: a phone gets in by a QR code, for an hour, with TLS, to what the page needs; nobody else does."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.serve.conftest import backbones
+from tests.serve.running import until
+from tests.serve.samples import files, rows
+
+from evergrow.core.errors import ParameterError
+from evergrow.serve import ServeConfig, create_app, lan, run_server
+from evergrow.serve.app import Server
+
+pytest.importorskip("cryptography", reason="needs evergrow[serve]: cryptography")
+pytest.importorskip("segno", reason="needs evergrow[serve]: segno")
+HOST = "127.0.0.2"  # stands for the address of this machine in the network
+
+
+class Phone:
+    """A service that listens on two addresses, and a client of each."""
+
+    def __init__(self, app: Any, port: int, secured: int) -> None:
+        self.access = app.state.service.lan
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # as the person who scanned the code says
+        self.computer = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False)
+        self.phone = httpx.Client(base_url=f"https://{HOST}:{secured}", trust_env=False, verify=context)
+
+    def scan(self) -> dict[str, str]:
+        """Return the headers that the page sends after the code was scanned."""
+        address = self.computer.get("/api/v1/lan").json()["address"]
+        return {"Authorization": f"Bearer {address.partition('#token=')[2]}"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Phone]:
+    app = create_app(ServeConfig(tmp_path, lan=True, device="cpu", backbones=backbones()))
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server((HOST, 0)) as secured:
+        app.state.service.lan = lan.LanAccess(HOST, secured.getsockname()[1])
+        server = Server(app, [(secured, lan.tls_context(HOST))])
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        until(lambda: server.started)
+        yield Phone(app, listener.getsockname()[1], secured.getsockname()[1])
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()  # whatever phones do
+
+
+def test_a_phone_that_scanned_the_code_uses_the_page(home: Phone) -> None:
+    assert home.phone.get("/").status_code == 200  # the page itself holds nothing of a model
+    seen = home.scan()
+    made = {"name": "pics", "kind": "images", "backbone": "colours", "options": {"n_units": 20}}
+    assert home.phone.post("/api/v1/models", json=made, headers=seen).status_code == 201
+    for hue in range(2):
+        sent = {"data": {"label": str(hue)}, "files": files(hue, 3), "headers": seen}
+        assert home.phone.post("/api/v1/models/pics/teach", **sent).status_code == 200
+    asked = home.phone.post("/api/v1/models/pics/predict", files=files(1, 1, 5), headers=seen).json()
+    assert asked["answers"][0]["label"] == "1"
+    own = {**seen, "Origin": str(home.phone.base_url).rstrip("/")}
+    assert home.phone.post("/api/v1/models/pics/rollback", json={}, headers=own).status_code == 200
+    assert home.computer.get("/api/v1/models").status_code == 200  # the computer itself needs no token
+
+
+def test_without_a_token_nobody_gets_in_from_the_network(home: Phone) -> None:
+    right = home.scan()["Authorization"]
+    for value in ("", "Bearer", f"{right}x", right[:-1], "Bearer " + "x" * 32):
+        for path in ("/api/v1/models", "/api/v1/lan", "/metrics", "/label-studio/m/health"):
+            answer = home.phone.get(path, headers={"Authorization": value})
+            assert (answer.status_code, answer.json()["error"]) == (401, "BadToken")
+            assert "scan the code" in answer.json()["detail"]
+    for host in ("evil.example", f"{HOST}.evil.example"):
+        assert home.phone.get("/", headers={"Host": host}).status_code == 421
+
+
+def test_a_token_of_a_code_does_what_the_page_needs_and_no_more(home: Phone) -> None:
+    seen = home.scan()
+    home.computer.post("/api/v1/models", json={"name": "m", "kind": "features"})
+    refused = (
+        *(("DELETE", "/api/v1/models/m"), ("POST", "/api/v1/models/upload?name=x"), ("GET", "/api/v1/lan")),
+        *(("PUT", "/api/v1/models/m/kept"), ("GET", "/metrics"), ("POST", "/label-studio/m/webhook")),
+    )
+    for method, path in refused:
+        answer = home.phone.request(method, path, headers=seen)
+        assert (answer.status_code, answer.json()["error"]) == (403, "PageToken"), path
+    lesson = {"rows": rows(0, 2), "label": "Goldfinch ♀"}
+    assert home.phone.post("/api/v1/models/m/teach", json=lesson, headers=seen).status_code == 200
+
+
+def test_a_token_ends_and_a_new_code_comes_in_time(home: Phone, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, start = home.scan(), time.time()
+    assert home.scan() == first
+    monkeypatch.setattr(time, "time", lambda: start + 0.6 * lan.LIFE)
+    second = home.scan()
+    assert second != first
+    assert [home.phone.get("/api/v1/models", headers=seen).status_code for seen in (first, second)] == [200, 200]
+    monkeypatch.setattr(time, "time", lambda: start + 1.1 * lan.LIFE)
+    assert [home.phone.get("/api/v1/models", headers=seen).status_code for seen in (first, second)] == [401, 200]
+    assert len(home.access.tokens.entries) == 2
+    home.scan()
+    assert len(home.access.tokens.entries) == 2  # the old one is forgotten
+
+
+def test_whoever_is_refused_while_sending_hears_why_through_tls_too(home: Phone) -> None:
+    answer = home.phone.post("/api/v1/models", content=b"x" * 4_000_000, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 401
+
+
+def test_the_code_is_a_picture_and_fits_a_terminal(home: Phone) -> None:
+    told = home.computer.get("/api/v1/lan").json()
+    assert told["svg"].startswith("<svg ")
+    assert "xmlns" in told["svg"]
+    assert 3500 < told["seconds"] <= 3600
+    printed = home.access.printed()
+    assert told["address"] in printed
+    assert max(map(len, printed.splitlines()[:-2])) < 80
+
+
+def test_without_lan_nothing_listens_beyond_this_machine(api: Any, tmp_path: Path) -> None:
+    assert api.client.get("/api/v1/lan").json()["error"] == "NoLan"
+    with pytest.raises(ParameterError, match="leave out --host"):
+        ServeConfig(tmp_path, lan=True, host="0.0.0.0")
+
+
+def test_run_server_listens_on_the_address_in_the_network_alone(tmp_path: Path, monkeypatch: Any) -> None:
+    bound: list[Any] = []
+
+    class Noted(Server):
+        def run(self, sockets: Any = None) -> None:
+            bound.extend(listener.getsockname() for listener in (*sockets, *(entry[0] for entry in self._secured)))
+            [listener.close() for listener, _ in self._secured]
+
+    monkeypatch.setattr("evergrow.serve.app.Server", Noted)
+    monkeypatch.setattr("evergrow.serve.service.Service.warm_up", lambda _: None)
+    monkeypatch.setattr(lan, "lan_host", lambda: HOST)
+    told: list[Any] = []
+    for wanted in (False, True):
+        run_server(ServeConfig(tmp_path, port=0, lan=wanted), lambda *words: told.extend(words), log_level="error")
+    assert [host for host, _ in bound] == ["127.0.0.1", "127.0.0.1", HOST]
+    assert told[1] == ""
+    assert f"https://{HOST}:{bound[1][1]}/#token=" in told[3]
+
+
+def test_a_machine_in_no_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nowhere(socket.socket):
+        def connect(self, _: Any) -> None:
+            raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "socket", Nowhere)
+    with pytest.raises(ParameterError, match="connect it first"):
+        lan.lan_host()
