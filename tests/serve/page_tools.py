@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -96,13 +97,20 @@ class Visit:
         Of the window.
     scheme : {"light", "dark"}
         What the visitor's system prefers.
+    tour : bool
+        Whether it is the first visit.
     """
 
-    def __init__(self, browser: Any, address: str, *, width: int = 1280, scheme: str = "light") -> None:
+    def __init__(
+        self, browser: Any, address: str, *, width: int = 1280, scheme: str = "light", tour: bool = False
+    ) -> None:
         self.address = address
+        size = {"width": width, "height": 900 if width > 600 else 844}
         self.context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, permissions=["camera"], accept_downloads=True
+            viewport=size, color_scheme=scheme, permissions=["camera"], accept_downloads=True
         )
+        if not tour:
+            self.context.add_init_script("localStorage.setItem('evergrow-tour', 'seen')")
         self.page = self.context.new_page()
         self.page.set_default_timeout(30_000)
         self.complaints: list[str] = []
@@ -154,7 +162,7 @@ class Visit:
 
     def expect_samples(self, name: str, n: int) -> None:
         """Wait until the card says so."""
-        self.card(name).locator(".numbers", has_text=f"{n} sample").wait_for()
+        self.card(name).locator(".numbers", has_text=re.compile(rf"^{n} (image|text|row)s?\b")).wait_for()
 
     def verdict(self, text: str) -> None:
         """Wait until the live answer is this."""

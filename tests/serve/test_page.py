@@ -189,19 +189,18 @@ def test_folders_of_a_zip_are_classes_and_loose_images_are_labelled_by_key(visit
 
     visit.tab("Review")
     page.set_input_files("#queue-files", [*images(birds, "test", MALLARD)[:2], *images(birds, "test", ORIOLE)[:1]])
-    page.locator(".desk", has_text="3 samples to label").wait_for()
+    page.locator(".desk", has_text="3 images to label").wait_for()
     for _ in range(3):
         page.locator(".judge figcaption", has_text="Asking").wait_for(state="detached")
         left = page.locator(".desk > p").inner_text()
-        page.keyboard.press("1")
+        page.keyboard.press(page.locator(".labels .guess kbd").inner_text())
         page.locator(".desk > p", has_text=left).wait_for(state="detached")
-    page.locator(".desk", has_text="empty").wait_for()
+    page.locator(".desk", has_text="Nothing to label").wait_for()
     visit.tab("Teach")
     visit.expect_samples(MALLARD, 7)
 
     visit.tab("Accuracy")
-    page.locator(".score", has_text="held-out").wait_for()
-    assert "2 of 2 held-out samples answered right" in page.locator(".score").inner_text()
+    page.locator(".score", has_text="2 of 2 images right").wait_for()
     page.locator(".confusion .right button").first.click()
     assert page.locator("dialog .thumb img").count() == 1
     page.keyboard.press("Escape")
@@ -212,10 +211,10 @@ def test_a_large_zip_is_learned_by_the_service(visit: Visit, service: str, birds
 
     def less(route: Any) -> None:  # a zip of five is large enough for a test
         text = route.fetch().text()
-        assert "UNPACKED_HERE = 400" in text
-        route.fulfill(body=text.replace("UNPACKED_HERE = 400", "UNPACKED_HERE = 3"), content_type="text/javascript")
+        assert "READ_HERE = 400" in text
+        route.fulfill(body=text.replace("READ_HERE = 400", "READ_HERE = 3"), content_type="text/javascript")
 
-    page.route("**/script/classesview.js", less)
+    page.route("**/script/importing.js", less)
     visit.create("large")
     some = {f"{species}/{i}.jpg": data for species, i, data in two_species(birds) if i < 3}
     drop_zip(page, {**some, f"{ORIOLE}/torn.jpg": b"no image"})
@@ -239,7 +238,7 @@ def drop_zip(page: Any, entries: dict[str, bytes]) -> None:
             const transfer = new DataTransfer();
             transfer.items.add(new File([new Uint8Array(bytes)], "birds.zip"));
             const drop = new DragEvent('drop', {dataTransfer: transfer, bubbles: true});
-            document.querySelector(".board").dispatchEvent(drop);
+            document.querySelector("main").dispatchEvent(drop);
         }""",
         list(zipped(entries)),
     )
@@ -342,7 +341,7 @@ def test_undo_to_any_revision_sets_samples_aside_and_redo_brings_them_back(visit
     teach_new(visit, "c", 2)
     assert not page.locator("#redo").is_visible()
     page.click("#undo")
-    page.locator(".tray", has_text="4 samples of c").wait_for()
+    page.locator(".tray", has_text="4 rows of c").wait_for()
     page.click("#redo")
     visit.expect_samples("c", 4)
     for gone in (".tray", "#redo"):
@@ -355,9 +354,9 @@ def test_undo_to_any_revision_sets_samples_aside_and_redo_brings_them_back(visit
     assert visit.card("c").locator(".thumb").count() == 5  # the newest of eight lines
     visit.tab("Timeline")
     page.locator(".timeline li", has_text="new: b").get_by_role("button", name="Go back to here").click()
-    page.locator("#passing", has_text="Back at revision 3").wait_for()
+    page.locator("#passing", has_text="Back at: Learned 6 rows, new: b").wait_for()
     visit.tab("Teach")
-    page.locator(".tray", has_text="8 samples of c, d").wait_for()
+    page.locator(".tray", has_text="8 rows of c, d").wait_for()
     assert counts(service, "times") == {"a": 6, "b": 6}
     page.get_by_role("button", name="Teach again").click()
     visit.expect_samples("c", 4)

@@ -44,6 +44,14 @@ async function route(event = null) {
   showBanner();
 }
 
+/** Take the token of a QR code out of the address, so that it is not seen or kept there. */
+function takeToken() {
+  const given = location.hash.match(/^#token=(.+)$/);
+  if (!given) return;
+  token.set(decodeURIComponent(given[1]));
+  history.replaceState(null, "", "#/");
+}
+
 /** Return the name of the model in the address; null for the list. What cannot be decoded is taken as it is. */
 function nameInAddress() {
   const written = location.hash.startsWith("#/m/") ? location.hash.slice(4) : null;
@@ -63,7 +71,7 @@ function showBanner() {
   if (tokenWanted) fill(banner, tokenForm());
   else if (!isReachable()) {
     const kept = waiting
-      ? ` ${plural(waiting, "sample waits", "samples wait")} in this browser until the service is back.` : "";
+      ? ` ${plural(waiting, "example waits", "examples wait")} in this browser until the service is back.` : "";
     fill(banner, make("p", {}, `The service cannot be reached. Trying again every few seconds.${kept}`));
   } else if (model?.stalled?.kind === "busy") {
     fill(banner, make("p", {}, `${model.stalled.message} Trying again.`));
@@ -78,6 +86,7 @@ function tokenForm() {
         event.preventDefault();
         token.set(input.value.trim());
         tokenWanted = false;
+        for (const notice of document.querySelectorAll(".notice[data-kind=token]")) notice.remove();
         void (model ? model.teachWaiting().then(lookAgain) : route());
         showBanner();
       },
@@ -109,9 +118,10 @@ onReach((now) => {
   if (now && model) void model.teachWaiting();
   else if (now && !main.querySelector(".models")) void route();
 });
-addEventListener("hashchange", route);
+addEventListener("hashchange", (event) => { takeToken(); void route(event); });
 addEventListener("online", lookAgain);
 // A file that misses its target must not replace the page.
 for (const event of ["dragover", "drop"]) addEventListener(event, (dropped) => dropped.preventDefault());
 setInterval(lookAgain, LOOK_AGAIN);
+takeToken();
 void route();

@@ -2,9 +2,12 @@
 
 import { ask, modelPath, pauseAfter, Problem } from "./api.js";
 import { keep, drop, keepSettings, samplesOf, settingsOf } from "./store.js";
-import { bodyOf, countToHold, eventOf, labelling, lastLabel, newSample, presentEvent } from "./samples.js";
+import {
+  bodyOf, countOf, countToHold, eventOf, labelling, lastLabel, lessonOf, newSample, presentEvent,
+} from "./samples.js";
 
 const AT_ONCE = 32; // samples in one lesson: short enough that progress shows
+const TESTED = 200; // samples in one test: few enough for any limit of a request
 const AGAIN = 3000; // milliseconds until an unreachable service is tried again
 
 export class OpenModel extends EventTarget {
@@ -103,13 +106,14 @@ export class OpenModel extends EventTarget {
   }
 
   /**
-   * Keep samples in this browser and teach them, but for the share that is held out.
+   * Keep samples in this browser and teach them, but for the share that is kept for testing.
    * @param {Array<{label: string, content: Object}>} shown - Samples with their labels.
+   * @param {Object} [settings] - hold: whether some are kept for testing; atOnce: how many are one change.
    */
-  async add(shown) {
+  async add(shown, { hold = true, atOnce = AT_ONCE } = {}) {
     const samples = shown.map(({ label, content }) => newSample(this.name, content, label));
-    this.holdOut(samples);
-    this.batch(samples);
+    if (hold) this.holdOut(samples);
+    this.batch(samples, atOnce);
     await keep(samples);
     this.samples.push(...samples);
     this.arrange();
@@ -130,11 +134,11 @@ export class OpenModel extends EventTarget {
   }
 
   /** Give samples the keys under which they are sent: the service counts a key once, however often it comes. */
-  batch(samples) {
+  batch(samples, atOnce = AT_ONCE) {
     const taught = samples.filter((sample) => !sample.held);
     let key = "";
     taught.forEach((sample, i) => {
-      if (i % AT_ONCE === 0) key = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
+      if (i % atOnce === 0) key = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
       sample.waiting = { key, error: "" };
     });
     for (const sample of samples) if (sample.held) sample.waiting = { key: key || "held", error: "" };
@@ -189,7 +193,7 @@ export class OpenModel extends EventTarget {
       for (const sample of taught) sample.waiting.sent = true;
       const noted = keep(taught); // from now on it may have been learned, even if the answer is lost
       answer = await ask(`${this.path}/teach`, {
-        ...bodyOf(this.kind, taught, { labels }), once: taught[0].waiting.key,
+        ...lessonOf(this.kind, taught, labels), once: taught[0].waiting.key,
       });
       await noted;
       this.warnings.clear();
@@ -232,7 +236,7 @@ export class OpenModel extends EventTarget {
   /** Take samples out of the model, exactly: the same bytes go to the service again. */
   async remove(samples) {
     if (samples.some(({ waiting }) => waiting?.sent && !waiting.error)) {
-      throw new Error("This sample is being sent. Delete it when that is done.");
+      throw new Error("This is being sent. Delete it when that is done.");
     }
     const labelOf = labelling(this.record);
     const taught = samples.filter((sample) => !sample.held && !sample.waiting && labelOf(sample) !== null);
@@ -240,7 +244,7 @@ export class OpenModel extends EventTarget {
     if (taught.length) {
       const labels = taught.map((sample) => labelOf(sample));
       const answer = await ask(`${this.path}/unlearn`, {
-        ...bodyOf(this.kind, taught, { labels }), once: crypto.randomUUID?.(),
+        ...lessonOf(this.kind, taught, labels), once: crypto.randomUUID?.(),
       });
       for (const sample of taught) {
         sample.events.push(eventOf(answer, null));
@@ -342,9 +346,24 @@ export class OpenModel extends EventTarget {
     return answer;
   }
 
+  /** Remember which cards show their names alone. */
+  setCollapsed(names, away) {
+    const others = this.settings.collapsed.filter((name) => !names.includes(name));
+    this.settings.collapsed = away ? [...others, ...names] : others;
+    void keepSettings(this.settings);
+  }
+
   async arrangeAndKeep() {
     this.arrange();
     await keepSettings(this.settings);
+  }
+
+  /** Return in words where images for a test or the queue are kept. */
+  whereKept(n, set) {
+    if (!n) return "";
+    const what = set === "test" ? "used for testing" : "waiting here";
+    const only = set === "test" ? " On another computer this figure is another one." : "";
+    return `The ${countOf(this.kind, n)} ${what} ${n === 1 ? "is" : "are"} kept in this browser only.${only}`;
   }
 
   // -- questions ---------------------------------------------------------------------------------------------------
@@ -356,11 +375,16 @@ export class OpenModel extends EventTarget {
     return answer;
   }
 
-  /** Return how the samples that were held out are answered. */
+  /** Return the true classes of samples and what the model takes each for. */
   async evaluate(samples) {
     const labelOf = labelling(this.record);
     const labels = samples.map((sample) => labelOf(sample));
-    const answer = await ask(`${this.path}/evaluate`, bodyOf(this.kind, samples, { labels }));
-    return { ...answer, labels };
+    const predicted = [];
+    for (let at = 0; at < samples.length; at += TESTED) {
+      const part = { labels: labels.slice(at, at + TESTED) };
+      const body = bodyOf(this.kind, samples.slice(at, at + TESTED), part);
+      predicted.push(...(await ask(`${this.path}/evaluate`, body)).predicted);
+    }
+    return { labels, predicted };
   }
 }

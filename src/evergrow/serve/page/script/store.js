@@ -58,7 +58,7 @@ function plain(sample) {
   return kept;
 }
 
-const DEFAULTS = { order: [], empty: [], share: 0.2 };
+const DEFAULTS = { order: [], empty: [], share: 0.2, collapsed: [] };
 
 /** Return the settings of a model: order of its cards, cards without samples, share that is held out. */
 export async function settingsOf(name) {
