@@ -6,35 +6,35 @@ import ast
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from tests.serve.page_tools import Visit, chromium, write_video
+from tests.serve.page_tools import (
+    HUMMINGBIRD,
+    MALLARD,
+    ORIOLE,
+    Visit,
+    ask,
+    counts,
+    drop_zip,
+    images,
+    make_taught,
+    open_taught,
+    rows,
+    teach_new,
+    two_species,
+    typed,
+)
 from tests.serve.running import Running
-from tests.serve.samples import zipped
 
 from evergrow import Learner
 from evergrow.serve.config import Tokens
 
 pytestmark = pytest.mark.slow
-
-MALLARD, ORIOLE, HUMMINGBIRD = "087.Mallard", "095.Baltimore_Oriole", "067.Anna_Hummingbird"
-
-
-@pytest.fixture(scope="module")
-def birds(shared: Path) -> Path:
-    return shared / "images" / "birds"
-
-
-@pytest.fixture(scope="module")
-def video(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    segments = [("first", images(birds, "train", MALLARD)), ("second", images(birds, "train", ORIOLE))]
-    return write_video(tmp_path_factory.mktemp("video") / "camera.y4m", segments)
+pytest_plugins = ("tests.serve.page_tools",)
 
 
 @pytest.fixture(scope="module")
@@ -45,72 +45,6 @@ def strange(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("strange") / "tractor.png"
     Image.fromarray(tractor).resize((256, 256), Image.Resampling.BICUBIC).save(path)
     return path
-
-
-@pytest.fixture(scope="module")
-def browser(video: Path) -> Iterator[Any]:
-    with chromium(video) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with Running(tmp_path_factory.mktemp("served") / "models") as running:
-        yield running.address
-
-
-@pytest.fixture
-def visit(browser: Any, service: str) -> Iterator[Visit]:
-    opened = Visit(browser, service)
-    yield opened
-    assert (opened.complaints, opened.elsewhere) == ([], [])
-    opened.close()
-
-
-def images(birds: Path, part: str, name: str) -> list[Path]:
-    return sorted((birds / part / name).iterdir())
-
-
-def ask(address: str, path: str, values: Any = None) -> Any:
-    """Ask the service without the page."""
-    method = "GET" if values is None else "POST"
-    answer = httpx.request(method, f"{address}/api/v1{path}", json=values, timeout=60, trust_env=False)
-    return answer.raise_for_status().json()
-
-
-def counts(address: str, model: str) -> dict[str, int]:
-    return {entry["name"]: entry["samples"] for entry in ask(address, f"/models/{model}")["classes"]}
-
-
-def rows(centre: int, n: int = 6) -> list[list[float]]:
-    """Return rows of numbers around one of four corners."""
-    noise = np.random.default_rng(centre).normal(size=(n, 4)) * 0.1
-    return (np.eye(4)[centre] * 3 + noise).round(4).tolist()
-
-
-def typed(centre: int, n: int = 6) -> str:
-    return "\n".join(", ".join(map(str, row)) for row in rows(centre, n))
-
-
-def make_taught(address: str, name: str, classes: int = 2) -> None:
-    """Make a model of features through the service alone."""
-    ask(address, "/models", {"name": name, "kind": "features", "options": {"n_units": 50}})
-    for i in range(classes):
-        ask(address, f"/models/{name}/teach", {"rows": rows(i), "label": "abcd"[i]})
-
-
-def open_taught(visit: Visit, name: str) -> Any:
-    """Make a model of features that knows two classes, and open it on the page."""
-    make_taught(visit.address, name)
-    visit.open(f"#/m/{name}")
-    return visit.page
-
-
-def teach_new(visit: Visit, name: str, centre: int, n: int = 4) -> None:
-    """Add a class on the page and type its samples."""
-    visit.add_class(name)
-    visit.teach(name, typed(centre, n))
-    visit.expect_samples(name, n)
 
 
 # -- the whole way, with the camera -----------------------------------------------------------------------------------
@@ -224,24 +158,6 @@ def test_a_large_zip_is_learned_by_the_service(visit: Visit, service: str, birds
     visit.expect_samples(MALLARD, 3)
     assert counts(service, "large") == {MALLARD: 3, ORIOLE: 3}
     assert visit.card(MALLARD).locator(".thumb").count() == 0
-
-
-def two_species(birds: Path) -> list[tuple[str, int, bytes]]:
-    found = ((species, enumerate(images(birds, "train", species))) for species in (MALLARD, ORIOLE))
-    return [(species, i, path.read_bytes()) for species, paths in found for i, path in paths]
-
-
-def drop_zip(page: Any, entries: dict[str, bytes]) -> None:
-    """Drop a zip as a hand would, with its bytes."""
-    page.evaluate_handle(
-        """async bytes => {
-            const transfer = new DataTransfer();
-            transfer.items.add(new File([new Uint8Array(bytes)], "birds.zip"));
-            const drop = new DragEvent('drop', {dataTransfer: transfer, bubbles: true});
-            document.querySelector("main").dispatchEvent(drop);
-        }""",
-        list(zipped(entries)),
-    )
 
 
 # -- words and numbers ------------------------------------------------------------------------------------------------

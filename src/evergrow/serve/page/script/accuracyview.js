@@ -1,8 +1,9 @@
 /* How often the model is right, on examples that it was never taught, and what it takes for what. */
 
 import { action, fill, make, plural } from "./dom.js";
-import { openWindow } from "./dialogs.js";
-import { attempt } from "./notice.js";
+import { askFor, openWindow } from "./dialogs.js";
+import { keepOnServer, syncKept, whereKept } from "./kept.js";
+import { attempt, confirmDone } from "./notice.js";
 import { countOf, nearCopies } from "./samples.js";
 import { keepSettings } from "./store.js";
 import { thumb } from "./thumbs.js";
@@ -17,11 +18,15 @@ export class AccuracyView {
     this.problems = make("div.problems");
     this.result = make("div.result", { aria: { live: "polite" } });
     this.where = make("p.hint");
-    this.element = make("div.accuracy", {}, this.result, this.problems, this.shareChoice(), this.where);
+    this.element = make("div.accuracy", {}, this.result, this.problems, this.shareChoice(), this.where,
+      this.serverChoice());
     model.addEventListener("change", () => this.follow());
   }
 
-  open() { this.follow(); }
+  open() {
+    this.follow();
+    void syncKept(this.model);
+  }
 
   get held() { return this.model.classes.flatMap((one) => one.held); }
 
@@ -36,11 +41,40 @@ export class AccuracyView {
       make("p.hint", {}, "Of what you teach, so many are kept to test the model and are never taught."));
   }
 
+  /** Return the choice to keep images for testing and for review on the server, which is off by default. */
+  serverChoice() {
+    const box = make("input", { type: "checkbox", id: "on-server", on: { change: () => this.chooseServer(box) } });
+    this.server = make("div.field", { hidden: true }, make("label.option", {}, box,
+      make("span", {}, "Keep test images and the review queue on the server")),
+    make("p.hint", {}, "Then everybody who uses this model sees the same accuracy and labels the same queue. "
+      + "Otherwise each browser has its own, and the server stores no image."));
+    return this.server;
+  }
+
+  chooseServer(box) {
+    const set = async (on) => {
+      await keepOnServer(this.model, on);
+      confirmDone(on ? "Kept on the server from now on." : "No image is on the server any more.");
+    };
+    if (box.checked) {
+      void attempt(this.problems, () => set(true)).then(() => this.follow());
+      return;
+    }
+    askFor({
+      title: "Remove the images from the server?", verb: "Remove", danger: true, work: () => set(false),
+      text: "The test images and the review queue are removed from the server. What you see now stays in this browser.",
+    }).addEventListener("close", () => this.follow());
+  }
+
   follow() {
     const { held } = this;
-    this.where.textContent = this.model.whereKept(held.length, "test");
+    const { kept, readOnly } = this.model;
+    this.server.hidden = !kept || Boolean(readOnly);
+    this.server.querySelector("input").checked = Boolean(kept?.on);
+    this.where.textContent = whereKept(this.model, held.length, "test");
     const key = `${this.model.record.revision} ${held.map((one) => one.id).join()}`;
     if (!this.shown || key === this.tested) return;
+    this.tested = "";
     clearTimeout(this.timer);
     if (!this.model.isReady || !held.length) {
       this.tested = "";
@@ -52,12 +86,13 @@ export class AccuracyView {
     this.timer = setTimeout(() => void attempt(this.problems, async () => {
       const told = await this.model.evaluate(held);
       this.tested = key;
-      this.draw(held, told);
+      this.draw(told);
     }), SETTLED);
   }
 
-  draw(held, told) {
+  draw(told) {
     const { kind } = this.model;
+    const held = told.tested;
     const tested = held.map((sample, i) => ({ sample, label: told.labels[i], predicted: told.predicted[i] }));
     const copies = this.model.kept?.on ? new Set() // everybody sees the same figure then
       : nearCopies(held, this.model.classes.flatMap((one) => one.taught));

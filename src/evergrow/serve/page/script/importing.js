@@ -115,7 +115,8 @@ async function oneSpelling(model, named) {
   for (const name of [...model.classes.map((one) => one.name), ...coming]) {
     all.set(folded(name), (all.get(folded(name)) ?? new Set()).add(name));
   }
-  const doubtful = [...all.values()].map((names) => [...names])
+  const isTrimmed = (name) => name === name.trim();
+  const doubtful = [...all.values()].map((names) => [...names].sort((a, b) => isTrimmed(b) - isTrimmed(a)))
     .filter((names) => names.length > 1 && names.some((name) => coming.has(name)));
   if (!doubtful.length) return named;
   const answer = await choose("Names that are nearly the same", doubtful.map((names, i) => ({

@@ -19,6 +19,7 @@ let tokenWanted = false;
 async function route(event = null) {
   model?.close();
   model = null;
+  for (const dialog of document.querySelectorAll("dialog[open]")) if (event) dialog.close();
   const name = nameInAddress();
   fill(where);
   fill(main, make("p.empty", { role: "status" }, "Loading…"));
@@ -28,8 +29,9 @@ async function route(event = null) {
       turnOff();
       await showModels(main);
     } else {
-      const opened = await new OpenModel(name).load();
+      const opened = new OpenModel(name);
       opened.readOnly = (await ask("/models")).read_only;
+      await opened.load();
       model = opened;
       model.addEventListener("change", showBanner);
       new ModelView(model, main, where).show();

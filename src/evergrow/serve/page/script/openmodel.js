@@ -1,9 +1,10 @@
 /* The model that is open: what the service says of it, the samples that this browser keeps of it, and every change. */
 
 import { ask, modelPath, pauseAfter, Problem } from "./api.js";
+import { evaluateKept, removeKept, syncKept, takeOver } from "./kept.js";
 import { keep, drop, keepSettings, samplesOf, settingsOf } from "./store.js";
 import {
-  bodyOf, countOf, countToHold, eventOf, labelling, lastLabel, lessonOf, newSample, presentEvent,
+  bodyOf, countToHold, eventOf, labelling, lastLabel, lessonOf, newSample, presentEvent,
 } from "./samples.js";
 
 const AT_ONCE = 32; // samples in one lesson: short enough that progress shows
@@ -31,7 +32,7 @@ export class OpenModel extends EventTarget {
     [this.samples, this.settings] = await Promise.all([samplesOf(this.name), settingsOf(this.name)]);
     await this.dropUnreachable();
     this.arrange();
-    void this.teachWaiting();
+    void syncKept(this).then(() => this.teachWaiting());
     return this;
   }
 
@@ -89,7 +90,7 @@ export class OpenModel extends EventTarget {
         sample.hidden = false;
         card(label)[sample.held ? "held" : "taught"].push(sample);
       }
-      else if (!sample.hidden) this.aside.push(sample);
+      else if (!sample.hidden && !sample.keptId) this.aside.push(sample);
     }
     settings.order = [...cards.keys()];
     this.classes = [...cards.values()];
@@ -177,6 +178,7 @@ export class OpenModel extends EventTarget {
     } finally {
       this.sending = false;
       this.arrange();
+      if (this.kept?.on) await syncKept(this);
     }
   }
 
@@ -254,6 +256,7 @@ export class OpenModel extends EventTarget {
       await this.follow(answer);
     }
     if (other.length) {
+      await removeKept(this, other);
       await drop(other);
       this.samples = this.samples.filter((sample) => !other.includes(sample));
       this.arrange();
@@ -266,11 +269,15 @@ export class OpenModel extends EventTarget {
       sample.wanted = label ?? lastLabel(sample);
       Object.assign(sample, { held: false, queued: false, hidden: false });
     }
-    if (hold) this.holdOut(samples);
-    this.batch(samples);
-    await keep(samples);
+    const late = await takeOver(this, samples); // two people may label the same image: one of them is first
+    this.samples = this.samples.filter((sample) => !late.includes(sample));
+    const ours = samples.filter((sample) => !late.includes(sample));
+    if (hold) this.holdOut(ours);
+    this.batch(ours);
+    await keep(ours);
     this.arrange();
     await this.teachWaiting();
+    if (late.length) throw new Error("Somebody else labelled it before.");
   }
 
   /** Put samples into the queue, to be labelled later; they are in this browser only. */
@@ -279,6 +286,7 @@ export class OpenModel extends EventTarget {
     await keep(samples);
     this.samples.push(...samples);
     this.arrange();
+    if (this.kept?.on) await syncKept(this);
   }
 
   // -- classes and revisions ---------------------------------------------------------------------------------------
@@ -358,14 +366,6 @@ export class OpenModel extends EventTarget {
     await keepSettings(this.settings);
   }
 
-  /** Return in words where images for a test or the queue are kept. */
-  whereKept(n, set) {
-    if (!n) return "";
-    const what = set === "test" ? "used for testing" : "waiting here";
-    const only = set === "test" ? " On another computer this figure is another one." : "";
-    return `The ${countOf(this.kind, n)} ${what} ${n === 1 ? "is" : "are"} kept in this browser only.${only}`;
-  }
-
   // -- questions ---------------------------------------------------------------------------------------------------
 
   /** Return the answers about samples; a model that was changed by someone else meanwhile is read again. */
@@ -377,6 +377,7 @@ export class OpenModel extends EventTarget {
 
   /** Return the true classes of samples and what the model takes each for. */
   async evaluate(samples) {
+    if (this.kept?.on) return evaluateKept(this, samples);
     const labelOf = labelling(this.record);
     const labels = samples.map((sample) => labelOf(sample));
     const predicted = [];
@@ -385,6 +386,6 @@ export class OpenModel extends EventTarget {
       const body = bodyOf(this.kind, samples.slice(at, at + TESTED), part);
       predicted.push(...(await ask(`${this.path}/evaluate`, body)).predicted);
     }
-    return { labels, predicted };
+    return { tested: samples, labels, predicted };
   }
 }

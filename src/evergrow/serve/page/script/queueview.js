@@ -4,6 +4,7 @@ import { action, announce, fill, icon, iconButton, make, plural } from "./dom.js
 import { meantName } from "./dialogs.js";
 import { chooser, fromTransfer, IMAGES_AND_ZIPS } from "./intake.js";
 import { attempt, showProblem } from "./notice.js";
+import { syncKept, whereKept } from "./kept.js";
 import { complain, readImages } from "./reading.js";
 import { countOf, folded, typedSamples } from "./samples.js";
 import { looks, thumb } from "./thumbs.js";
@@ -24,7 +25,10 @@ export class QueueView {
     this.follow();
   }
 
-  open() { this.follow(); }
+  open() {
+    this.follow();
+    void syncKept(this.model);
+  }
 
   intake() {
     if (this.model.kind !== "images") {
@@ -110,11 +114,11 @@ export class QueueView {
     const order = this.ordered();
     [this.current] = order;
     const { classes, queue, kind } = this.model;
+    this.where.textContent = whereKept(this.model, queue.length, "review");
     const key = `${order.map((one) => one.id).join()} ${classes.map((one) => one.name).join("\n")} ${this.verdict()}`;
     if (this.desk.dataset.key === key) return;
     const within = this.desk.contains(document.activeElement);
     this.desk.dataset.key = key;
-    this.where.textContent = this.model.whereKept(queue.length, "review");
     if (!this.current) {
       fill(this.desk, make("p.soft.empty", {}, "Nothing to label."));
       return;

@@ -77,6 +77,7 @@ export function labelling(record) {
   const renamings = changes.filter(({ what }) => what === "rename" || what === "merge-classes");
   return (sample) => {
     if (sample.queued) return null;
+    if (sample.keptId) return sample.keptLabel; // the server follows renames
     if (sample.waiting) return sample.wanted;
     const last = sample.events.findLast(holds);
     if (!last || last.label === null) return null;

@@ -62,7 +62,8 @@ function whyNot(change, record, changes) {
 const isStep = ({ what }) => what === "rollback" || what === "redo";
 
 /** Whether the note of a change is the page's own, which says what was taught. */
-const isTally = ({ what, note }) => ["update", "unlearn"].includes(what) && /^[\d,]+ (image|text|row)s? of /.test(note);
+const isTally = ({ what, note }) => ["fit", "update", "unlearn"].includes(what)
+  && /^[\d,]+ (image|text|row)s? of /.test(note);
 
 /** Return a change in words. */
 export function told({ what, samples, classes, names = {}, note = "" }, kind) {
@@ -74,7 +75,7 @@ export function told({ what, samples, classes, names = {}, note = "" }, kind) {
   const fresh = isPlain ? ", a new class" : listed && `, new: ${listed}`;
   const words = {
     begin: "Created, empty",
-    fit: `Began with ${listed}: ${countOf(kind, samples)}`,
+    fit: isTally({ what, note }) ? `Began with ${note}` : `Began with ${listed}: ${n}`,
     update: `Learned ${n}${fresh}`,
     unlearn: listed ? `Unlearned ${n}, and with it the class ${listed}` : `Unlearned ${n}`,
     forget: `Forgot ${listed}: ${n}`,

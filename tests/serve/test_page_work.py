@@ -1,0 +1,414 @@
+"""What people do on the page with many images and many classes: sort, import, review, judge; and who can use it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.serve.page_tools import (
+    HUMMINGBIRD,
+    MALLARD,
+    ORIOLE,
+    Visit,
+    ask,
+    counts,
+    drop_zip,
+    images,
+    open_taught,
+    rows,
+    serious,
+    teach_birds,
+    typed,
+)
+from tests.serve.samples import png
+
+pytestmark = pytest.mark.slow
+pytest_plugins = ("tests.serve.page_tools",)
+
+
+def saved(visit: Visit, button: str) -> bytes:
+    with visit.page.expect_download() as download:
+        visit.page.get_by_role("button", name=button).click()
+    return Path(download.value.path()).read_bytes()
+
+
+def group(visit: Visit, name: str) -> Any:
+    return visit.page.locator(f".group[data-group='{name}']")
+
+
+def sizes(visit: Visit) -> dict[str, int]:
+    """Return how many images are in each group that has any."""
+    told = visit.page.locator(".group:not(.none)").evaluate_all(
+        "groups => groups.map(group => [group.dataset.group, group.querySelector('.soft').textContent])"
+    )
+    return {name.removeprefix("class:"): int(n) for name, n in told if n != "0"}
+
+
+def drag(page: Any, what: Any, to: Any) -> None:
+    """Drag as a hand does, in small steps and without scrolling."""
+    to.scroll_into_view_if_needed()
+    for element, press in ((what, page.mouse.down), (to, page.mouse.up)):
+        box = element.bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=8)
+        press()
+
+
+# -- sort -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_sorted_corrected_taught_and_saved(visit: Visit, service: str, birds: Path, tmp_path: Path) -> None:
+    teach_birds(service, "sorter", birds, [MALLARD, ORIOLE])
+    for species in (MALLARD, ORIOLE, HUMMINGBIRD):
+        for path in images(birds, "test", species):
+            (tmp_path / "in").mkdir(exist_ok=True)
+            (tmp_path / "in" / f"{species[:3]}-{path.name}").write_bytes(path.read_bytes())
+    (tmp_path / "in" / "torn.jpg").write_bytes(b"no image")
+    page = visit.page
+    visit.open("#/m/sorter")
+    visit.tab("Sort")
+    page.set_input_files("#sort-folder", tmp_path / "in")
+    visit.expect(".sortbar", "10 images sorted")
+    before = sizes(visit)
+    assert sum(before.values()) == 10
+    assert before["unreadable"] == 1
+    assert "%" not in " ".join(
+        group(visit, "unknown").locator("li span").all_inner_texts()
+    )  # no figure as if it were one
+    page.locator("#least").fill("0")
+    assert "unsure" not in sizes(visit)
+    page.locator("#least").fill("100")
+    assert set(sizes(visit)) <= {"unsure", "unknown", "unreadable", MALLARD, ORIOLE}
+    assert sizes(visit)["unsure"] >= before.get("unsure", 0)
+    page.locator("#least").fill("0")
+
+    tile = group(visit, f"class:{MALLARD}").get_by_role("option").first
+    drag(page, tile, group(visit, f"class:{ORIOLE}").locator("h3"))
+    group(visit, f"class:{ORIOLE}").locator("li.corrected").wait_for()
+    strange = page.get_by_role("option", name=re.compile("^067-")).first
+    strange.focus()
+    page.keyboard.press("m")
+    page.locator("dialog input").fill("Hummingbird")
+    page.keyboard.press("Enter")
+    group(visit, "class:Hummingbird").get_by_role("option").wait_for()
+    page.get_by_role("option", name=re.compile("^067-.*(?<!Corrected)$")).first.focus()
+    page.keyboard.press("1")  # the first class by number
+    page.get_by_role("button", name="Teach 3 corrections").click()
+    visit.expect("#passing", "Learned 3 corrections")
+    assert counts(service, "sorter") == {MALLARD: 7, ORIOLE: 7, "Hummingbird": 1}
+    assert len(ask(service, "/models/sorter")["history"]) == 4  # made, two lessons, and all corrections as one
+
+    table = list(csv.DictReader(io.StringIO(saved(visit, "Table (CSV)").decode())))
+    assert len(table) == 10
+    assert sum(row["note"] == "corrected" for row in table) == 3
+    assert all(
+        (row["probability"] == "") == (row["place"] in ("unknown", "unreadable")) for row in table if not row["note"]
+    )
+    archive = zipfile.ZipFile(io.BytesIO(saved(visit, "Folders (zip)")))
+    assert archive.testzip() is None
+    inside = [name for name in archive.namelist() if name != "sorted.csv"]
+    places = {row["file"].split("/")[-1]: row["place"] for row in table}
+    assert {Path(name).name: Path(name).parent.name for name in inside} == {
+        name: place for name, place in places.items() if place != "unreadable"
+    }
+    for name in inside:
+        assert archive.read(name) == (tmp_path / "in" / Path(name).name).read_bytes()
+
+
+def test_a_large_zip_is_sorted_a_few_at_a_time(visit: Visit, service: str, birds: Path) -> None:
+    teach_birds(service, "stream", birds, [MALLARD, ORIOLE])
+    page = visit.page
+    flying: list[int] = [0, 0]  # now, and at most
+
+    def count(change: int) -> Any:
+        def note(request: Any) -> None:
+            if request.url.endswith("/predict"):
+                flying[0] += change
+                flying[1] = max(flying)
+
+        return note
+
+    page.on("request", count(1))
+    page.on("requestfinished", count(-1))
+    visit.open("#/m/stream")
+    visit.tab("Sort")
+    drop_zip(page, {f"all/{i}.png": png(i % 3, i) for i in range(200)})
+    visit.expect(".sortbar", "200 images sorted")
+    assert sum(sizes(visit).values()) == 200
+    assert flying[1] <= 2
+    page.wait_for_timeout(1000)
+    assert page.locator(".tile-image").count() <= 60 * len(sizes(visit))
+    seen = page.locator(".tile-image img[src]").count()
+    assert 0 < seen < page.locator(".tile-image").count()  # those in sight alone
+
+
+# -- import -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_import_asks_about_what_is_doubtful_and_is_one_change(visit: Visit, service: str, tmp_path: Path) -> None:
+    page = visit.page
+    visit.create("doubts")
+    same, both = png(0, 1), png(0, 2)
+    files = {
+        "gull/1.png": same,
+        "gull/copy.png": same,
+        "gull/2.png": png(0, 3),
+        "gull/both.png": both,
+        "tern/both.png": both,
+        "tern/1.png": png(1, 4),
+        "tern/2.png": png(1, 5),
+        "Gull /3.png": png(0, 6),
+    }
+    for name, data in files.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(data)
+    page.set_input_files("#import-folder", tmp_path / "in")
+    visit.answer("“gull” and “Gull ” -> One class, “gull”")
+    visit.answer("The same image in two classes (2)", "The same image twice (1)")
+    visit.expect("#passing", "Learned 5 images of 2 classes")
+    assert counts(service, "doubts") == {"gull": 3, "tern": 2}
+    assert len(ask(service, "/models/doubts")["history"]) == 2
+    drop_zip(page, {"gull/1.png": same, "tern/9.png": png(1, 9)})
+    visit.answer("Taught already from this browser (1)")
+    visit.expect_samples("tern", 3)
+    for left in (2, 0):  # an undo for each import
+        page.click("#undo")
+        visit.expect("#counts", f"{left} classes")
+    visit.add_class("owl")
+    page.get_by_label("Name of a new class").fill("OWL")
+    page.locator(".adding button").click()
+    visit.answer("There is a class “owl” already -> I mean “owl”")
+    assert page.locator("article.card").count() == 1
+
+
+def test_a_model_begins_with_a_folder(visit: Visit, service: str, birds: Path) -> None:
+    page = visit.page
+    visit.open()
+    page.locator("#begin-folder").wait_for(state="attached")
+    drop_zip(
+        page, {f"set/{name}/{i}.png": png(hue, i) for hue, name in enumerate(("Goldfinch ♀", "鳥")) for i in range(3)}
+    )
+    page.get_by_label("Name", exact=True).fill("模型 2")
+    page.get_by_role("button", name="Create").click()
+    visit.expect_samples("Goldfinch ♀", 3)
+    assert counts(service, "模型 2") == {"Goldfinch ♀": 3, "鳥": 3}
+    visit.tab("Timeline")
+    visit.expect(".timeline li", "Began with 3 images of Goldfinch ♀, 3 of 鳥")
+
+
+# -- it does not contradict itself ------------------------------------------------------------------------------------
+
+
+def test_accuracy_headline_words_and_table_count_the_same(visit: Visit, service: str) -> None:
+    names = [f"Species {letter}" for letter in "ABCDEFGHI"]
+    ask(service, "/models", {"name": "judged", "kind": "features", "options": {"n_units": 50}})
+    visit.open("#/m/judged")
+    page = visit.page
+    for i, name in enumerate(names):  # all of them lie in one place, so that many are taken for another
+        visit.add_class(name)
+        visit.teach(name, typed(0, 10) if i == 0 else re.sub(r"(\d)\b", rf"\g<1>{i}", typed(0, 10)))
+        visit.expect_samples(name, 8)
+    visit.tab("Accuracy")
+    headline = visit.expect(".score", "right").inner_text()
+    hits, counted = map(int, re.search(r"(\d+) of (\d+) rows? right", headline).groups())  # type: ignore[union-attr]
+    wrong = [
+        re.fullmatch(r"(.+) taken for (.+): (\d+) of (\d+)", text)
+        for text in page.locator(".mistakes li").all_inner_texts()
+    ]
+    assert hits + sum(int(found[3]) for found in wrong if found) == counted
+    assert None not in wrong
+    assert not page.locator(".confusion").is_visible()  # more than eight classes
+    page.get_by_text("All answers as a table").click()
+    page.locator(".confusion").wait_for()
+    cells = page.locator(".confusion td button").all_inner_texts()
+    assert sum(map(int, cells)) == counted
+    assert page.evaluate("getComputedStyle(document.querySelector('.confusion tbody th')).position") == "sticky"
+    page.locator(".mistakes button").first.click()
+    assert page.locator("dialog .thumb").count() == int(wrong[0][3])  # type: ignore[index]
+
+
+def test_an_answer_and_an_error_go_with_what_they_are_about(
+    visit: Visit, service: str, birds: Path, tmp_path: Path
+) -> None:
+    teach_birds(service, "live", birds, [MALLARD, ORIOLE])
+    page = visit.page
+    visit.open("#/m/live")
+    page.set_input_files("#live-file", images(birds, "test", MALLARD)[0])
+    visit.verdict(MALLARD)
+    visit.expect(".live .hint", "only 6 images")  # so percentages say little
+    held: list[Any] = []
+    page.route("**/live/predict", lambda route: held.append(route))
+    page.set_input_files("#live-file", images(birds, "test", ORIOLE)[0])
+    visit.expect(".answer", "Asking")
+    assert page.locator(".verdict").count() == 0
+    page.unroute("**/live/predict")
+    held[0].continue_()
+    visit.verdict(ORIOLE)
+    (tmp_path / "torn.jpg").write_bytes(b"no image")
+    page.set_input_files("#live-file", tmp_path / "torn.jpg")
+    visit.expect(".live .notice", "torn.jpg")
+    assert page.locator(".verdict").count() == 0
+    page.set_input_files("#live-file", images(birds, "test", HUMMINGBIRD)[0])
+    page.locator(".live .notice").wait_for(state="detached")
+    visit.verdict("Unknown")
+    assert "Looks most like" in page.locator(".answer").inner_text()
+    assert "%" not in page.locator(".answer").inner_text()
+    visit.add_class("owl")
+    page.get_by_label("Name of a new class").fill("owl")
+    page.locator(".adding button").click()
+    visit.expect(".adding .notice", "already")
+    page.get_by_label("Name of a new class").fill("owls")
+    page.locator(".adding .notice").wait_for(state="detached")
+
+
+# -- many classes -----------------------------------------------------------------------------------------------------
+
+
+def test_two_hundred_classes_stay_in_reach(visit: Visit, service: str) -> None:
+    ask(service, "/models", {"name": "many", "kind": "features", "options": {"n_units": 20}})
+    labels = [f"Species {i:03d}" for i in range(200) for _ in range(2 + (i == 150))]
+    ask(service, "/models/many/teach", {"rows": [rows(i % 4, 1)[0] for i in range(len(labels))], "labels": labels})
+    page = visit.page
+    visit.open("#/m/many")
+    visit.card("Species 199").scroll_into_view_if_needed()
+    for label in ("Name of a new class", "Find a class"):
+        box = page.get_by_label(label).bounding_box()
+        assert 0 <= box["y"] < 300  # in sight, however far down
+    page.get_by_label("Order of the classes").select_option("most")
+    assert page.locator("article.card").first.get_attribute("data-name") == "Species 150"
+    page.get_by_label("Find a class").fill("species 07")
+    page.locator(".finding", has_text="10 of 200 classes").wait_for()
+    assert page.locator("article.card:visible").count() == 10
+    page.get_by_role("button", name="Collapse all").click()
+    assert page.locator("article.card .body:visible").count() == 0
+    page.get_by_role("button", name="Expand Species 071").press("Enter")
+    assert visit.card("Species 071").locator("textarea").is_visible()
+    names = page.locator("article button:visible").evaluate_all("all => all.map(one => one.ariaLabel || one.innerText)")
+    assert len(set(names)) == len(names)  # screen readers tell them apart
+
+
+def test_review_keeps_its_buttons_and_fits_a_phone(browser: Any, service: str, birds: Path) -> None:
+    species = sorted(path.name for path in (birds / "train").iterdir())[:10]
+    teach_birds(service, "reviewed", birds, species)
+    visit = Visit(browser, service, width=390)
+    page = visit.page
+    visit.open("#/m/reviewed")
+    visit.tab("Review")
+    visit.expect(".queue", "Nothing to label")
+    page.set_input_files("#queue-files", images(birds, "test", MALLARD) + images(birds, "test", ORIOLE))
+    visit.expect(".desk", "6 images to label")
+    visit.expect(".queue .hint", "in this browser only")
+    page.locator(".judge figcaption", has_text="Asking").wait_for(state="detached")
+    order = page.locator(".labels button").evaluate_all("all => all.map(one => one.dataset.name)")
+    assert order == species
+    for part in (".judge figure", ".labels", ".judge .actions"):
+        box = page.locator(part).bounding_box()
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= 844, part
+    page.keyboard.press("s")
+    page.keyboard.press("2")
+    visit.expect(".desk", "5 images to label")
+    assert page.locator(".labels button").evaluate_all("all => all.map(one => one.dataset.name)") == species
+    page.keyboard.press("n")
+    page.keyboard.type(species[9][4:9].lower())  # the tenth has no number
+    assert page.locator(".labels button:visible").first.get_attribute("data-name") == species[9]
+    page.keyboard.press("Enter")
+    visit.expect(".desk", "4 images to label")
+    assert {species[1], species[9]} == {name for name, n in counts(service, "reviewed").items() if n == 7}
+    assert visit.complaints == []
+    visit.close()
+
+
+def test_every_entry_of_the_timeline_has_a_way_back_or_says_why_not(visit: Visit, service: str) -> None:
+    page = open_taught(visit, "past")
+    visit.teach("a", typed(0, 4))
+    visit.expect_samples("a", 10)
+    page.click("#undo")
+    visit.expect("#passing", "Undone: Learned 4 rows of a")
+    visit.tab("Timeline")
+    visit.expect(".timeline li", "Went back to")
+    assert "evision" not in page.locator("main").inner_text()
+    for entry in page.locator(".timeline li").all()[1:]:
+        assert entry.get_by_role("button").count() or entry.locator(".why").inner_text()
+    visit.expect(".timeline li", "Redo brings it back")
+    page.locator(".timeline li", has_text="Created, empty").get_by_role("button").click()
+    visit.expect("#passing", "Back at: Created, empty")
+
+
+# -- everybody --------------------------------------------------------------------------------------------------------
+
+
+def test_a_tour_of_three_steps_greets_once(browser: Any, service: str) -> None:
+    visit = Visit(browser, service, tour=True)
+    visit.open()
+    for step in ("1 of 3", "2 of 3", "3 of 3"):
+        visit.expect(".tour", step).locator(".primary").click()
+    visit.page.reload()
+    visit.page.get_by_role("button", name="How it works").wait_for()
+    assert visit.page.locator(".tour").count() == 0
+    visit.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
+    browser: Any, service: str, birds: Path, axe: str, width: int, scheme: str
+) -> None:
+    name = f"Birds {width} {scheme}"
+    ask(service, "/models", {"name": name, "kind": "images"})
+    visit = Visit(browser, service, width=width, scheme=scheme, tour=True)
+    page = visit.page
+
+    def look(view: str) -> None:
+        page.wait_for_timeout(400)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+        visit.shot(view)
+        assert serious(visit, axe) == [], view
+
+    visit.open()
+    visit.expect(".tour", "1 of 3")
+    look("models")
+    page.get_by_role("button", name="Skip", exact=True).click()
+    page.get_by_role("button", name="New model").click()
+    look("new-model")
+    visit.open(f"#/m/{name}")
+    empty = (("teach", "Teach"), ("sort", "Sort"), ("review", "Review"), ("accuracy", "Accuracy"))
+    for view, tab in empty:
+        visit.tab(tab)
+        look(f"{view}-empty")
+    visit.tab("Teach")
+    species = [path.name for path in sorted((birds / "train").iterdir())[:10]]
+    folders = {one[4:].replace("_", " "): images(birds, "train", one) for one in species}
+    drop_zip(page, {f"{one}/{path.name}": path.read_bytes() for one, paths in folders.items() for path in paths})
+    visit.expect("#passing", "Learned 60 images of 10 classes")
+    page.set_input_files("#live-file", images(birds, "test", MALLARD)[0])
+    page.locator(".verdict").wait_for()
+    look("teach")
+    visit.menu("Mallard", "Rename")
+    look("rename")
+    page.keyboard.press("Escape")
+    visit.tab("Sort")
+    some = [path for one in sorted((birds / "test").iterdir())[:11] for path in images(birds, "test", one.name)]
+    page.set_input_files("#sort-files", some)
+    visit.expect(".sortbar", f"{len(some)} images sorted")
+    page.get_by_role("option").first.click()
+    look("sort")
+    visit.tab("Review")
+    page.set_input_files("#queue-files", some[-6:])
+    page.locator(".judge figcaption", has_text=re.compile("says|Either|Unknown")).wait_for()
+    look("review")
+    visit.tab("Accuracy")
+    visit.expect(".score", "right")
+    look("accuracy")
+    page.get_by_text("All answers as a table").click()
+    look("accuracy-table")
+    visit.tab("Timeline")
+    look("timeline")
+    visit.tab("Use it")
+    look("use")
+    assert (visit.complaints, visit.elsewhere) == ([], [])
+    visit.close()
