@@ -8,8 +8,12 @@ import re
 import zipfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import httpx
+import numpy as np
 import pytest
+from PIL import Image
 from tests.serve.page_tools import (
     HUMMINGBIRD,
     MALLARD,
@@ -25,7 +29,10 @@ from tests.serve.page_tools import (
     teach_birds,
     typed,
 )
+from tests.serve.running import Running
 from tests.serve.samples import png
+
+from evergrow.serve.config import Tokens
 
 pytestmark = pytest.mark.slow
 pytest_plugins = ("tests.serve.page_tools",)
@@ -87,7 +94,7 @@ def test_a_folder_is_sorted_corrected_taught_and_saved(visit: Visit, service: st
     page.locator("#least").fill("0")
 
     tile = group(visit, f"class:{MALLARD}").get_by_role("option").first
-    drag(page, tile, group(visit, f"class:{ORIOLE}").locator("h3"))
+    drag(page, tile, group(visit, f"class:{ORIOLE}").locator("h2"))
     group(visit, f"class:{ORIOLE}").locator("li.corrected").wait_for()
     strange = page.get_by_role("option", name=re.compile("^067-")).first
     strange.focus()
@@ -339,6 +346,100 @@ def test_every_entry_of_the_timeline_has_a_way_back_or_says_why_not(visit: Visit
     visit.expect("#passing", "Back at: Created, empty")
 
 
+# -- with the service's help ------------------------------------------------------------------------------------------
+
+
+def needs(service: str, route: str) -> None:
+    """Skip where the service does not have a route yet."""
+    known = httpx.get(f"{service}/openapi.json", timeout=60, trust_env=False).json()["paths"]
+    if route not in known:
+        pytest.skip(f"needs the route {route}")
+
+
+def test_test_images_and_the_queue_are_shared_where_the_owner_wants_it(
+    browser: Any, visit: Visit, service: str, birds: Path
+) -> None:
+    needs(service, "/api/v1/models/{m}/kept")
+    name = "My birds! ♀"
+    page = visit.page
+    visit.open()
+    page.get_by_role("button", name="New model").click()
+    page.get_by_label("Name", exact=True).fill("a/b")
+    page.get_by_role("button", name="Create").click()
+    assert not re.search(r"[\\^$\[]", visit.expect("dialog .notice").inner_text())  # no pattern is shown
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_role("button", name="Create").click()
+    drop_zip(
+        page,
+        {f"{one}/{path.name}": path.read_bytes() for one in (MALLARD, ORIOLE) for path in images(birds, "train", one)},
+    )
+    visit.expect("#passing", "Learned 10 images")
+    visit.tab("Accuracy")
+    visit.expect(".accuracy .hint", "in this browser only")
+    assert not page.locator("#on-server").is_checked()
+    page.check("#on-server")
+    visit.expect(".accuracy .hint", "kept on the server")
+    score = visit.expect(".score", "2 of 2 images right").inner_text()
+    visit.tab("Review")
+    page.set_input_files("#queue-files", images(birds, "test", MALLARD)[:2])
+    visit.expect(".queue .hint", "2 images waiting here are kept on the server")
+
+    other = Visit(browser, service)
+    other.open(f"#/m/{quote(name)}")
+    other.tab("Accuracy")
+    assert other.expect(".score", "right").inner_text() == score
+    other.tab("Review")
+    other.expect(".desk", "2 images to label")
+    other.page.keyboard.press("1")
+    other.expect(".desk", "1 image to label")
+    other.tab("Teach")
+    other.expect_samples(MALLARD, 6)
+    visit.tab("Accuracy")
+    visit.tab("Review")
+    visit.expect(".desk", "1 image to label")
+    visit.tab("Accuracy")
+    page.locator("#on-server").click()
+    visit.answer("stays in this browser", verb="Remove")
+    visit.expect(".accuracy .hint", "in this browser only")
+    assert ask(service, f"/models/{quote(name)}/kept")["images"] == []
+    visit.expect(".score", "2 of 2 images right")
+    other.close()
+
+
+def test_images_that_browsers_cannot_read_are_taken(visit: Visit, service: str, birds: Path, tmp_path: Path) -> None:
+    needs(service, "/api/v1/preview")
+    teach_birds(service, "formats", birds, [MALLARD, ORIOLE])
+    bird = Image.open(images(birds, "test", ORIOLE)[0])
+    bird.save(tmp_path / "bird.tif")
+    deep = np.asarray(bird.convert("L")).astype(np.uint16) * 257
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    visit.open("#/m/formats")
+    visit.page.set_input_files("#live-file", tmp_path / "bird.tif")
+    visit.verdict(ORIOLE)
+    visit.page.locator(".stage img").wait_for()
+    with visit.page.expect_response("**/preview"):
+        visit.page.set_input_files("#live-file", tmp_path / "deep.png")
+    visit.card(ORIOLE).locator("input[type=file]").first.set_input_files(tmp_path / "bird.tif")
+    visit.expect_samples(ORIOLE, 7)
+
+
+def test_a_phone_comes_in_by_a_code(browser: Any, tmp_path: Path) -> None:
+    tokens = Tokens.parse("teach a-long-secret-of-anna anna", "tokens")
+    with Running(tmp_path / "models", tokens=tokens) as running:
+        visit = Visit(browser, running.address)
+        page = visit.page
+        drawn = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'><path d='M0 0h9v9z'/></svg>"
+        told = {"address": "https://192.0.2.1:8080/#token=x", "expires": "", "seconds": 3000, "svg": drawn}
+        page.route("**/api/v1/lan", lambda route: route.fulfill(json=told))
+        visit.open("#token=a-long-secret-of-anna")
+        page.get_by_role("heading", name="Models", exact=True).wait_for()
+        assert "secret" not in page.url
+        page.get_by_role("button", name="Use your phone").click()
+        assert page.locator("dialog img").evaluate("image => image.decode().then(() => image.naturalWidth > 0)")
+        visit.expect("dialog", "https://192.0.2.1:8080/")
+        visit.close()
+
+
 # -- everybody --------------------------------------------------------------------------------------------------------
 
 
@@ -384,7 +485,7 @@ def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
     species = [path.name for path in sorted((birds / "train").iterdir())[:10]]
     folders = {one[4:].replace("_", " "): images(birds, "train", one) for one in species}
     drop_zip(page, {f"{one}/{path.name}": path.read_bytes() for one, paths in folders.items() for path in paths})
-    visit.expect("#passing", "Learned 60 images of 10 classes")
+    visit.expect("#passing", "Learned 50 images of 10 classes. 10 more are kept for testing.")
     page.set_input_files("#live-file", images(birds, "test", MALLARD)[0])
     page.locator(".verdict").wait_for()
     look("teach")

@@ -78,7 +78,7 @@ export class AccuracyView {
     clearTimeout(this.timer);
     if (!this.model.isReady || !held.length) {
       this.tested = "";
-      fill(this.result, make("section.ways-in", {}, make("h3", {}, "Nothing to test with yet"), make("ul", {},
+      fill(this.result, make("section.ways-in", {}, make("h2.small", {}, "Nothing to test with yet"), make("ul", {},
         make("li", {}, "Teach five or more examples of a class at once: every fifth is kept for this test."),
         make("li", {}, "Label images under Review: some of them are kept for this test too."))));
       return;
@@ -126,7 +126,7 @@ export class AccuracyView {
       return make("li", {}, linkTo(`${label} taken for ${predicted}: ${wrong.length} of ${all}`,
         () => this.openCell(label, predicted, wrong.map((one) => one.sample))));
     });
-    return make("section.mistakes", {}, make("h3", {}, "Mistakes"), make("ol", {}, listed));
+    return make("section.mistakes", {}, make("h2.small", {}, "Mistakes"), make("ol", {}, listed));
   }
 
   /** Return how often each class was taken for each, as a table; with many classes it is closed at first. */

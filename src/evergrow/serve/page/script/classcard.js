@@ -14,7 +14,7 @@ const SHOWN = 11; // thumbnails before "show all"
 export class ClassCard {
   constructor(model, name) {
     Object.assign(this, { model, name, all: false });
-    this.title = make("h3", { title: name }, name);
+    this.title = make("h2.small", { title: name }, name);
     this.count = make("p.soft.numbers");
     this.status = make("p.progress", { hidden: true });
     this.problems = make("div.problems");

@@ -58,6 +58,7 @@ export class ClassesView {
     });
     this.none.hidden = classes.length > 0;
     this.find.hidden = classes.length <= MANY;
+    this.folding.textContent = this.allCollapsed ? "Expand all" : "Collapse all";
     const found = order.filter((one) => folded(one.name).includes(wanted)).length;
     this.found.textContent = wanted ? `${found} of ${plural(classes.length, "class", "classes")}` : "";
     this.showTray();
@@ -108,14 +109,16 @@ export class ClassesView {
       Object.entries(ORDERS).map(([value, [words]]) => make("option", { value }, words)));
     this.found = make("span.soft", { role: "status" });
     this.find = make("div.row.finding", { hidden: true }, this.search, this.order,
-      action(() => this.collapseAll(true), "Collapse all"), action(() => this.collapseAll(false), "Expand all"),
-      this.found);
+      this.folding = action(() => this.collapseAll(!this.allCollapsed), "Collapse all"), this.found);
     return this.find;
   }
+
+  get allCollapsed() { return this.model.classes.every(({ name }) => this.model.settings.collapsed.includes(name)); }
 
   collapseAll(away) {
     for (const card of this.cards.values()) card.collapse(away, { kept: true });
     this.model.setCollapsed([...this.cards.keys()], away);
+    this.folding.textContent = away ? "Expand all" : "Collapse all";
   }
 
   nothingYet() {
@@ -124,7 +127,7 @@ export class ClassesView {
       "Import a folder with one folder per class, or a zip of it: by the buttons above, or drop it anywhere.",
       "Drop images without names: they go to Review, where you label them one by one.",
     ] : ["Name a class above, then type or paste examples of it, one per line.", "Drop a text file on a class."];
-    return make("section.ways-in", {}, make("h3", {}, "No class yet. How to begin:"),
+    return make("section.ways-in", {}, make("h2.small", {}, "No class yet. How to begin:"),
       make("ul", {}, ways.map((words) => make("li", {}, words))));
   }
 
@@ -139,7 +142,7 @@ export class ClassesView {
     const listed = `${labels.slice(0, 3).join(", ")}${labels.length > 3 ? "…" : ""}`;
     const n = countOf(this.model.kind, aside.length);
     const about = `${n} of ${listed}, no longer in the model, kept in this browser only.`;
-    fill(this.tray, make("header", {}, make("div", {}, make("h3", {}, "Set aside"), make("p.soft", {}, about)),
+    fill(this.tray, make("header", {}, make("div", {}, make("h2.small", {}, "Set aside"), make("p.soft", {}, about)),
       make("div.actions", {},
         action(() => void attempt(problems, () => this.model.teachAgain([...aside])), "Teach again"),
         action(() => void attempt(problems, () => this.model.remove([...aside])), "Discard"))),

@@ -49,9 +49,11 @@ async function toReview(model, images, tell) {
 async function teachSome(model, settled, tell) {
   const labels = new Map(settled.map(({ image, label }) => [image, label]));
   const { read, bad } = await readImages(settled.map(({ image }) => image), tell);
-  await model.add(read.map(({ image, content }) => ({ label: labels.get(image), content })), { atOnce: TOGETHER });
+  const shown = read.map(({ image, content }) => ({ label: labels.get(image), content }));
+  const { held, taught } = await model.add(shown, { atOnce: TOGETHER });
   const classes = plural(new Set(labels.values()).size, "class", "classes");
-  if (!model.stalled && read.length) confirmDone(`Learned ${plural(read.length, "image")} of ${classes}.`);
+  const kept = held ? ` ${held} more ${held === 1 ? "is" : "are"} kept for testing.` : "";
+  if (!model.stalled && taught) confirmDone(`Learned ${plural(taught, "image")} of ${classes}.${kept}`);
   complain(bad, settled.length);
 }
 

@@ -70,7 +70,7 @@ function entry(model, main, readOnly) {
 }
 
 function nothingYet() {
-  return make("section.models.ways-in", {}, make("h3", {}, "No model yet. How to begin:"), make("ul", {},
+  return make("section.models.ways-in", {}, make("h2.small", {}, "No model yet. How to begin:"), make("ul", {},
     make("li", {}, "New model: name two classes, and show them to the camera, as files or as sentences."),
     make("li", {}, "From a folder: one folder of images per class. You can also drop it, or a zip of it, here."),
     make("li", {}, "Upload: a model file (.evg) from somebody else.")));

@@ -110,15 +110,18 @@ export class OpenModel extends EventTarget {
    * Keep samples in this browser and teach them, but for the share that is kept for testing.
    * @param {Array<{label: string, content: Object}>} shown - Samples with their labels.
    * @param {Object} [settings] - hold: whether some are kept for testing; atOnce: how many are one change.
+   * @returns {Promise<{taught: number, held: number}>} How many are taught and kept for testing.
    */
   async add(shown, { hold = true, atOnce = AT_ONCE } = {}) {
     const samples = shown.map(({ label, content }) => newSample(this.name, content, label));
     if (hold) this.holdOut(samples);
     this.batch(samples, atOnce);
+    const held = samples.filter((sample) => sample.held).length;
     await keep(samples);
     this.samples.push(...samples);
     this.arrange();
     await this.teachWaiting();
+    return { taught: samples.length - held, held };
   }
 
   holdOut(samples) {

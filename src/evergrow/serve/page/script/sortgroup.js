@@ -16,7 +16,7 @@ export class SortGroup {
     }, make("span", {}, title), this.count);
     this.list = make("ul.tiles", { role: "listbox", aria: { label: title, multiselectable: true } });
     this.more = make("button.link", { type: "button", hidden: true, on: { click: () => this.showMore() } });
-    this.element = make("section.group", { data: { group } }, make("h3", {}, this.head), this.list, this.more);
+    this.element = make("section.group", { data: { group } }, make("h2.small", {}, this.head), this.list, this.more);
     this.listen();
   }
 

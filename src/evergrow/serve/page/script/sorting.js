@@ -85,7 +85,7 @@ export function answerOf(item, place) {
   if (item.error) return item.error;
   if (item.unknown) return `Like ${item.label}?`;
   const sure = item.value === null ? "" : `${Math.round(100 * item.value)} %`;
-  return place === UNSURE ? `${item.label}? ${sure}` : sure;
+  return place === UNSURE ? `${sure} ${item.label}?` : sure;
 }
 
 // -- out again -------------------------------------------------------------------------------------------------------

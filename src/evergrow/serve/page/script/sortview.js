@@ -41,7 +41,7 @@ export class SortView {
     const folder = chooser({ webkitdirectory: true, id: "sort-folder" }, take);
     const files = chooser({ multiple: true, accept: IMAGES_AND_ZIPS, id: "sort-files" }, take);
     this.waiting = make("p.soft", { hidden: true }, "The model sorts as soon as it knows a class. Teach one first.");
-    return make("section.ways-in", {}, make("h3", {}, "Sort images by what they show"),
+    return make("section.ways-in", {}, make("h2.small", {}, "Sort images by what they show"),
       make("ul", {}, make("li", {}, "Drop a folder or a zip of any size anywhere on this page, or choose one."),
         make("li", {}, "Check the groups, drag what is wrong, and download a table or a zip of folders."),
         make("li", {}, "Nothing is learned unless you teach your corrections, and no image is stored.")),
@@ -64,7 +64,7 @@ export class SortView {
     const clear = iconButton("bin", "Clear", () => this.clear());
     return make("div.toolbar.sortbar", { role: "group", aria: { label: "Sorting" }, hidden: true },
       make("div.row", {}, this.state, this.progress, this.stop),
-      make("div.row", {}, make("label", { htmlFor: "least" }, "How sure it must be"), this.slider, this.shownLeast),
+      make("div.row", {}, make("label", { htmlFor: "least" }, "How sure"), this.slider, this.shownLeast),
       make("div.row", {}, this.teach, this.again, this.table, this.zip, clear));
   }
 

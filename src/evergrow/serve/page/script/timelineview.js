@@ -29,7 +29,7 @@ export class TimelineView {
       const target = changes.find((one) => one.revision === change.revision && !isStep(one));
       const words = change.what === "rollback" && target ? `Went back to: ${told(target, record.kind)}`
         : told(change, record.kind);
-      const about = [when(change.when), ...(change.note && !isTally(change) ? [change.note] : [])];
+      const about = [when(change.when), ...(change.note && !isTally(change) && !isStep(change) ? [change.note] : [])];
       const back = !why && !readOnly && iconButton("undo", "Go back to here", () => this.goBack(change, words));
       if (back) back.setAttribute("aria-label", `Go back to here: ${words}, ${when(change.when)}`);
       return make(i === 0 ? "li.now" : "li", {},
@@ -50,8 +50,8 @@ export class TimelineView {
 
 /** Return why the model cannot go back to a change; empty where it can. */
 function whyNot(change, record, changes) {
-  if (change.what === "rollback") return "An undo: go to what it went back to";
-  if (change.what === "redo") return "A redo: go to what it brought back";
+  if (change.what === "rollback") return "This was an undo: go to the change it names";
+  if (change.what === "redo") return "This was a redo: go to what it brought back";
   if (!changesThatHold(record.history).includes(change)) {
     return record.redoable ? "Undone; Redo brings it back" : "Undone, and something else was taught since";
   }
