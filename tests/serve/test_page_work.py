@@ -182,9 +182,9 @@ def test_an_import_asks_about_what_is_doubtful_and_is_one_change(visit: Visit, s
     drop_zip(page, {"gull/1.png": same, "tern/9.png": png(1, 9)})
     visit.answer("Taught already from this browser (1)")
     visit.expect_samples("tern", 3)
-    for left in (2, 0):  # an undo for each import
+    for left in (5, 0):  # an undo for each import
         page.click("#undo")
-        visit.expect("#counts", f"{left} classes")
+        visit.expect("#counts", f"{left} images")
     visit.add_class("owl")
     page.get_by_label("Name of a new class").fill("OWL")
     page.locator(".adding button").click()
@@ -252,13 +252,13 @@ def test_an_answer_and_an_error_go_with_what_they_are_about(
     page.set_input_files("#live-file", images(birds, "test", ORIOLE)[0])
     visit.expect(".answer", "Asking")
     assert page.locator(".verdict").count() == 0
-    page.unroute("**/live/predict")
     held[0].continue_()
+    page.unroute("**/live/predict")
     visit.verdict(ORIOLE)
     (tmp_path / "torn.jpg").write_bytes(b"no image")
     page.set_input_files("#live-file", tmp_path / "torn.jpg")
     visit.expect(".live .notice", "torn.jpg")
-    assert page.locator(".verdict").count() == 0
+    visit.expect(".answer", "Ready to answer")
     page.set_input_files("#live-file", images(birds, "test", HUMMINGBIRD)[0])
     page.locator(".live .notice").wait_for(state="detached")
     visit.verdict("Unknown")
@@ -325,7 +325,9 @@ def test_review_keeps_its_buttons_and_fits_a_phone(browser: Any, service: str, b
     assert page.locator(".labels button:visible").first.get_attribute("data-name") == species[9]
     page.keyboard.press("Enter")
     visit.expect(".desk", "4 images to label")
-    assert {species[1], species[9]} == {name for name, n in counts(service, "reviewed").items() if n == 7}
+    visit.tab("Teach")
+    for name in (species[1], species[9]):
+        visit.expect_samples(name, 7)
     assert visit.complaints == []
     visit.close()
 
@@ -482,10 +484,10 @@ def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
         visit.tab(tab)
         look(f"{view}-empty")
     visit.tab("Teach")
-    species = [path.name for path in sorted((birds / "train").iterdir())[:10]]
-    folders = {one[4:].replace("_", " "): images(birds, "train", one) for one in species}
+    species = [path.name for path in sorted((birds / "train").iterdir())[:9]]
+    folders = {one[4:].replace("_", " "): images(birds, "train", one)[:5] for one in species}
     drop_zip(page, {f"{one}/{path.name}": path.read_bytes() for one, paths in folders.items() for path in paths})
-    visit.expect("#passing", "Learned 50 images of 10 classes. 10 more are kept for testing.")
+    visit.expect("#passing", "Learned 36 images of 9 classes. 9 more are kept for testing.")
     page.set_input_files("#live-file", images(birds, "test", MALLARD)[0])
     page.locator(".verdict").wait_for()
     look("teach")
@@ -493,13 +495,13 @@ def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
     look("rename")
     page.keyboard.press("Escape")
     visit.tab("Sort")
-    some = [path for one in sorted((birds / "test").iterdir())[:11] for path in images(birds, "test", one.name)]
+    some = [path for one in sorted((birds / "test").iterdir())[:11] for path in images(birds, "test", one.name)[:2]]
     page.set_input_files("#sort-files", some)
     visit.expect(".sortbar", f"{len(some)} images sorted")
     page.get_by_role("option").first.click()
     look("sort")
     visit.tab("Review")
-    page.set_input_files("#queue-files", some[-6:])
+    page.set_input_files("#queue-files", some[-4:])
     page.locator(".judge figcaption", has_text=re.compile("says|Either|Unknown")).wait_for()
     look("review")
     visit.tab("Accuracy")

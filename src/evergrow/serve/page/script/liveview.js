@@ -129,8 +129,8 @@ export class LiveView {
   }
 
   /** Ask about one image that was brought. */
-  look(coming) {
-    return attempt(this.problems, async () => {
+  async look(coming) {
+    const done = await attempt(this.problems, async () => {
       const { images } = await coming;
       if (!images.length) throw new Error("No image found.");
       if (images.length > 1) { // a folder or a zip is for the view that is open
@@ -148,6 +148,9 @@ export class LiveView {
       this.stage.classList.add("on");
       await this.askAgain();
     });
+    if (done || this.shown) return;
+    if (camera.isOn()) fill(this.stage, camera.video);
+    else this.cameraChanged(); // nothing is asked about now
   }
 
   /** Take away the last answer: something else is to be asked about. */
@@ -159,10 +162,11 @@ export class LiveView {
 
   async askTyped(typed) {
     if (!typed.trim()) return this.clear();
-    return attempt(this.problems, async () => {
+    const done = await attempt(this.problems, async () => {
       [this.shown] = typedSamples(this.model.kind, typed.replaceAll("\n", " "));
       await this.askAgain();
     });
+    return done || this.clear();
   }
 
   async askAgain() {
