@@ -215,7 +215,8 @@ def test_an_answer_and_an_error_go_with_what_they_are_about(
     visit.expect(".live .hint", "only 6 images")  # so percentages say little
     held: list[Any] = []
     page.route("**/live/predict", lambda route: held.append(route))
-    page.set_input_files("#live-file", tools.images(birds, "test", tools.ORIOLE)[0])
+    with page.expect_request("**/live/predict"):
+        page.set_input_files("#live-file", tools.images(birds, "test", tools.ORIOLE)[0])
     visit.expect(".answer", "Asking")
     assert page.locator(".verdict").count() == 0
     held[0].continue_()

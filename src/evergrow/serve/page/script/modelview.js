@@ -10,7 +10,7 @@ import { QueueView } from "./queueview.js";
 import { AccuracyView } from "./accuracyview.js";
 import { SortView } from "./sortview.js";
 import { told, TimelineView } from "./timelineview.js";
-import { countOf } from "./samples.js";
+import { changesThatHold, countOf } from "./samples.js";
 import { ShareView } from "./shareview.js";
 
 export class ModelView {
@@ -126,7 +126,8 @@ export class ModelView {
 
   async undoLast() {
     await attempt(this.problems, async () => {
-      const undone = this.model.record.history.at(-1);
+      const changes = changesThatHold(this.model.record.history);
+      const undone = changes.findLast(({ what }) => !["rollback", "redo"].includes(what));
       await this.model.rollBack(this.model.record.revisions.at(-1));
       confirmDone(`Undone: ${told(undone, this.model.kind)}.`);
     }, { reload: () => this.model.refresh() });

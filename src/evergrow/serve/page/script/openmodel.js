@@ -216,7 +216,8 @@ export class OpenModel extends EventTarget {
   async follow(answer) {
     const { classes, revision, etag, n_samples: total, state } = answer;
     const history = [...this.record.history, answer.change];
-    this.accept({ ...this.record, classes, revision, etag, n_samples: total, state, history });
+    const revisions = [...new Set([...this.record.revisions, this.record.revision])]; // so that undo takes back this
+    this.accept({ ...this.record, classes, revision, etag, n_samples: total, state, history, revisions, redoable: 0 });
     await keepSettings(this.settings);
     await this.readWhole();
   }
