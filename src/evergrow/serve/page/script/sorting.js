@@ -84,7 +84,7 @@ export function answerOf(item, place) {
   if (item.moved) return item.taught ? "Taught" : "Corrected";
   if (item.error) return item.error;
   if (item.unknown) return `Like ${item.label}?`;
-  const sure = item.value === null ? "" : `${Math.round(100 * item.value)} %`;
+  const sure = item.value === null ? "" : `${Math.floor(100 * item.value)} %`; // 79.6 is not the 80 that was asked for
   return place === UNSURE ? `${sure} ${item.label}?` : sure;
 }
 
