@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
+from tests.serve.running import Running
+from tests.serve.samples import zipped
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
@@ -23,9 +28,11 @@ FLAGS = (
     "--use-fake-ui-for-media-stream",
     "--use-fake-device-for-media-stream",
 )
+SCREENS = Path(__file__).parents[2] / "build" / "screens"
 WIDTH, HEIGHT, RATE = 320, 240, 10
 MARKS = {"none": (128, 128, 128), "first": (220, 40, 40), "second": (40, 40, 220)}
 """Colours of the corner of a frame, by which a test knows what is before the camera."""
+MALLARD, ORIOLE, HUMMINGBIRD = "087.Mallard", "095.Baltimore_Oriole", "067.Anna_Hummingbird"
 
 
 @contextmanager
@@ -96,13 +103,20 @@ class Visit:
         Of the window.
     scheme : {"light", "dark"}
         What the visitor's system prefers.
+    tour : bool
+        Whether it is the first visit.
     """
 
-    def __init__(self, browser: Any, address: str, *, width: int = 1280, scheme: str = "light") -> None:
-        self.address = address
+    def __init__(
+        self, browser: Any, address: str, *, width: int = 1280, scheme: str = "light", tour: bool = False
+    ) -> None:
+        self.address, self.scheme = address, scheme
+        size = {"width": width, "height": 900 if width > 600 else 844}
         self.context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, permissions=["camera"], accept_downloads=True
+            viewport=size, color_scheme=scheme, permissions=["camera"], accept_downloads=True
         )
+        if not tour:
+            self.context.add_init_script("localStorage.setItem('evergrow-tour', 'seen')")
         self.page = self.context.new_page()
         self.page.set_default_timeout(30_000)
         self.complaints: list[str] = []
@@ -154,7 +168,7 @@ class Visit:
 
     def expect_samples(self, name: str, n: int) -> None:
         """Wait until the card says so."""
-        self.card(name).locator(".numbers", has_text=f"{n} sample").wait_for()
+        self.card(name).locator(".numbers", has_text=re.compile(rf"^{n} (image|text|row)s?\b")).wait_for()
 
     def verdict(self, text: str) -> None:
         """Wait until the live answer is this."""
@@ -182,6 +196,162 @@ class Visit:
         self.card(name).get_by_role("button", name="More about").click()
         self.page.get_by_role("menuitem", name=entry).click()
 
+    def expect(self, selector: str, text: str = "") -> Any:
+        """Wait until something with a text is shown, and return it."""
+        found = self.page.locator(selector, has_text=text).first
+        found.wait_for()
+        return found
+
+    def answer(self, *words: str, verb: str = "Continue") -> None:
+        """Check that a window asks about all of this, choose where a choice is named after an arrow, and go on."""
+        dialog = self.page.locator("dialog").last
+        for word in words:
+            asked, _, chosen = word.partition(" -> ")
+            dialog.get_by_text(asked).first.wait_for()
+            if chosen:
+                dialog.get_by_text(chosen).click()
+        dialog.get_by_role("button", name=verb, exact=True).click()
+
+    def shot(self, view: str) -> None:
+        """Keep a picture of the whole window for a reviewer, in ``build/screens``."""
+        size = "desktop" if self.page.viewport_size["width"] > 600 else "phone"
+        SCREENS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SCREENS / f"{view}-{size}-{self.scheme}.png")
+
     def close(self) -> None:
         """Close the window."""
         self.context.close()
+
+
+# -- what the tests share ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def birds(shared: Path) -> Path:
+    return shared / "images" / "birds"
+
+
+@pytest.fixture(scope="module")
+def video(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    segments = [("first", images(birds, "train", MALLARD)), ("second", images(birds, "train", ORIOLE))]
+    return write_video(tmp_path_factory.mktemp("video") / "camera.y4m", segments)
+
+
+@pytest.fixture(scope="module")
+def browser(video: Path) -> Iterator[Any]:
+    with chromium(video) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with Running(tmp_path_factory.mktemp("served") / "models") as running:
+        yield running.address
+
+
+@pytest.fixture
+def visit(browser: Any, service: str) -> Iterator[Visit]:
+    opened = Visit(browser, service)
+    yield opened
+    assert (opened.complaints, opened.elsewhere) == ([], [])
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The script of axe-core, which finds what people with a screen reader or a keyboard cannot use."""
+    places = [Path("node_modules"), Path(__file__).parents[2] / "examples" / "browser" / "node_modules"]
+    found = [place / "axe-core" / "axe.min.js" for place in places]
+    if not any(path.is_file() for path in found):
+        npm, folder = shutil.which("npm"), tmp_path_factory.mktemp("axe")
+        if npm is None:
+            pytest.skip("needs axe-core: npm")
+        installed = subprocess.run([npm, "install", "--prefix", folder, "axe-core@4"], capture_output=True, timeout=120)
+        if installed.returncode:
+            pytest.skip("needs axe-core: npm install axe-core")
+        found = [folder / "node_modules" / "axe-core" / "axe.min.js"]
+    return next(path for path in found if path.is_file()).read_text("utf-8")
+
+
+def serious(visit: Visit, axe: str) -> list[str]:
+    """Return what axe-core finds serious or critical in the page as it is."""
+    visit.page.evaluate(axe)
+    found = visit.page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+    return [
+        f"{one['id']}: {one['nodes'][0]['html'][:150]} {one['nodes'][0]['any'][:1]}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
+
+
+def images(birds: Path, part: str, name: str) -> list[Path]:
+    return sorted((birds / part / name).iterdir())
+
+
+def ask(address: str, path: str, values: Any = None) -> Any:
+    """Ask the service without the page."""
+    method = "GET" if values is None else "POST"
+    answer = httpx.request(method, f"{address}/api/v1{path}", json=values, timeout=60, trust_env=False)
+    return answer.raise_for_status().json()
+
+
+def counts(address: str, model: str) -> dict[str, int]:
+    return {entry["name"]: entry["samples"] for entry in ask(address, f"/models/{model}")["classes"]}
+
+
+def rows(centre: int, n: int = 6) -> list[list[float]]:
+    """Return rows of numbers around one of four corners."""
+    noise = np.random.default_rng(centre).normal(size=(n, 4)) * 0.1
+    return (np.eye(4)[centre] * 3 + noise).round(4).tolist()
+
+
+def teach_birds(address: str, name: str, birds: Path, species: Sequence[str]) -> None:
+    """Make a model of images that knows some species, through the service alone."""
+    ask(address, "/models", {"name": name, "kind": "images"})
+    for one in species:
+        sent = [("images", (path.name, path.read_bytes(), "image/jpeg")) for path in images(birds, "train", one)]
+        where = f"{address}/api/v1/models/{name}/teach"
+        httpx.post(where, data={"label": one}, files=sent, timeout=60, trust_env=False).raise_for_status()
+
+
+def typed(centre: int, n: int = 6) -> str:
+    return "\n".join(", ".join(map(str, row)) for row in rows(centre, n))
+
+
+def make_taught(address: str, name: str, classes: int = 2) -> None:
+    """Make a model of features through the service alone."""
+    ask(address, "/models", {"name": name, "kind": "features", "options": {"n_units": 50}})
+    for i in range(classes):
+        ask(address, f"/models/{name}/teach", {"rows": rows(i), "label": "abcd"[i]})
+
+
+def open_taught(visit: Visit, name: str) -> Any:
+    """Make a model of features that knows two classes, and open it on the page."""
+    make_taught(visit.address, name)
+    visit.open(f"#/m/{name}")
+    return visit.page
+
+
+def teach_new(visit: Visit, name: str, centre: int, n: int = 4) -> None:
+    """Add a class on the page and type its samples."""
+    visit.add_class(name)
+    visit.teach(name, typed(centre, n))
+    visit.expect_samples(name, n)
+
+
+def two_species(birds: Path) -> list[tuple[str, int, bytes]]:
+    found = ((species, enumerate(images(birds, "train", species))) for species in (MALLARD, ORIOLE))
+    return [(species, i, path.read_bytes()) for species, paths in found for i, path in paths]
+
+
+def drop_zip(page: Any, entries: dict[str, bytes]) -> None:
+    """Drop a zip as a hand would, with its bytes."""
+    page.evaluate_handle(
+        """async bytes => {
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([new Uint8Array(bytes)], "birds.zip"));
+            const drop = new DragEvent('drop', {dataTransfer: transfer, bubbles: true});
+            document.querySelector("main").dispatchEvent(drop);
+        }""",
+        list(zipped(entries)),
+    )

@@ -6,35 +6,21 @@ import ast
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from tests.serve.page_tools import Visit, chromium, write_video
+from tests.serve import page_tools as tools
+from tests.serve.page_tools import Visit
 from tests.serve.running import Running
-from tests.serve.samples import zipped
 
 from evergrow import Learner
 from evergrow.serve.config import Tokens
 
 pytestmark = pytest.mark.slow
-
-MALLARD, ORIOLE, HUMMINGBIRD = "087.Mallard", "095.Baltimore_Oriole", "067.Anna_Hummingbird"
-
-
-@pytest.fixture(scope="module")
-def birds(shared: Path) -> Path:
-    return shared / "images" / "birds"
-
-
-@pytest.fixture(scope="module")
-def video(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    segments = [("first", images(birds, "train", MALLARD)), ("second", images(birds, "train", ORIOLE))]
-    return write_video(tmp_path_factory.mktemp("video") / "camera.y4m", segments)
+pytest_plugins = ("tests.serve.page_tools",)
 
 
 @pytest.fixture(scope="module")
@@ -45,72 +31,6 @@ def strange(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("strange") / "tractor.png"
     Image.fromarray(tractor).resize((256, 256), Image.Resampling.BICUBIC).save(path)
     return path
-
-
-@pytest.fixture(scope="module")
-def browser(video: Path) -> Iterator[Any]:
-    with chromium(video) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with Running(tmp_path_factory.mktemp("served") / "models") as running:
-        yield running.address
-
-
-@pytest.fixture
-def visit(browser: Any, service: str) -> Iterator[Visit]:
-    opened = Visit(browser, service)
-    yield opened
-    assert (opened.complaints, opened.elsewhere) == ([], [])
-    opened.close()
-
-
-def images(birds: Path, part: str, name: str) -> list[Path]:
-    return sorted((birds / part / name).iterdir())
-
-
-def ask(address: str, path: str, values: Any = None) -> Any:
-    """Ask the service without the page."""
-    method = "GET" if values is None else "POST"
-    answer = httpx.request(method, f"{address}/api/v1{path}", json=values, timeout=60, trust_env=False)
-    return answer.raise_for_status().json()
-
-
-def counts(address: str, model: str) -> dict[str, int]:
-    return {entry["name"]: entry["samples"] for entry in ask(address, f"/models/{model}")["classes"]}
-
-
-def rows(centre: int, n: int = 6) -> list[list[float]]:
-    """Return rows of numbers around one of four corners."""
-    noise = np.random.default_rng(centre).normal(size=(n, 4)) * 0.1
-    return (np.eye(4)[centre] * 3 + noise).round(4).tolist()
-
-
-def typed(centre: int, n: int = 6) -> str:
-    return "\n".join(", ".join(map(str, row)) for row in rows(centre, n))
-
-
-def make_taught(address: str, name: str, classes: int = 2) -> None:
-    """Make a model of features through the service alone."""
-    ask(address, "/models", {"name": name, "kind": "features", "options": {"n_units": 50}})
-    for i in range(classes):
-        ask(address, f"/models/{name}/teach", {"rows": rows(i), "label": "abcd"[i]})
-
-
-def open_taught(visit: Visit, name: str) -> Any:
-    """Make a model of features that knows two classes, and open it on the page."""
-    make_taught(visit.address, name)
-    visit.open(f"#/m/{name}")
-    return visit.page
-
-
-def teach_new(visit: Visit, name: str, centre: int, n: int = 4) -> None:
-    """Add a class on the page and type its samples."""
-    visit.add_class(name)
-    visit.teach(name, typed(centre, n))
-    visit.expect_samples(name, n)
 
 
 # -- the whole way, with the camera -----------------------------------------------------------------------------------
@@ -128,16 +48,18 @@ def test_teach_ask_name_rename_delete_undo_reload_and_go_offline(
         visit.wait_for_mark(mark)
         visit.hold(name)
         page.locator(".bars li").nth(i).wait_for()  # it answers from the first class on
-    assert all(n >= 4 for n in counts(service, "birds").values())
-    assert visit.samples("oriole") == counts(service, "birds")["oriole"]
+    assert all(n >= 4 for n in tools.counts(service, "birds").values())
+    assert visit.samples("oriole") == tools.counts(service, "birds")["oriole"]
 
     visit.add_class("hummingbird")
-    visit.card("hummingbird").locator("input[type=file]").set_input_files(images(birds, "train", HUMMINGBIRD))
+    visit.card("hummingbird").locator("input[type=file]").set_input_files(
+        tools.images(birds, "train", tools.HUMMINGBIRD)
+    )
     visit.expect_samples("hummingbird", 5)  # of six one is held out
-    assert counts(service, "birds")["hummingbird"] == 5
+    assert tools.counts(service, "birds")["hummingbird"] == 5
     visit.wait_for_mark("first")
     visit.verdict("mallard")
-    page.set_input_files("#live-file", images(birds, "test", HUMMINGBIRD)[0])
+    page.set_input_files("#live-file", tools.images(birds, "test", tools.HUMMINGBIRD)[0])
     visit.verdict("hummingbird")
     assert page.locator(".bars li").count() == 3
 
@@ -146,65 +68,40 @@ def test_teach_ask_name_rename_delete_undo_reload_and_go_offline(
     page.fill("#name-it", "tractor")
     page.press("#name-it", "Enter")
     visit.verdict("tractor")
-    assert counts(service, "birds")["tractor"] == 1
+    assert tools.counts(service, "birds")["tractor"] == 1
 
     visit.menu("mallard", "Rename")
     page.get_by_label("New name").fill("wild duck")
     page.get_by_role("button", name="Rename", exact=True).click()
     visit.card("wild duck").wait_for()
-    assert "mallard" not in counts(service, "birds")
+    assert "mallard" not in tools.counts(service, "birds")
 
-    before, thumbs = counts(service, "birds")["wild duck"], visit.card("wild duck").locator(".thumb")
+    before, thumbs = tools.counts(service, "birds")["wild duck"], visit.card("wild duck").locator(".thumb")
     shown = thumbs.count()
     taught = visit.card("wild duck").locator(".thumb:not(.held)").first
     taught.hover()
     taught.get_by_role("button").click()
     visit.expect_samples("wild duck", before - 1)
-    assert counts(service, "birds")["wild duck"] == before - 1
+    assert tools.counts(service, "birds")["wild duck"] == before - 1
     assert thumbs.count() == shown - 1
     page.click("#undo")
     visit.expect_samples("wild duck", before)
     assert thumbs.count() == shown
-    assert counts(service, "birds")["wild duck"] == before
+    assert tools.counts(service, "birds")["wild duck"] == before
 
     page.reload()
     visit.expect_samples("wild duck", before)
     assert thumbs.count() == shown
     visit.context.set_offline(True)
     page.locator("#banner", has_text="cannot be reached").wait_for()
-    visit.card("hummingbird").locator("input[type=file]").set_input_files(images(birds, "test", HUMMINGBIRD)[1:])
+    visit.card("hummingbird").locator("input[type=file]").set_input_files(
+        tools.images(birds, "test", tools.HUMMINGBIRD)[1:]
+    )
     visit.card("hummingbird").locator(".thumb.waiting").first.wait_for()
     visit.context.set_offline(False)
     visit.expect_samples("hummingbird", 7)
     page.locator("#banner:empty").wait_for(state="attached")
-    assert counts(service, "birds")["hummingbird"] == 7
-
-
-def test_folders_of_a_zip_are_classes_and_loose_images_are_labelled_by_key(visit: Visit, birds: Path) -> None:
-    page = visit.page
-    visit.create("zipped")
-    drop_zip(page, {f"birds/{species}/{i}.jpg": data for species, i, data in two_species(birds)})
-    visit.expect_samples(MALLARD, 5)
-    visit.expect_samples(ORIOLE, 5)
-
-    visit.tab("Review")
-    page.set_input_files("#queue-files", [*images(birds, "test", MALLARD)[:2], *images(birds, "test", ORIOLE)[:1]])
-    page.locator(".desk", has_text="3 samples to label").wait_for()
-    for _ in range(3):
-        page.locator(".judge figcaption", has_text="Asking").wait_for(state="detached")
-        left = page.locator(".desk > p").inner_text()
-        page.keyboard.press("1")
-        page.locator(".desk > p", has_text=left).wait_for(state="detached")
-    page.locator(".desk", has_text="empty").wait_for()
-    visit.tab("Teach")
-    visit.expect_samples(MALLARD, 7)
-
-    visit.tab("Accuracy")
-    page.locator(".score", has_text="held-out").wait_for()
-    assert "2 of 2 held-out samples answered right" in page.locator(".score").inner_text()
-    page.locator(".confusion .right button").first.click()
-    assert page.locator("dialog .thumb img").count() == 1
-    page.keyboard.press("Escape")
+    assert tools.counts(service, "birds")["hummingbird"] == 7
 
 
 def test_a_large_zip_is_learned_by_the_service(visit: Visit, service: str, birds: Path) -> None:
@@ -212,37 +109,19 @@ def test_a_large_zip_is_learned_by_the_service(visit: Visit, service: str, birds
 
     def less(route: Any) -> None:  # a zip of five is large enough for a test
         text = route.fetch().text()
-        assert "UNPACKED_HERE = 400" in text
-        route.fulfill(body=text.replace("UNPACKED_HERE = 400", "UNPACKED_HERE = 3"), content_type="text/javascript")
+        assert "READ_HERE = 400" in text
+        route.fulfill(body=text.replace("READ_HERE = 400", "READ_HERE = 3"), content_type="text/javascript")
 
-    page.route("**/script/classesview.js", less)
+    page.route("**/script/importing.js", less)
     visit.create("large")
-    some = {f"{species}/{i}.jpg": data for species, i, data in two_species(birds) if i < 3}
-    drop_zip(page, {**some, f"{ORIOLE}/torn.jpg": b"no image"})
+    some = {f"{species}/{i}.jpg": data for species, i, data in tools.two_species(birds) if i < 3}
+    tools.drop_zip(page, {**some, f"{tools.ORIOLE}/torn.jpg": b"no image"})
     page.locator("#passing", has_text="Learned 6 images").wait_for()
     page.get_by_text("1 image could not be read").click()
-    page.get_by_text(f"{ORIOLE}/torn.jpg").wait_for()
-    visit.expect_samples(MALLARD, 3)
-    assert counts(service, "large") == {MALLARD: 3, ORIOLE: 3}
-    assert visit.card(MALLARD).locator(".thumb").count() == 0
-
-
-def two_species(birds: Path) -> list[tuple[str, int, bytes]]:
-    found = ((species, enumerate(images(birds, "train", species))) for species in (MALLARD, ORIOLE))
-    return [(species, i, path.read_bytes()) for species, paths in found for i, path in paths]
-
-
-def drop_zip(page: Any, entries: dict[str, bytes]) -> None:
-    """Drop a zip as a hand would, with its bytes."""
-    page.evaluate_handle(
-        """async bytes => {
-            const transfer = new DataTransfer();
-            transfer.items.add(new File([new Uint8Array(bytes)], "birds.zip"));
-            const drop = new DragEvent('drop', {dataTransfer: transfer, bubbles: true});
-            document.querySelector(".board").dispatchEvent(drop);
-        }""",
-        list(zipped(entries)),
-    )
+    page.get_by_text(f"{tools.ORIOLE}/torn.jpg").wait_for()
+    visit.expect_samples(tools.MALLARD, 3)
+    assert tools.counts(service, "large") == {tools.MALLARD: 3, tools.ORIOLE: 3}
+    assert visit.card(tools.MALLARD).locator(".thumb").count() == 0
 
 
 # -- words and numbers ------------------------------------------------------------------------------------------------
@@ -268,12 +147,12 @@ def test_sentences_are_taught_by_typing(visit: Visit, service: str) -> None:
 
 def test_markup_in_names_stays_text(visit: Visit, service: str) -> None:
     evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-    make_taught(service, "hostile")
-    ask(service, "/models/hostile/teach", {"rows": rows(2), "label": evil})
+    tools.make_taught(service, "hostile")
+    tools.ask(service, "/models/hostile/teach", {"rows": tools.rows(2), "label": evil})
     page = visit.page
     visit.open("#/m/hostile")
     visit.card(evil).wait_for()
-    page.fill("#live-text", ", ".join(map(str, rows(2)[0])))
+    page.fill("#live-text", ", ".join(map(str, tools.rows(2)[0])))
     visit.verdict(evil)
     for tab in ("Review", "Accuracy", "Timeline", "Use it", "Teach"):
         visit.tab(tab)
@@ -282,28 +161,28 @@ def test_markup_in_names_stays_text(visit: Visit, service: str) -> None:
 
 
 def test_a_change_by_someone_else_is_seen_and_a_stale_one_is_refused(visit: Visit, service: str) -> None:
-    page = open_taught(visit, "shared")
+    page = tools.open_taught(visit, "shared")
     visit.card("a").wait_for()
     visit.menu("a", "Rename")
     page.get_by_label("New name").fill("z")
     page.route("**/api/v1/models/shared", lambda route: route.fulfill(status=304))  # the page does not look meanwhile
-    ask(service, "/models/shared/teach", {"rows": rows(2), "label": "c"})
+    tools.ask(service, "/models/shared/teach", {"rows": tools.rows(2), "label": "c"})
     page.get_by_role("button", name="Rename", exact=True).click()
     page.locator("dialog .notice", has_text="Someone else changed this model").wait_for()
-    assert counts(service, "shared").keys() == {"a", "b", "c"}
+    assert tools.counts(service, "shared").keys() == {"a", "b", "c"}
     page.unroute("**/api/v1/models/shared")
     visit.card("c").wait_for()
     page.locator("dialog .notice").get_by_role("button", name="Try again").click()
     visit.card("z").wait_for()
-    assert counts(service, "shared").keys() == {"z", "b", "c"}
+    assert tools.counts(service, "shared").keys() == {"z", "b", "c"}
 
 
 def test_busy_and_refused_requests_are_told_in_words_and_nothing_is_lost(visit: Visit, service: str) -> None:
-    page = open_taught(visit, "busy")
+    page = tools.open_taught(visit, "busy")
     busy = {"type": "about:blank", "title": "busy", "status": 503, "detail": "too many wait", "error": "QueueFull"}
     answers = [{"status": 503, "json": busy, "headers": {"Retry-After": "1"}}]
     page.route("**/busy/teach", lambda route: route.fulfill(**answers.pop()) if answers else route.continue_())
-    visit.teach("a", typed(0, 2))
+    visit.teach("a", tools.typed(0, 2))
     page.locator("#banner", has_text="busy").wait_for()
     visit.expect_samples("a", 8)
     visit.teach("a", "1, 2")
@@ -313,11 +192,11 @@ def test_busy_and_refused_requests_are_told_in_words_and_nothing_is_lost(visit: 
     visit.teach("a", "one, two")
     visit.card("a").locator(".notice", has_text="must be numbers").wait_for()
     assert visit.card("a").locator("textarea").input_value() == "one, two"
-    assert counts(service, "busy") == {"a": 8, "b": 6}
+    assert tools.counts(service, "busy") == {"a": 8, "b": 6}
 
 
 def test_what_was_sent_twice_counts_once(visit: Visit, service: str) -> None:
-    page = open_taught(visit, "twice")
+    page = tools.open_taught(visit, "twice")
     failed: list[int] = []
 
     def lose_the_answer(route: Any) -> None:
@@ -329,25 +208,25 @@ def test_what_was_sent_twice_counts_once(visit: Visit, service: str) -> None:
         route.abort()
 
     page.route("**/twice/teach", lose_the_answer)
-    visit.teach("b", typed(1, 3))
+    visit.teach("b", tools.typed(1, 3))
     visit.card("b").locator(".thumb").nth(2).wait_for()
     visit.expect_samples("b", 9)
     visit.card("b").locator(".thumb.waiting").first.wait_for(state="detached")
     assert failed
-    assert counts(service, "twice")["b"] == 9
+    assert tools.counts(service, "twice")["b"] == 9
 
 
 def test_undo_to_any_revision_sets_samples_aside_and_redo_brings_them_back(visit: Visit, service: str) -> None:
-    page = open_taught(visit, "times")
-    teach_new(visit, "c", 2)
+    page = tools.open_taught(visit, "times")
+    tools.teach_new(visit, "c", 2)
     assert not page.locator("#redo").is_visible()
     page.click("#undo")
-    page.locator(".tray", has_text="4 samples of c").wait_for()
+    page.locator(".tray", has_text="4 rows of c").wait_for()
     page.click("#redo")
     visit.expect_samples("c", 4)
     for gone in (".tray", "#redo"):
         page.locator(gone).wait_for(state="hidden")
-    teach_new(visit, "d", 3)
+    tools.teach_new(visit, "d", 3)
     visit.menu("d", "Merge into another class")
     page.get_by_label("Into").select_option("c")
     page.get_by_role("button", name="Merge", exact=True).click()
@@ -355,19 +234,19 @@ def test_undo_to_any_revision_sets_samples_aside_and_redo_brings_them_back(visit
     assert visit.card("c").locator(".thumb").count() == 5  # the newest of eight lines
     visit.tab("Timeline")
     page.locator(".timeline li", has_text="new: b").get_by_role("button", name="Go back to here").click()
-    page.locator("#passing", has_text="Back at revision 3").wait_for()
+    page.locator("#passing", has_text="Back at: Learned 6 rows, new: b").wait_for()
     visit.tab("Teach")
-    page.locator(".tray", has_text="8 samples of c, d").wait_for()
-    assert counts(service, "times") == {"a": 6, "b": 6}
+    page.locator(".tray", has_text="8 rows of c, d").wait_for()
+    assert tools.counts(service, "times") == {"a": 6, "b": 6}
     page.get_by_role("button", name="Teach again").click()
     visit.expect_samples("c", 4)
     visit.expect_samples("d", 4)
-    assert counts(service, "times") == {"a": 6, "b": 6, "c": 4, "d": 4}
+    assert tools.counts(service, "times") == {"a": 6, "b": 6, "c": 4, "d": 4}
 
 
 def test_a_model_is_deleted_after_its_name_was_typed(visit: Visit, service: str) -> None:
-    page = open_taught(visit, "short lived")
-    teach_new(visit, "c", 2)
+    page = tools.open_taught(visit, "short lived")
+    tools.teach_new(visit, "c", 2)
     visit.tab("Use it")
     page.get_by_role("button", name="Delete this model").click()
     act = page.get_by_role("button", name="Delete permanently")
@@ -377,8 +256,8 @@ def test_a_model_is_deleted_after_its_name_was_typed(visit: Visit, service: str)
     page.get_by_label("Type the name of the model").fill("short lived")
     act.click()
     page.get_by_role("heading", name="Models", exact=True).wait_for()
-    assert "short lived" not in [entry["name"] for entry in ask(service, "/models")["models"]]
-    make_taught(service, "short lived")  # nothing of the old one is in this browser
+    assert "short lived" not in [entry["name"] for entry in tools.ask(service, "/models")["models"]]
+    tools.make_taught(service, "short lived")  # nothing of the old one is in this browser
     visit.open("#/m/short lived")
     visit.card("a").wait_for()
     assert page.locator(".tray").is_visible() is False
@@ -386,14 +265,14 @@ def test_a_model_is_deleted_after_its_name_was_typed(visit: Visit, service: str)
 
 
 def test_thumbnails_follow_a_class_that_someone_else_renamed(visit: Visit, service: str) -> None:
-    open_taught(visit, "renamed")
-    teach_new(visit, "c", 2, 3)
-    ask(service, "/models/renamed/rename", {"old": "c", "new": "z"})
+    tools.open_taught(visit, "renamed")
+    tools.teach_new(visit, "c", 2, 3)
+    tools.ask(service, "/models/renamed/rename", {"old": "c", "new": "z"})
     visit.expect_samples("z", 3)
     assert visit.card("z").locator(".thumb").count() == 3
     visit.card("z").locator(".thumb").first.get_by_role("button").click()
     visit.expect_samples("z", 2)
-    assert counts(service, "renamed")["z"] == 2
+    assert tools.counts(service, "renamed")["z"] == 2
     visit.tab("Timeline")
     visit.page.locator(".timeline li", has_text="Renamed c to z").wait_for()
 
@@ -401,72 +280,32 @@ def test_thumbnails_follow_a_class_that_someone_else_renamed(visit: Visit, servi
 # -- who it is for ----------------------------------------------------------------------------------------------------
 
 
-def test_a_token_is_asked_for_and_taken(browser: Any, tmp_path: Path) -> None:
+def test_a_token_is_asked_for_or_comes_with_a_code_for_phones(browser: Any, tmp_path: Path) -> None:
     tokens = Tokens.parse("teach a-long-secret-of-anna anna", "tokens")
+    drawn = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'><path d='M0 0h9v9z'/></svg>"
+    told = {"address": "https://192.0.2.1:8080/#token=x", "expires": "", "seconds": 3000, "svg": drawn}
     with Running(tmp_path / "models", tokens=tokens) as running:
         visit = Visit(browser, running.address)
-        page = visit.page
         visit.open()
-        page.locator(".notice", has_text="token").wait_for()
-        page.fill("#token", "a-long-secret-of-anna")
-        page.press("#token", "Enter")
-        page.get_by_role("heading", name="Models").wait_for()
+        visit.expect(".notice", "token")
+        visit.page.fill("#token", "a-long-secret-of-anna")
+        visit.page.press("#token", "Enter")
+        visit.expect("h1", "Models")
         visit.create("mine", "features")
         visit.close()
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_view_fits_is_named_and_can_be_read(browser: Any, service: str, width: int, scheme: str) -> None:
-    name = f"fits-{width}-{scheme}"
-    make_taught(service, name, 4)
-    visit = Visit(browser, service, width=width, scheme=scheme)
-    page = visit.page
-    visit.open(f"#/m/{name}")
-    page.fill("#live-text", ", ".join(map(str, rows(2)[0])))
-    page.locator(".verdict").wait_for()
-    for tab in ("Teach", "Review", "Accuracy", "Timeline", "Use it"):
-        visit.tab(tab)
-        page.wait_for_timeout(100)
-        assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), tab
-        assert page.evaluate(NAMELESS) == [], tab
-        assert page.evaluate(FAINT) == [], tab
-        ids = page.eval_on_selector_all("[id]", "nodes => nodes.map(node => node.id)")
-        assert len(set(ids)) == len(ids)
-    assert visit.complaints == []
-    visit.close()
-
-
-NAMELESS = """() => [...document.querySelectorAll('button, a, input, textarea, select, img')].filter(node => {
-    if (!node.checkVisibility() || node.type === 'file') return false;
-    if (node.tagName === 'IMG') return !node.hasAttribute('alt');
-    return !(node.textContent.trim() || node.getAttribute('aria-label') || (node.labels && node.labels.length));
-}).map(node => node.outerHTML)"""
-
-FAINT = """() => {
-    const parsed = text => (text.match(/[\\d.]+/g) || []).map(Number);
-    const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
-        .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-    const behind = node => {
-        for (let at = node; at; at = at.parentElement) {
-            const colour = parsed(getComputedStyle(at).backgroundColor);
-            if (colour.length === 3 || colour[3] === 1) return colour;
-        }
-        return [255, 255, 255];
-    };
-    return [...document.querySelectorAll('body *')].filter(node => {
-        const own = [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim());
-        if (!own || !node.checkVisibility({opacityProperty: true})) return false;
-        if (node.closest(':disabled, .unseen, .skip, #passing')) return false;
-        const [a, b] = [light(parsed(getComputedStyle(node).color)), light(behind(node))].sort((x, y) => y - x);
-        return (a + 0.05) / (b + 0.05) < 4.5;
-    }).map(node => `${node.className}: ${node.textContent.slice(0, 60)}`);
-}"""
+        phone = Visit(browser, running.address, width=390)
+        phone.page.route("**/api/v1/lan", lambda route: route.fulfill(json=told))
+        phone.open("#token=a-long-secret-of-anna")
+        phone.expect(".models", "mine")
+        assert "secret" not in phone.page.url
+        phone.page.get_by_role("button", name="Use your phone").click()
+        assert phone.page.locator("dialog img").evaluate("image => image.decode().then(() => image.naturalWidth > 0)")
+        phone.expect("dialog", "https://192.0.2.1:8080/")
+        phone.close()
 
 
 def test_text_is_pasted_onto_a_card(visit: Visit, service: str) -> None:
-    open_taught(visit, "pasted")
+    tools.open_taught(visit, "pasted")
     visit.card("b").get_by_role("button", name="More about b").focus()
     visit.page.evaluate(
         """text => {
@@ -474,14 +313,14 @@ def test_text_is_pasted_onto_a_card(visit: Visit, service: str) -> None:
             transfer.setData('text/plain', text);
             document.activeElement.dispatchEvent(new ClipboardEvent('paste', {clipboardData: transfer, bubbles: true}));
         }""",
-        typed(1, 3),
+        tools.typed(1, 3),
     )
     visit.expect_samples("b", 9)
-    assert counts(service, "pasted") == {"a": 6, "b": 9}
+    assert tools.counts(service, "pasted") == {"a": 6, "b": 9}
 
 
 def test_everything_is_reached_by_keyboard(visit: Visit, service: str) -> None:
-    page = open_taught(visit, "keys")
+    page = tools.open_taught(visit, "keys")
     visit.card("a").wait_for()
     page.locator("#tab-teach").focus()
     page.keyboard.press("ArrowRight")
@@ -503,8 +342,8 @@ def test_everything_is_reached_by_keyboard(visit: Visit, service: str) -> None:
 
 
 def test_lines_to_copy_do_what_they_say(visit: Visit, service: str, tmp_path: Path) -> None:
-    make_taught(service, "two words")
-    ask(service, "/models/two words/rename", {"old": "a", "new": "a's $(x)"})
+    tools.make_taught(service, "two words")
+    tools.ask(service, "/models/two words/rename", {"old": "a", "new": "a's $(x)"})
     page = visit.page
     visit.open("#/m/two%20words")
     visit.tab("Use it")
@@ -520,11 +359,11 @@ def test_lines_to_copy_do_what_they_say(visit: Visit, service: str, tmp_path: Pa
     page.goto(f"{service}/#/")
     page.set_input_files("input[accept='.evg']", {"name": "brought.evg", "mimeType": "", "buffer": file.read_bytes()})
     visit.card("new name").wait_for()
-    assert counts(service, "brought") == {"b": 6, "new name": 6}
+    assert tools.counts(service, "brought") == {"b": 6, "new name": 6}
     visit.open("#/m/two%20words")
     visit.tab("Use it")
     subprocess.run(shlex.split(lines["curl"].replace("\\\n", " ")), capture_output=True, check=True)
-    assert counts(service, "two words") == {"b": 6, "new name": 6}
+    assert tools.counts(service, "two words") == {"b": 6, "new name": 6}
     for task in page.locator("#task option").evaluate_all("options => options.map(option => option.value)"):
         page.locator("#task").select_option(task)
         ast.parse(page.locator("[data-form=python] code").inner_text())

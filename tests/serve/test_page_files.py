@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -58,3 +61,31 @@ def test_nothing_comes_from_elsewhere_and_no_text_becomes_markup(path: Path) -> 
 def test_no_script_is_left_alone() -> None:
     imported = {name for path in SCRIPTS for name in re.findall(r'from "\./([\w.]+)";', path.read_text("utf-8"))}
     assert imported | {"main.js"} == {path.name for path in SCRIPTS}
+
+
+ZIPS = """
+import { readFile, writeFile } from "node:fs/promises";
+import { entriesOf, zipOf } from "ZIP";
+const blob = new Blob([await readFile("in.zip")]);
+const files = (await entriesOf(blob)).map(({ name, packed }) => ({ path: name, packed }));
+const first = await (await entriesOf(blob))[0].read();
+console.log(files.length, await first.text());
+await writeFile("out.zip", Buffer.from(await (await zipOf(files)).arrayBuffer()));
+"""
+
+
+@pytest.mark.parametrize("n", [3, 70_000])  # more than 65,535 need the larger form of a zip
+def test_zips_of_any_size_are_read_and_written(n: int, tmp_path: Path) -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs node")
+    with zipfile.ZipFile(tmp_path / "in.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for i in range(n):
+            archive.writestr(f"Vögel/{i}.png", f"image {i} {i} {i}")
+    (tmp_path / "run.mjs").write_text(ZIPS.replace("ZIP", (app.PAGE / "script" / "zip.js").as_uri()))
+    told = subprocess.run([node, "run.mjs"], cwd=tmp_path, capture_output=True, check=True, text=True)
+    assert told.stdout.strip() == f"{n} image 0 0 0"
+    with zipfile.ZipFile(tmp_path / "out.zip") as archive:
+        assert archive.namelist() == [f"Vögel/{i}.png" for i in range(n)]
+        assert archive.read(f"Vögel/{n - 1}.png") == f"image {n - 1} {n - 1} {n - 1}".encode()
+        assert archive.testzip() is None

@@ -1,14 +1,15 @@
-/* How often the model is right, on samples that it was never taught, and what it confuses with what. */
+/* How often the model is right, on examples that it was never taught, and what it takes for what. */
 
 import { action, fill, make, plural } from "./dom.js";
-import { openWindow } from "./dialogs.js";
-import { attempt } from "./notice.js";
-import { nearCopies } from "./samples.js";
+import { askFor, openWindow } from "./dialogs.js";
+import { keepOnServer, syncKept, whereKept } from "./kept.js";
+import { attempt, confirmDone } from "./notice.js";
+import { countOf, nearCopies } from "./samples.js";
 import { keepSettings } from "./store.js";
 import { thumb } from "./thumbs.js";
 
-const MOST = 500; // samples in one test
 const SETTLED = 400;
+const TABLE = 8; // classes up to which a table says more than words
 const SHARES = [["0", "none"], ["0.1", "every tenth"], ["0.2", "every fifth"], ["0.34", "every third"]];
 
 export class AccuracyView {
@@ -16,13 +17,18 @@ export class AccuracyView {
     Object.assign(this, { model, shown: false, tested: "" });
     this.problems = make("div.problems");
     this.result = make("div.result", { aria: { live: "polite" } });
-    this.element = make("div.accuracy", {}, this.result, this.problems, this.shareChoice());
+    this.where = make("p.hint");
+    this.element = make("div.accuracy", {}, this.result, this.problems, this.shareChoice(), this.where,
+      this.serverChoice());
     model.addEventListener("change", () => this.follow());
   }
 
-  open() { this.follow(); }
+  open() {
+    this.follow();
+    void syncKept(this.model);
+  }
 
-  get held() { return this.model.classes.flatMap((one) => one.held).slice(-MOST); }
+  get held() { return this.model.classes.flatMap((one) => one.held); }
 
   shareChoice() {
     const select = make("select", { id: "share", on: { change: () => {
@@ -31,67 +37,122 @@ export class AccuracyView {
     } } }, SHARES.map(([value, words]) => make("option", {
       value, selected: Number(value) === this.model.settings.share,
     }, words)));
-    return make("div.field.inline", {}, make("label", { htmlFor: "share" }, "Share of new samples to hold out"), select,
-      make("p.hint", {}, "Held-out samples stay in this browser, test the model and are never taught."));
+    return make("div.field.inline", {}, make("label", { htmlFor: "share" }, "Keep for testing"), select,
+      make("p.hint", {}, "Of what you teach, so many are kept to test the model and are never taught."));
+  }
+
+  /** Return the choice to keep images for testing and for review on the server, which is off by default. */
+  serverChoice() {
+    const box = make("input", { type: "checkbox", id: "on-server", on: { change: () => this.chooseServer(box) } });
+    this.server = make("div.field", { hidden: true }, make("label.option", {}, box,
+      make("span", {}, "Keep test images and the review queue on the server")),
+    make("p.hint", {}, "Then everybody who uses this model sees the same accuracy and labels the same queue. "
+      + "Otherwise each browser has its own, and the server stores no image."));
+    return this.server;
+  }
+
+  chooseServer(box) {
+    const set = async (on) => {
+      await keepOnServer(this.model, on);
+      confirmDone(on ? "Kept on the server from now on." : "No image is on the server any more.");
+    };
+    if (box.checked) {
+      void attempt(this.problems, () => set(true)).then(() => this.follow());
+      return;
+    }
+    askFor({
+      title: "Remove the images from the server?", verb: "Remove", danger: true, work: () => set(false),
+      text: "The test images and the review queue are removed from the server. What you see now stays in this browser.",
+    }).addEventListener("close", () => this.follow());
   }
 
   follow() {
     const { held } = this;
+    const { kept, readOnly } = this.model;
+    this.server.hidden = !kept || Boolean(readOnly);
+    this.server.querySelector("input").checked = Boolean(kept?.on);
+    this.where.textContent = whereKept(this.model, held.length, "test");
     const key = `${this.model.record.revision} ${held.map((one) => one.id).join()}`;
     if (!this.shown || key === this.tested) return;
+    this.tested = "";
     clearTimeout(this.timer);
     if (!this.model.isReady || !held.length) {
       this.tested = "";
-      fill(this.result, make("p.empty.soft", {}, this.model.isReady
-        ? "Nothing is held out yet. Every fifth sample of a class is kept for this test."
-        : "The model answers as soon as it knows a class."));
+      fill(this.result, make("section.ways-in", {}, make("h2.small", {}, "Nothing to test with yet"), make("ul", {},
+        make("li", {}, "Teach five or more examples of a class at once: every fifth is kept for this test."),
+        make("li", {}, "Label images under Review: some of them are kept for this test too."))));
       return;
     }
     this.timer = setTimeout(() => void attempt(this.problems, async () => {
       const told = await this.model.evaluate(held);
       this.tested = key;
-      this.draw(held, told);
+      this.draw(told);
     }), SETTLED);
   }
 
-  draw(held, told) {
-    const taught = this.model.classes.flatMap((one) => one.taught);
-    const copies = nearCopies(held, taught);
-    const right = (i) => told.predicted[i] === told.labels[i];
-    const own = held.map((_, i) => i).filter((i) => !copies.has(held[i]));
-    const counted = own.length ? own : held.map((_, i) => i);
-    const hits = counted.filter(right).length;
+  draw(told) {
+    const { kind } = this.model;
+    const held = told.tested;
+    const tested = held.map((sample, i) => ({ sample, label: told.labels[i], predicted: told.predicted[i] }));
+    const copies = this.model.kept?.on ? new Set() // everybody sees the same figure then
+      : nearCopies(held, this.model.classes.flatMap((one) => one.taught));
+    const own = tested.filter(({ sample }) => !copies.has(sample));
+    const counted = own.length ? own : tested; // everything below counts these and no others
+    const left = tested.filter((one) => !counted.includes(one));
+    const hits = counted.filter(({ label, predicted }) => label === predicted).length;
     const share = hits / counted.length;
-    const classes = told.classes.filter((name) => told.labels.includes(name) || told.predicted.includes(name));
     fill(this.result, make("div.score", {}, make("p.figure", {}, `${Math.round(100 * share)} %`), make("div", {},
-      make("p", {}, `${hits} of ${plural(counted.length, "held-out sample")} answered right.`),
-      make("p.soft", {}, "None of them was ever taught."),
-      copies.size > 0 && make("p.soft", {}, own.length
-        ? `Left out: ${copies.size} more that look just like a taught one.`
-        : "All of them look just like taught ones, so this says little. Hold out images from another moment."),
+      make("p", {}, `${hits} of ${countOf(kind, counted.length)} right. None of them was ever taught.`),
+      left.length > 0 && make("p.soft", {}, `Not counted: ${left.length} that look just like a taught one. `,
+        linkTo("Show them", () => openTested("Not counted", left))),
+      !own.length && make("p.soft", {},
+        "All of them look just like taught ones, so this says little. Keep images from another moment."),
       counted.length < 30 && make("p.soft", {},
-        `With so few samples the true figure may be ${spread(share, counted.length)}.`))),
-    this.table(held, told, classes));
+        `With so few the true figure may be ${spread(share, counted.length)}.`))),
+    this.mistakes(counted), this.table(counted));
   }
 
-  table(held, told, classes) {
+  /** Return what was taken for what, in words, the most frequent first. */
+  mistakes(counted) {
+    const pairs = new Map();
+    for (const one of counted) {
+      const key = JSON.stringify([one.label, one.predicted]);
+      if (one.label !== one.predicted) pairs.set(key, [...(pairs.get(key) ?? []), one]);
+    }
+    if (!pairs.size) return make("p.soft", {}, "No mistakes.");
+    const listed = [...pairs.values()].sort((one, other) => other.length - one.length).map((wrong) => {
+      const [{ label, predicted }] = wrong;
+      const all = counted.filter((one) => one.label === label).length;
+      return make("li", {}, linkTo(`${label} taken for ${predicted}: ${wrong.length} of ${all}`,
+        () => this.openCell(label, predicted, wrong.map((one) => one.sample))));
+    });
+    return make("section.mistakes", {}, make("h2.small", {}, "Mistakes"), make("ol", {}, listed));
+  }
+
+  /** Return how often each class was taken for each, as a table; with many classes it is closed at first. */
+  table(counted) {
+    const known = this.model.classes.map((one) => one.name);
+    const classes = known.filter((name) => counted.some(({ label, predicted }) => [label, predicted].includes(name)));
     const cell = (label, predicted) => {
-      const inside = held.filter((_, i) => told.labels[i] === label && told.predicted[i] === predicted);
-      const kind = label === predicted ? "right" : "wrong";
+      const inside = counted.filter((one) => one.label === label && one.predicted === predicted);
       if (!inside.length) return make("td.none", {}, make("span", { aria: { hidden: true } }, "·"));
-      const words = `${label} answered as ${predicted}: ${inside.length}`;
-      const button = action(() => this.openCell(label, predicted, inside), inside.length);
-      button.setAttribute("aria-label", `${words}, show them`);
-      return make(`td.${kind}`, {}, button);
+      const open = () => this.openCell(label, predicted, inside.map((one) => one.sample));
+      const button = action(open, inside.length);
+      button.setAttribute("aria-label", `${label} taken for ${predicted}: ${inside.length}, show them`);
+      return make(`td.${label === predicted ? "right" : "wrong"}`, {}, button);
     };
     const head = (name, scope) => make("th", { scope, title: name }, make("span", {}, name));
     const row = (label) => make("tr", {}, head(label, "row"), classes.map((predicted) => cell(label, predicted)));
-    const hint = "Rows: the true class. Columns: the answer. Click a number to see its samples.";
-    return make("div.scroll", { tabIndex: 0, role: "region", aria: { label: "Confusion table" } },
-      make("p.hint", { id: "confusion-hint" }, hint),
-      make("table.confusion", { aria: { describedby: "confusion-hint" } },
+    const build = () => make("div.scroll", { tabIndex: 0, role: "region", aria: { label: "Table of answers" } },
+      make("table.confusion", {},
+        make("caption.hint", {}, "Rows: what it is. Columns: the answer. Click a number to see them."),
         make("thead", {}, make("tr", {}, make("td"), classes.map((name) => head(name, "col")))),
         make("tbody", {}, classes.map(row))));
+    const details = make("details", { open: classes.length <= TABLE }, make("summary", {}, "All answers as a table"));
+    const fillOnce = () => { if (details.open && details.children.length === 1) details.append(build()); };
+    details.addEventListener("toggle", fillOnce);
+    fillOnce();
+    return details;
   }
 
   openCell(label, predicted, samples) {
@@ -101,14 +162,26 @@ export class AccuracyView {
     const teach = action(() => act(() => this.model.teachAgain(samples, label)),
       `Teach ${samples.length === 1 ? "it" : "them"} as ${label}`);
     teach.classList.add("primary");
-    const dialog = openWindow(right ? `${label}, answered right` : `${label}, answered as ${predicted}`, [
-      make("p.soft", {}, right ? "These held-out samples were answered right."
-        : "Check the label. Teaching a sample removes it from the test."),
-      make("ul.thumbs.large", {}, samples.map((sample) => thumb(sample, `held out from ${label}`, [
+    const dialog = openWindow(right ? `${label}, answered right` : `${label} taken for ${predicted}`, [
+      make("p.soft", {}, right ? "These were answered right."
+        : "Check what it is. Teaching one removes it from the test."),
+      make("ul.thumbs.large", {}, samples.map((sample) => thumb(sample, label, [
         { icon: "close", words: "Remove", work: () => act(() => this.model.remove([sample])) },
       ]))), problems, make("div.actions", {}, teach),
     ], { wide: true });
   }
+}
+
+/** Return a button that looks like a link. */
+function linkTo(words, work) {
+  const button = action(work, words);
+  button.classList.add("link");
+  return button;
+}
+
+function openTested(title, tested) {
+  const thumbs = tested.map(({ sample, label }) => thumb(sample, label));
+  openWindow(title, [make("ul.thumbs.large", {}, thumbs)], { wide: true });
 }
 
 /** Return where the true share lies with 95 % (Wilson's interval). */

@@ -115,10 +115,21 @@ export function pauseAfter(problem, tries) {
   return new Promise((resolve) => setTimeout(resolve, seconds * 1000));
 }
 
+/** Return an image that this browser cannot read as one that it can. */
+export async function previewOf(file) {
+  const form = new FormData();
+  form.append("image", file, file.name || "pasted");
+  return (await send("/preview", { body: form })).blob();
+}
+
 /** Save an answer of the service as a file. */
 export async function download(path, name) {
-  const response = await send(path);
-  const address = URL.createObjectURL(await response.blob());
+  save(await (await send(path)).blob(), name);
+}
+
+/** Save a blob as a file. */
+export function save(blob, name) {
+  const address = URL.createObjectURL(blob);
   const link = document.createElement("a");
   Object.assign(link, { href: address, download: name });
   link.click();

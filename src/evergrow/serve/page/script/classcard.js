@@ -1,40 +1,58 @@
 /* The card of one class: what was shown of it, and every way to show more. */
 
-import { action, fill, iconButton, icon, make, plural } from "./dom.js";
+import { action, fill, iconButton, icon, make } from "./dom.js";
 import { askFor, field, openMenu } from "./dialogs.js";
 import { attempt, confirmDone, showProblem } from "./notice.js";
-import { fromChosen, fromTransfer } from "./intake.js";
+import { importImages } from "./importing.js";
+import { bringsFiles, chooser, fromTransfer, IMAGES_AND_ZIPS } from "./intake.js";
 import { holdButton } from "./recording.js";
-import { typedSamples, worries } from "./samples.js";
+import { countOf, typedSamples, worries } from "./samples.js";
 import { thumb } from "./thumbs.js";
-import { readImages } from "./reading.js";
 
 const SHOWN = 11; // thumbnails before "show all"
 
 export class ClassCard {
   constructor(model, name) {
     Object.assign(this, { model, name, all: false });
-    this.title = make("h3", { title: name }, name);
+    this.title = make("h2.small", { title: name }, name);
     this.count = make("p.soft.numbers");
     this.status = make("p.progress", { hidden: true });
     this.problems = make("div.problems");
     this.worries = make("ul.worries");
-    this.thumbs = make("ul.thumbs", { aria: { label: `Samples of ${name} taught in this browser` } });
+    this.thumbs = make("ul.thumbs", { aria: { label: `${name}, as taught from this browser` } });
+    this.tests = make("p.hint", { hidden: true });
     this.more = make("button.link", { type: "button", hidden: true, on: { click: () => this.showAll(!this.all) } });
+    this.fold = iconButton("fold", "", () => this.collapse(!this.body.hidden), { quiet: true });
     const openIt = (event) => openMenu(event.currentTarget, this.menu());
     const menu = iconButton("more", `More about ${name}`, openIt, { quiet: true });
     menu.setAttribute("aria-haspopup", "menu");
+    this.body = make("div.body", {}, make("div.ways", {}, this.ways()), this.worries, this.thumbs, this.more,
+      this.tests);
     this.element = make("article.card", { aria: { label: `Class ${name}` }, data: { name } },
-      make("header", {}, make("div", {}, this.title, this.count), menu),
-      make("div.ways", {}, this.ways()), this.status, this.problems, this.worries, this.thumbs, this.more);
+      make("header", {}, make("div", {}, this.title, this.count), make("div.heads", {}, this.fold, menu)),
+      this.status, this.problems, this.body);
     this.listenForDrops();
+    this.collapse(model.settings.collapsed.includes(name), { kept: true });
+  }
+
+  /** Show the name alone, or everything again. */
+  collapse(away, { kept = false } = {}) {
+    this.body.hidden = away;
+    this.element.classList.toggle("collapsed", away);
+    const words = `${away ? "Expand" : "Collapse"} ${this.name}`;
+    this.fold.title = words;
+    this.fold.setAttribute("aria-label", words);
+    this.fold.setAttribute("aria-expanded", String(!away));
+    if (!kept) this.model.setCollapsed([this.name], away);
   }
 
   /** Show what the model knows of the class now. */
   update(card, others) {
     Object.assign(this, { card, others });
     const held = card.held.length + card.waiting.filter((one) => one.held).length;
-    this.count.textContent = plural(card.count, "sample") + (held ? ` · ${held} held out` : "");
+    this.count.textContent = countOf(this.model.kind, card.count) + (held ? ` · ${held} for testing` : "");
+    this.tests.hidden = !held;
+    this.tests.textContent = `Dashed: ${held === 1 ? "one" : held} kept to test the model, and never taught.`;
     const coming = card.waiting.filter((one) => !one.held && !one.waiting.error).length;
     this.status.hidden = !coming;
     this.status.textContent = coming ? (this.model.sending ? `Learning ${coming}…` : `${coming} waiting`) : "";
@@ -53,10 +71,10 @@ export class ClassCard {
     const shown = this.all ? samples : samples.slice(0, this.model.kind === "images" ? SHOWN : 5);
     const key = shown.map((one) => `${one.id}${one.held}${Boolean(one.waiting)}`).join();
     this.more.hidden = samples.length <= shown.length && !this.all;
-    this.more.textContent = this.all ? "Show fewer" : `Show all ${samples.length}`;
+    this.more.textContent = this.all ? `Show fewer of ${this.name}` : `Show all ${samples.length} of ${this.name}`;
     if (this.thumbs.dataset.key === key) return; // what is there stays, with the focus in it
     this.thumbs.dataset.key = key;
-    fill(this.thumbs, shown.map((sample, i) => thumb(sample, `sample ${samples.length - i} of ${this.name}`, [{
+    fill(this.thumbs, shown.map((sample, i) => thumb(sample, `${this.name} ${samples.length - i}`, [{
       icon: "close",
       words: sample.held || sample.waiting ? "Remove" : "Delete and unlearn",
       work: (button) => this.remove(sample, button),
@@ -65,11 +83,15 @@ export class ClassCard {
 
   showRefused(refused) {
     const key = refused.map((one) => one.id).join();
-    if (!refused.length || this.problems.dataset.key === key) return;
+    if ((this.problems.dataset.key ?? "") === key) return;
     this.problems.dataset.key = key;
+    if (!refused.length) { // what was refused was taken, or is gone
+      fill(this.problems);
+      return;
+    }
     const and = (work) => () => { fill(this.problems); void work(); };
     fill(this.problems, make("div.notice", { role: "alert" }, icon("warning"),
-      make("p", {}, `${plural(refused.length, "sample")} could not be taught. ${refused[0].waiting.error}`),
+      make("p", {}, `${countOf(this.model.kind, refused.length)} could not be taught. ${refused[0].waiting.error}`),
       action(and(() => this.model.retry(refused)), "Try again"),
       action(and(() => this.model.remove(refused)), "Discard")));
   }
@@ -89,12 +111,14 @@ export class ClassCard {
 
   ways() {
     if (this.model.kind !== "images") return [this.typing()];
-    const files = chooser({ multiple: true, accept: "image/*,.zip" }, (list) => this.take(fromChosen(list)));
+    const files = chooser({ multiple: true, accept: IMAGES_AND_ZIPS }, (coming) => this.take(coming));
+    const choose = iconButton("folder", "Files", () => files.click());
+    choose.setAttribute("aria-label", `Choose files of ${this.name}`);
     return [holdButton(this.name, {
-      onFrame: (n) => { this.status.hidden = false; this.status.textContent = `${plural(n, "frame")}…`; },
+      onFrame: (n) => { this.status.hidden = false; this.status.textContent = `${n} from the camera…`; },
       onEnd: (frames) => void attempt(this.problems, () => this.teach(frames)),
       onProblem: (error) => showProblem(this.problems, error),
-    }), iconButton("folder", "Files", () => files.click()), files];
+    }), choose, files];
   }
 
   teach(contents) {
@@ -117,7 +141,7 @@ export class ClassCard {
           if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.currentTarget.requestSubmit();
         },
       },
-    }, box, make("button", { type: "submit" }, "Teach"));
+    }, box, make("button", { type: "submit", aria: { label: `Teach ${this.name}` } }, "Teach"));
   }
 
   takeText(text) {
@@ -137,23 +161,22 @@ export class ClassCard {
         await this.takeText(typed);
         return;
       }
-      if (!images.length) throw new Error("No image found.");
-      await readImages(images, (ready) => this.teach(ready.map(({ content }) => content)),
-        (read, total) => { this.status.hidden = false; this.status.textContent = `Reading ${read} of ${total}…`; });
+      await importImages(this.model, images, this.element.querySelector("header > div"), this.name);
     });
-    this.update(this.card, this.others); // the line about reading goes
     return done;
   }
 
   listenForDrops() {
     const { element } = this;
     element.addEventListener("dragover", (event) => {
+      if (!bringsFiles(event) && this.model.kind === "images") return;
       event.preventDefault();
       event.stopPropagation();
       element.classList.add("over");
     });
     element.addEventListener("dragleave", () => element.classList.remove("over"));
     element.addEventListener("drop", (event) => {
+      if (!bringsFiles(event) && this.model.kind === "images") return;
       event.preventDefault();
       event.stopPropagation();
       element.classList.remove("over");
@@ -165,7 +188,7 @@ export class ClassCard {
 
   menu() {
     const others = this.others.filter((one) => one.name !== this.name && one.count);
-    const folder = chooser({ webkitdirectory: true }, (list) => this.take(fromChosen(list)));
+    const folder = chooser({ webkitdirectory: true }, (coming) => this.take(coming));
     return [
       { words: "Rename", work: () => this.rename() },
       this.card.count && others.length && { words: "Merge into another class", work: () => this.merge(others) },
@@ -192,7 +215,7 @@ export class ClassCard {
     const into = make("select", {}, others.map((one) => make("option", {}, one.name)));
     askFor({
       title: `Merge ${this.name}`, fields: [field("Into", into)], verb: "Merge",
-      text: "The two become one class, as if all samples had been taught under one name.",
+      text: "The two become one class, as if both had been taught under one name.",
       work: () => this.model.merge([this.name, into.value], into.value),
       reload: () => this.model.refresh(),
     });
@@ -205,19 +228,9 @@ export class ClassCard {
     }
     askFor({
       title: `Delete ${this.name}?`, verb: "Delete class", danger: true,
-      text: `${plural(this.card.count, "sample")} will be forgotten. Undo brings them back.`,
+      text: `${countOf(this.model.kind, this.card.count)} will be forgotten. Undo brings them back.`,
       work: () => this.model.forget(this.name),
       reload: () => this.model.refresh(),
     });
   }
-}
-
-/** Return a hidden file input that hands over what was chosen. */
-function chooser(settings, take) {
-  const input = make("input", { type: "file", hidden: true, ...settings });
-  input.addEventListener("change", () => {
-    if (input.files.length) take(input.files);
-    input.value = "";
-  });
-  return input;
 }

@@ -1,15 +1,21 @@
-/* All classes of the model as cards, a place to add one, and what is kept but not in the model. */
+/* All classes of the model as cards, what is always in reach above them, and what is kept but not in the model. */
 
-import { action, fill, icon, make, plural } from "./dom.js";
+import { action, fill, icon, iconButton, make, plural } from "./dom.js";
 import { ClassCard } from "./classcard.js";
-import { fromTransfer } from "./intake.js";
+import { meantName } from "./dialogs.js";
+import { importImages } from "./importing.js";
+import { chooser, fromTransfer } from "./intake.js";
 import { attempt } from "./notice.js";
-import { readImages } from "./reading.js";
-import { lastLabel } from "./samples.js";
+import { countOf, folded, lastLabel } from "./samples.js";
 import { thumb } from "./thumbs.js";
-import { teachZip } from "./jobs.js";
 
-const UNPACKED_HERE = 400; // images of a zip that the browser unpacks itself, so that they show as thumbnails
+const MANY = 6; // classes from which they can be searched
+const ORDERS = {
+  own: ["As added", () => 0],
+  name: ["By name", (one, other) => one.name.localeCompare(other.name, "en", { numeric: true })],
+  most: ["Most first", (one, other) => other.count - one.count],
+  fewest: ["Fewest first", (one, other) => one.count - other.count],
+};
 
 export class ClassesView {
   constructor(model) {
@@ -17,13 +23,16 @@ export class ClassesView {
     this.problems = make("div.problems");
     this.list = make("div.cards");
     this.tray = make("section.tray", { aria: { label: "Kept but not in the model" }, hidden: true });
-    this.adding = this.addForm();
+    this.none = this.nothingYet();
+    this.bar = make("div.toolbar", { role: "group", aria: { label: "Classes" } }, this.addForm(), this.importButtons(),
+      this.finder());
     this.hint = make("p.hint", {}, model.kind === "images"
-      ? "Drop a folder with one folder per class, or a zip of it, anywhere here. Images without a folder go to Review."
-      : "Every line is a sample. Ctrl+Enter teaches it.");
-    this.element = make("div.board", {}, this.problems, this.list, this.hint, this.tray);
+      ? "Drop a folder with one folder per class, or a zip of it, anywhere on this page. Images without a folder go to "
+        + "Review. The images you see here are kept in this browser only; the model keeps none."
+      : "Every line is one example; Ctrl+Enter teaches it. What you see here is kept in this browser only.");
+    this.element = make("div.board", {}, this.bar, this.problems, this.none, this.list, this.hint, this.tray);
     model.addEventListener("change", () => this.update());
-    this.listen();
+    document.addEventListener("paste", (event) => this.paste(event), { signal: model.signal });
     this.update();
   }
 
@@ -36,37 +45,90 @@ export class ClassesView {
         this.cards.delete(name);
       }
     }
-    classes.forEach((one, i) => {
+    const wanted = folded(this.search.value);
+    const order = [...classes].sort(ORDERS[this.order.value][1]);
+    order.forEach((one, i) => {
       if (!this.cards.has(one.name)) this.cards.set(one.name, new ClassCard(this.model, one.name));
-      const { element } = this.cards.get(one.name);
-      if (this.list.children[i] !== element) this.list.insertBefore(element, this.list.children[i] ?? null);
-      this.cards.get(one.name).update(one, classes);
+      const card = this.cards.get(one.name);
+      if (this.list.children[i] !== card.element) {
+        this.list.insertBefore(card.element, this.list.children[i] ?? null);
+      }
+      card.element.hidden = !folded(one.name).includes(wanted);
+      card.update(one, classes);
     });
-    if (this.list.lastElementChild !== this.adding) this.list.append(this.adding);
+    this.none.hidden = classes.length > 0;
+    this.find.hidden = classes.length <= MANY;
+    this.folding.textContent = this.allCollapsed ? "Expand all" : "Collapse all";
+    const found = order.filter((one) => folded(one.name).includes(wanted)).length;
+    this.found.textContent = wanted ? `${found} of ${plural(classes.length, "class", "classes")}` : "";
     this.showTray();
   }
 
+  // -- what is always in reach -------------------------------------------------------------------------------------
+
   addForm() {
     const name = make("input", {
-      required: true, maxLength: 200, autocomplete: "off", placeholder: "Class name",
+      required: true, maxLength: 200, autocomplete: "off", placeholder: "Name of a new class",
       aria: { label: "Name of a new class" },
     });
     const problems = make("div.problems");
-    return make("form.card.adding", {
+    return make("form.adding", {
       on: {
         submit: async (event) => {
           event.preventDefault();
-          const wanted = name.value.trim();
+          const typed = name.value.trim();
+          const wanted = typed && await meantName(this.model, typed);
           if (!wanted) return;
-          const done = await attempt(problems, () => this.model.addClass(wanted));
-          if (done) {
-            name.value = "";
-            this.cards.get(wanted)?.element.querySelector(".ways button, .ways textarea")?.focus();
-          }
+          const known = this.cards.has(wanted) && wanted !== typed; // another spelling was typed
+          if (!known && !(await attempt(problems, () => this.model.addClass(wanted)))) return;
+          name.value = "";
+          this.search.value = "";
+          this.update();
+          const { element } = this.cards.get(wanted);
+          element.scrollIntoView({ block: "center" });
+          element.querySelector(".ways button, .ways textarea")?.focus({ preventScroll: true });
         },
       },
-    }, make("label", {}, make("h3", {}, "Add a class"), name),
-    make("button", { type: "submit" }, icon("plus"), "Add"), problems);
+    }, name, make("button", { type: "submit" }, icon("plus"), "Add a class"), problems);
+  }
+
+  importButtons() {
+    if (this.model.kind !== "images") return null;
+    const take = (coming) => this.take(coming);
+    const folder = chooser({ webkitdirectory: true, id: "import-folder" }, take);
+    const zip = chooser({ accept: ".zip", id: "import-zip" }, take);
+    return make("div.row.importing", {}, iconButton("folder", "Import a folder", () => folder.click()), folder,
+      iconButton("upload", "Import a zip", () => zip.click()), zip);
+  }
+
+  finder() {
+    this.search = make("input", {
+      type: "search", placeholder: "Find a class", aria: { label: "Find a class" }, on: { input: () => this.update() },
+    });
+    this.order = make("select", { aria: { label: "Order of the classes" }, on: { change: () => this.update() } },
+      Object.entries(ORDERS).map(([value, [words]]) => make("option", { value }, words)));
+    this.found = make("span.soft", { role: "status" });
+    this.find = make("div.row.finding", { hidden: true }, this.search, this.order,
+      this.folding = action(() => this.collapseAll(!this.allCollapsed), "Collapse all"), this.found);
+    return this.find;
+  }
+
+  get allCollapsed() { return this.model.classes.every(({ name }) => this.model.settings.collapsed.includes(name)); }
+
+  collapseAll(away) {
+    for (const card of this.cards.values()) card.collapse(away, { kept: true });
+    this.model.setCollapsed([...this.cards.keys()], away);
+    this.folding.textContent = away ? "Expand all" : "Collapse all";
+  }
+
+  nothingYet() {
+    const ways = this.model.kind === "images" ? [
+      "Name a class above, then hold its button to record it from the camera, or choose or drop files on it.",
+      "Import a folder with one folder per class, or a zip of it: by the buttons above, or drop it anywhere.",
+      "Drop images without names: they go to Review, where you label them one by one.",
+    ] : ["Name a class above, then type or paste examples of it, one per line.", "Drop a text file on a class."];
+    return make("section.ways-in", {}, make("h2.small", {}, "No class yet. How to begin:"),
+      make("ul", {}, ways.map((words) => make("li", {}, words))));
   }
 
   showTray() {
@@ -78,8 +140,9 @@ export class ClassesView {
     const problems = make("div.problems");
     const labels = [...new Set(aside.map(lastLabel))];
     const listed = `${labels.slice(0, 3).join(", ")}${labels.length > 3 ? "…" : ""}`;
-    const about = `${plural(aside.length, "sample")} of ${listed}, no longer in the model, kept in this browser only.`;
-    fill(this.tray, make("header", {}, make("div", {}, make("h3", {}, "Set aside"), make("p.soft", {}, about)),
+    const n = countOf(this.model.kind, aside.length);
+    const about = `${n} of ${listed}, no longer in the model, kept in this browser only.`;
+    fill(this.tray, make("header", {}, make("div", {}, make("h2.small", {}, "Set aside"), make("p.soft", {}, about)),
       make("div.actions", {},
         action(() => void attempt(problems, () => this.model.teachAgain([...aside])), "Teach again"),
         action(() => void attempt(problems, () => this.model.remove([...aside])), "Discard"))),
@@ -88,17 +151,9 @@ export class ClassesView {
 
   // -- folders, zips and pasting -----------------------------------------------------------------------------------
 
-  listen() {
-    const { element } = this;
-    element.addEventListener("dragover", () => element.classList.add("over"));
-    element.addEventListener("dragleave", (event) => {
-      if (!element.contains(event.relatedTarget)) element.classList.remove("over");
-    });
-    element.addEventListener("drop", (event) => {
-      element.classList.remove("over");
-      void attempt(this.problems, () => this.takeFolders(fromTransfer(event.dataTransfer)));
-    });
-    document.addEventListener("paste", (event) => this.paste(event), { signal: this.model.signal });
+  /** Teach what was dropped or chosen: every folder is a class. */
+  take(coming) {
+    return attempt(this.problems, async () => importImages(this.model, (await coming).images, this.problems));
   }
 
   paste(event) {
@@ -110,22 +165,5 @@ export class ClassesView {
     if (!name || !this.cards.has(name)) return;
     event.preventDefault();
     void this.cards.get(name).take(fromTransfer(event.clipboardData));
-  }
-
-  async takeFolders(coming) {
-    const { images, zips } = await coming;
-    const large = zips.filter((zip) => zip.size > UNPACKED_HERE);
-    const here = images.filter((image) => !large.some((zip) => zip.file === image.zip));
-    if (!here.length && !large.length) throw new Error("No image found.");
-    for (const zip of large) await teachZip(this.model, zip.file, this.problems);
-    const named = here.filter((image) => image.folder);
-    const loose = here.filter((image) => !image.folder);
-    const progress = make("p.progress");
-    if (here.length) this.problems.append(progress);
-    const told = (done, total) => { progress.textContent = `Reading ${done} of ${total}…`; };
-    const labelled = ({ content, folder }) => ({ label: folder, content });
-    await readImages(named, (ready) => this.model.add(ready.map(labelled)), told);
-    await readImages(loose, (ready) => this.model.enqueue(ready.map(({ content }) => content)), told);
-    progress.remove();
   }
 }

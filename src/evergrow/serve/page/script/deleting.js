@@ -15,7 +15,7 @@ export function deleteModel(name, { etag = null, done = () => {}, reload = null 
   const typed = make("input", { required: true, autocomplete: "off", spellcheck: false });
   const dialog = askFor({
     title: `Delete ${name}?`,
-    text: "The model, all its revisions and the thumbnails in this browser are deleted. This cannot be undone. "
+    text: "The model, its whole timeline and its images in this browser are deleted. This cannot be undone. "
       + "Download the model file first if you may want it back.",
     fields: [field("Type the name of the model", typed)],
     verb: "Delete permanently",

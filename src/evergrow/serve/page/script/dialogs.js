@@ -2,6 +2,7 @@
 
 import { fill, icon, make } from "./dom.js";
 import { attempt } from "./notice.js";
+import { folded } from "./samples.js";
 
 /**
  * Open a window.
@@ -43,6 +44,38 @@ export function askFor({ title, text = "", fields = [], verb, danger = false, wo
     if (!done) act.disabled = false;
   });
   return dialog;
+}
+
+/**
+ * Ask people to choose.
+ * @param {string} title - What it is about.
+ * @param {Array<{name, title, examples, options}>} questions - Options as [value, words]; the first is chosen.
+ * @returns {Promise<Object|null>} The chosen values by name; null where they went away.
+ */
+export function choose(title, questions, { text = "", verb = "Continue" } = {}) {
+  return new Promise((resolve) => {
+    const fields = questions.map(({ name, title: legend, examples, options }) => make("fieldset.stack.choose", {},
+      make("legend", {}, examples.length ? `${legend} (${examples.length})` : legend),
+      examples.length > 0 && make("ul.hint", {}, examples.slice(0, 5).map((one) => make("li", {}, one)),
+        examples.length > 5 && make("li", {}, `and ${examples.length - 5} more`)),
+      options.map(([value, words], i) => make("label.option", {},
+        make("input", { type: "radio", name, value, checked: i === 0 }), make("span", {}, words)))));
+    const dialog = askFor({ title, text, fields, verb, work: async (form) => resolve(Object.fromEntries(
+      new FormData(form),
+    )) });
+    dialog.addEventListener("close", () => resolve(null)); // without effect after an answer
+  });
+}
+
+/** Ask which class is meant where a name differs from one of a model only in case or spaces; null for none. */
+export async function meantName(model, wanted) {
+  const near = model.classes.find(({ name }) => folded(name) === folded(wanted));
+  if (!near || model.classes.some(({ name }) => name === wanted)) return wanted;
+  const answer = await choose("Nearly the same name", [{
+    name: "meant", title: `There is a class “${near.name}” already.`, examples: [],
+    options: [[near.name, `I mean “${near.name}”`], [wanted, `“${wanted}” is another class`]],
+  }]);
+  return answer && answer.meant;
 }
 
 /** Return a labelled field. */

@@ -68,6 +68,10 @@ const PATHS = {
   rows: "M4 6h16v12H4z M4 10h16 M4 14h16 M10 6v12",
   back: "M14.5 6L8.5 12l6 6",
   check: "M5 12.5l4.5 4.5L19 7.5",
+  fold: "M6 9.5l6 6 6-6",
+  phone: "M7 3h10v18H7z M11 18h2",
+  search: "M10.5 17a6.5 6.5 0 1 0 0-13 6.5 6.5 0 0 0 0 13z M15.5 15.5L20 20",
+  sort: "M4 6h16 M6.5 12h11 M9.5 18h5",
 };
 
 /** Return a drawing of 24 by 24 units in the colour of the text beside it; screen readers pass it over. */

@@ -1,6 +1,8 @@
 /* Images on their way in: made small, turned into bytes that are kept as they were sent, and compared by eye. */
 
-const MOST = 512; // pixels on the longer side: more than any backbone sees
+import { previewOf } from "./api.js";
+
+const MOST = 512; // pixels on the longer side: more than any model sees
 const QUALITY = 0.9;
 
 /** Return a canvas with an image on it, at most so many pixels wide and high. */
@@ -31,19 +33,37 @@ export async function fromVideo(video, most = MOST) {
 }
 
 /** Return what is sent and kept of an image file, or raise an error that names it. */
-export async function fromFile(file) {
-  let bitmap;
+export async function fromFile(file, most = MOST) {
+  const { bitmap, preview } = await bitmapOf(file);
   try {
-    bitmap = await createImageBitmap(file, { imageOrientation: "from-image" });
-  } catch {
-    throw new Error(`“${file.name || "What was pasted"}” is not an image that this browser can read`);
-  }
-  try {
-    const canvas = drawn(bitmap, bitmap.width, bitmap.height);
-    return { blob: await encoded(canvas), look: look(canvas) };
+    const canvas = drawn(bitmap, bitmap.width, bitmap.height, most);
+    return { blob: preview ?? await encoded(canvas), look: look(canvas) };
   } finally {
     bitmap.close();
   }
+}
+
+/** Return the pixels of an image file. What browsers do not read (TIFF, HEIC, 16 bits), the service makes a JPEG of. */
+async function bitmapOf(file) {
+  const settings = { imageOrientation: "from-image" };
+  if (!(await isDeep(file))) {
+    try {
+      return { bitmap: await createImageBitmap(file, settings) };
+    } catch { /* the service may know better */ }
+  }
+  try {
+    const preview = await previewOf(file);
+    return { bitmap: await createImageBitmap(preview, settings), preview };
+  } catch (error) {
+    if (error.kind && error.kind !== "refused") throw error;
+    throw new Error(`“${file.name || "What was pasted"}” is not an image that can be read`);
+  }
+}
+
+/** Whether a file is a PNG of 16 bits: browsers keep the upper eight, the service scales them as the commands do. */
+async function isDeep(file) {
+  const head = new Uint8Array(await file.slice(0, 25).arrayBuffer());
+  return head[1] === 0x50 && head[2] === 0x4e && head[3] === 0x47 && head[24] === 16;
 }
 
 /**

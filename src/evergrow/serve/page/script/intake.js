@@ -1,10 +1,14 @@
 /* What people drop, paste or choose: images, folders with all that is in them, zips and texts; the rest is left. */
 
-import { entriesOf } from "./zip.js";
+import { make } from "./dom.js";
+import { entriesOf, packedBlob } from "./zip.js";
 
-const IMAGE = /\.(jpe?g|png|webp|gif|bmp|avif)$/i;
+const IMAGE = /\.(jpe?g|png|webp|gif|bmp|avif|tiff?|hei[cf])$/i;
 const TEXT = /\.(txt|csv|tsv)$/i;
 const ZIP = /\.zip$/i;
+
+/** What file dialogs offer where images are wanted. */
+export const IMAGES_AND_ZIPS = "image/*,.tif,.tiff,.heic,.heif,.zip";
 
 const isZip = (file) => ZIP.test(file.name) || file.type === "application/zip";
 const isImage = (name, type = "") => IMAGE.test(name) || type.startsWith("image/");
@@ -12,10 +16,13 @@ const isImage = (name, type = "") => IMAGE.test(name) || type.startsWith("image/
 /** Return the last folder of a path, which names a class where none was chosen. */
 export const folderOf = (path) => path.split("/").slice(-2, -1)[0] ?? "";
 
+/** Whether a drag brings files, and not a part of this page. */
+export const bringsFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
+
 /**
  * Return what a drop or a paste holds.
  * @param {DataTransfer} transfer - Of the event; what it holds is only there until the event ends, so it is read first.
- * @returns {Promise<Object>} images as {name, folder, read}, zips as {file, size}, lines of text files, and text.
+ * @returns {Promise<Object>} images as imageOf makes them, lines of text files, and text.
  */
 export async function fromTransfer(transfer) {
   const entries = [...transfer.items].map((item) => (item.kind === "file" ? item.webkitGetAsEntry?.() : null));
@@ -35,6 +42,16 @@ export function fromChosen(list) {
   return sorted([...list].map((file) => ({ path: file.webkitRelativePath || file.name, file })));
 }
 
+/** Return a hidden file input that hands over what was chosen; click() opens the dialog. */
+export function chooser(settings, take) {
+  const input = make("input", { type: "file", hidden: true, tabIndex: -1, ...settings });
+  input.addEventListener("change", () => {
+    if (input.files.length) take(fromChosen(input.files));
+    input.value = "";
+  });
+  return input;
+}
+
 async function walk(entry, files) {
   if (entry.isFile) {
     const file = await new Promise((ok, no) => { entry.file(ok, no); });
@@ -49,21 +66,31 @@ async function walk(entry, files) {
   }
 }
 
+/**
+ * Return an image that was brought; nothing of it is read yet.
+ * read returns its bytes, packed how it would lie in a zip, and mark the same words for the same bytes.
+ */
+function imageOf(name, { read, packed, crc = null, size }) {
+  const sum = async () => crc ?? (await packed()).crc;
+  return { name, folder: folderOf(name), read, packed, mark: async () => `${size}-${await sum()}` };
+}
+
+function fromDisk(path, file) {
+  return imageOf(path, { read: async () => file, packed: () => packedBlob(file), size: file.size });
+}
+
 async function sorted(files) {
   const images = [];
-  const zips = [];
   const lines = [];
   for (const { path, file } of files) {
+    if (path.split("/").some((part) => part.startsWith("."))) continue;
     if (isZip(file)) {
       const inside = (await entriesOf(file)).filter((entry) => isImage(entry.name));
-      zips.push({ file, size: inside.length });
-      images.push(...inside.map(({ name, read }) => ({ name, folder: folderOf(name), read, zip: file })));
-    } else if (isImage(path, file.type)) {
-      images.push({ name: path, folder: folderOf(path), read: async () => file });
-    } else if (TEXT.test(path)) {
-      lines.push(await file.text());
-    }
+      images.push(...inside.map((entry) => imageOf(entry.name, entry)));
+    } else if (isImage(path, file.type)) images.push(fromDisk(path, file));
+    else if (TEXT.test(path)) lines.push(await file.text());
   }
-  images.sort((one, other) => one.name.localeCompare(other.name, "en", { numeric: true }));
-  return { images, zips, lines: lines.join("\n") };
+  const { compare } = new Intl.Collator("en", { numeric: true });
+  images.sort((one, other) => compare(one.name, other.name));
+  return { images, lines: lines.join("\n") };
 }

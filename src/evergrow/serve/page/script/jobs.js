@@ -1,13 +1,13 @@
-/* Large zips: the service unpacks them, the page shows how far it is and can stop it. */
+/* Many images in a zip: the service unpacks it, the page shows how far it is and can stop it. */
 
-import { ask, modelPath, Problem, send } from "./api.js";
+import { ask, modelPath, Problem } from "./api.js";
 import { make, plural } from "./dom.js";
 import { confirmDone } from "./notice.js";
 
 /** Send a zip of class/name.jpg entries and show its progress until it is learned; nothing changes if it is stopped. */
-export async function teachZip(model, zip, place) {
-  const words = make("p.soft", {}, `Sending ${zip.name}…`);
-  const bar = make("progress", { aria: { label: `Progress of ${zip.name}` } });
+export async function teachZip(model, zip, name, place) {
+  const words = make("p.soft", {}, `Sending ${name}…`);
+  const bar = make("progress", { aria: { label: `Progress of ${name}` } });
   const stop = make("button", { type: "button", disabled: true }, "Stop");
   const line = make("div.job", {}, words, bar, stop);
   place.append(line);
@@ -18,13 +18,13 @@ export async function teachZip(model, zip, place) {
     stop.addEventListener("click", () => void ask(`/jobs/${job.id}`, { method: "DELETE" }).catch(() => {}));
     const last = await followed(job, (now) => {
       words.textContent = now.state === "writing" ? "Writing the model…"
-        : `Learning ${now.done} of ${now.total} from ${zip.name}…`;
+        : `Learning ${now.done} of ${now.total}…`;
       Object.assign(bar, { max: Math.max(1, now.total), value: now.done });
     });
     await model.refresh();
-    if (last.state === "failed") throw new Problem(last.error ?? "The zip could not be learned.", "refused");
+    if (last.state === "failed") throw new Problem(last.error ?? "They could not be learned.", "refused");
     confirmDone(last.state === "cancelled" ? "Stopped. The model is unchanged."
-      : `Learned ${plural(last.done - last.skipped, "image")}.`);
+      : `Learned ${plural(last.done - last.skipped, "image")}. This browser keeps none of them.`);
     if (last.skipped) place.append(skippedNote(last));
   } finally {
     line.remove();
@@ -39,23 +39,11 @@ function skippedNote({ skipped, failures }) {
   return note;
 }
 
-/** Read the events of a job to the last; with fetch, since an EventSource could send no token. */
+/** Ask about a job until it has ended. */
 async function followed(job, onProgress) {
-  const response = await send(`/jobs/${job.id}`, { accept: "text/event-stream" });
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  let last = job;
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return last;
-    const events = (rest + value).split(/\r?\n\r?\n/);
-    rest = events.pop();
-    for (const event of events) {
-      const lines = event.split(/\r?\n/).filter((line) => line.startsWith("data:"));
-      const data = lines.map((line) => line.slice(5)).join("\n");
-      if (!data) continue;
-      last = JSON.parse(data);
-      onProgress(last);
-    }
+  for (let last = job; ; last = await ask(`/jobs/${job.id}`)) {
+    onProgress(last);
+    if (!["running", "writing"].includes(last.state)) return last;
+    await new Promise((done) => { setTimeout(done, 300); });
   }
 }

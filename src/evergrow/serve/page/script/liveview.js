@@ -1,17 +1,20 @@
 /* What the model says right now: about the camera, an image that was dropped, or what is being typed. */
 
 import { announce, fill, icon, iconButton, make } from "./dom.js";
-import { pauseAfter } from "./api.js";
+import { onReach, pauseAfter } from "./api.js";
 import * as camera from "./camera.js";
-import { fromFile, fromVideo } from "./imaging.js";
-import { fromChosen, fromTransfer } from "./intake.js";
+import { meantName } from "./dialogs.js";
+import { fromVideo } from "./imaging.js";
+import { chooser, fromTransfer } from "./intake.js";
 import { attempt, confirmDone, showProblem } from "./notice.js";
-import { typedSamples } from "./samples.js";
+import { contentOf } from "./reading.js";
+import { countOf, typedSamples } from "./samples.js";
 
 const EVERY = 180; // milliseconds between two questions about the camera, at least
 const SMALL = 320; // pixels of a frame that is only asked about
 const TYPING = 250; // milliseconds of no typing until the question is sent
 const SETTLED = 800; // milliseconds that an answer stands before it is read out
+const ENOUGH = 10; // examples of each class from which percentages say something
 const NAMED_FRAMES = 5; // frames that are taught when something before the camera is given a name
 
 export class LiveView {
@@ -27,6 +30,7 @@ export class LiveView {
     if (model.kind === "images") this.buildImages();
     else this.buildTyping();
     model.addEventListener("change", () => this.follow());
+    onReach((now) => { if (now && !model.closed) void this.askAgain().catch(() => {}); });
     this.follow();
   }
 
@@ -36,11 +40,8 @@ export class LiveView {
     const toggle = () => void attempt(this.problems, () => this.toggle());
     this.switch = iconButton("camera", "Start camera", toggle, { kind: ".primary" });
     this.switch.id = "camera";
-    const input = make("input", { type: "file", accept: "image/*", hidden: true, on: { change: () => {
-      void this.look(fromChosen(input.files));
-      input.value = "";
-    } } });
-    input.id = "live-file";
+    const accept = "image/*,.tif,.tiff,.heic,.heif";
+    const input = chooser({ accept, id: "live-file" }, (coming) => void this.look(coming));
     fill(this.controls, this.switch, iconButton("image", "Image", () => input.click()), input);
     this.element.addEventListener("dragover", (event) => {
       event.preventDefault();
@@ -55,7 +56,7 @@ export class LiveView {
       void this.look(fromTransfer(event.dataTransfer));
     });
     document.addEventListener("paste", (event) => {
-      const elsewhere = document.activeElement?.closest?.(".card, dialog, textarea");
+      const elsewhere = document.activeElement?.closest?.(".card, dialog, textarea, #panel-review, #panel-sort");
       if (!elsewhere && event.clipboardData.files.length) void this.look(fromTransfer(event.clipboardData));
     }, { signal: this.model.signal });
     const { signal } = this.model;
@@ -69,6 +70,7 @@ export class LiveView {
     let timer = null;
     box.addEventListener("input", () => {
       clearTimeout(timer);
+      this.expect();
       timer = setTimeout(() => void this.askTyped(box.value), TYPING);
     });
     const words = rows ? "Ask about a row of numbers" : "Ask about a sentence";
@@ -86,8 +88,10 @@ export class LiveView {
     this.switch.lastChild.textContent = on ? "Stop camera" : "Start camera";
     this.switch.classList.toggle("primary", !on);
     this.stage.classList.toggle("on", on);
+    this.element.classList.toggle("watching", on);
     if (on) {
-      this.shown = null;
+      this.expect();
+      fill(this.problems); // whatever stood in the way of the camera is gone
       fill(this.stage, camera.video);
       void this.watch();
     } else if (!this.shown) {
@@ -107,7 +111,8 @@ export class LiveView {
         if (!document.hidden && this.model.isReady && camera.hasFrame()) {
           try {
             const frame = await fromVideo(camera.video, SMALL);
-            this.show(await this.model.predict([frame]));
+            const answer = await this.model.predict([frame]);
+            if (camera.isOn() && !this.shown) this.show(answer); // an image may have come in between
             tries = 0;
           } catch (problem) {
             if (!problem.kind) throw problem;
@@ -124,11 +129,17 @@ export class LiveView {
   }
 
   /** Ask about one image that was brought. */
-  look(coming) {
-    return attempt(this.problems, async () => {
+  async look(coming) {
+    const done = await attempt(this.problems, async () => {
       const { images } = await coming;
       if (!images.length) throw new Error("No image found.");
-      const content = await fromFile(new File([await images[0].read()], images[0].name));
+      if (images.length > 1) { // a folder or a zip is for the view that is open
+        this.model.dispatchEvent(new CustomEvent("brought", { detail: { images } }));
+        return;
+      }
+      this.expect();
+      fill(this.stage);
+      const content = await contentOf(images[0]);
       this.shown = content;
       camera.turnOff();
       const address = URL.createObjectURL(content.blob);
@@ -137,15 +148,25 @@ export class LiveView {
       this.stage.classList.add("on");
       await this.askAgain();
     });
+    if (done || this.shown) return;
+    if (camera.isOn()) fill(this.stage, camera.video);
+    else this.cameraChanged(); // nothing is asked about now
+  }
+
+  /** Take away the last answer: something else is to be asked about. */
+  expect() {
+    this.shown = null;
+    this.naming.hidden = true;
+    if (this.model.isReady) fill(this.answer, make("p.soft", {}, "Asking…"));
   }
 
   async askTyped(typed) {
-    this.shown = null;
     if (!typed.trim()) return this.clear();
-    return attempt(this.problems, async () => {
+    const done = await attempt(this.problems, async () => {
       [this.shown] = typedSamples(this.model.kind, typed.replaceAll("\n", " "));
       await this.askAgain();
     });
+    return done || this.clear();
   }
 
   async askAgain() {
@@ -180,8 +201,9 @@ export class LiveView {
   show({ answers: [answer], threshold, measure }) {
     const unknown = answer.unknown === true;
     const title = make("p.verdict", { data: { unknown } }, unknown ? "Unknown" : answer.label);
-    const bars = make("ol.bars", {}, answer.top.map((one, i) => bar(one, i, measure, unknown)));
-    fill(this.answer, title, bars, novelty(answer.novelty, threshold));
+    const told = unknown ? make("p.soft", {}, `Looks most like ${likeliest(answer.top)}.`)
+      : make("ol.bars", {}, answer.top.map((one, i) => bar(one, i, measure)));
+    fill(this.answer, title, told, !unknown && this.caution(answer.top), novelty(answer.novelty, threshold));
     this.naming.hidden = this.model.readOnly;
     this.naming.classList.toggle("wanted", unknown);
     const label = this.naming.querySelector("label");
@@ -191,6 +213,18 @@ export class LiveView {
     this.said = said;
     clearTimeout(this.saying); // what flickers before the camera is not read out
     this.saying = setTimeout(() => announce(said), SETTLED);
+  }
+
+  /** Return how little percentages say of classes with few examples; null where they say enough. */
+  caution(top) {
+    const { classes, kind } = this.model;
+    if (classes.filter((one) => one.count).length === 1) {
+      return make("p.hint", {}, "It knows one class only, so the percentage says nothing. Teach another.");
+    }
+    const shown = classes.filter((one) => top.some((entry) => entry.class === one.name));
+    const few = shown.sort((one, other) => one.count - other.count)[0];
+    if (!few || few.count >= ENOUGH) return null;
+    return make("p.hint", {}, `Rough guesses: ${few.name} was taught with only ${countOf(kind, few.count)}.`);
   }
 
   namingForm() {
@@ -204,7 +238,8 @@ export class LiveView {
         submit: (event) => {
           event.preventDefault();
           void attempt(this.problems, async () => {
-            const label = input.value.trim();
+            const typed = input.value.trim();
+            const label = typed && await meantName(this.model, typed);
             if (!label) return;
             const contents = await this.seen();
             input.value = "";
@@ -232,26 +267,29 @@ export class LiveView {
   }
 }
 
-function bar(one, place, measure, unknown) {
+/** Return the first classes in words. */
+const likeliest = (top) => top.slice(0, 2).map((one) => one.class).join(", then ");
+
+function bar(one, place, measure) {
   const share = measure === "probability" ? one.value : 1 / (place + 1);
   const told = measure === "probability" ? `${Math.round(100 * one.value)} %` : one.value.toFixed(2);
   const fillBar = make("span.fill");
   fillBar.style.width = `${Math.max(0.5, 100 * share)}%`;
-  return make(place === 0 && !unknown ? "li.best" : "li", {}, make("span.name", { title: one.class }, one.class),
+  return make(place === 0 ? "li.best" : "li", {}, make("span.name", { title: one.class }, one.class),
     make("span.track", { aria: { hidden: true } }, fillBar), make("span.value", {}, told));
 }
 
 /** Return how strange something is beside the threshold above which it is unknown. */
 function novelty(value, threshold) {
   if (value === null || threshold === null) {
-    return make("p.hint", {}, "The model detects unknown things once a class was taught with two samples at a time.");
+    return make("p.hint", {}, "It notices unknown things once a class was taught with two examples at a time.");
   }
   const place = (v) => Math.max(0, Math.min(100, 100 * ((v - threshold) / 9 + 2 / 3)));
   const mark = make("span.mark");
   mark.style.left = `${place(value)}%`;
   const limit = make("span.limit");
   limit.style.left = `${place(threshold)}%`;
-  const label = `Novelty ${value.toFixed(1)}, unknown above ${threshold.toFixed(1)}`;
+  const label = value > threshold ? "More unlike what was taught than it allows" : "Like what was taught";
   return make("div.novelty", { data: { above: value > threshold } }, make("span", {}, "Familiar"),
     make("span.scale", { role: "img", aria: { label } }, limit, mark),
     make("span", {}, "Unknown"));

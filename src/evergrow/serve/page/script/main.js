@@ -19,6 +19,7 @@ let tokenWanted = false;
 async function route(event = null) {
   model?.close();
   model = null;
+  for (const dialog of document.querySelectorAll("dialog[open]")) if (event) dialog.close();
   const name = nameInAddress();
   fill(where);
   fill(main, make("p.empty", { role: "status" }, "Loading…"));
@@ -28,8 +29,9 @@ async function route(event = null) {
       turnOff();
       await showModels(main);
     } else {
-      const opened = await new OpenModel(name).load();
+      const opened = new OpenModel(name);
       opened.readOnly = (await ask("/models")).read_only;
+      await opened.load();
       model = opened;
       model.addEventListener("change", showBanner);
       new ModelView(model, main, where).show();
@@ -42,6 +44,14 @@ async function route(event = null) {
     showProblem(place, error, () => route());
   }
   showBanner();
+}
+
+/** Take the token of a QR code out of the address, so that it is not seen or kept there. */
+function takeToken() {
+  const given = location.hash.match(/^#token=(.+)$/);
+  if (!given) return;
+  token.set(decodeURIComponent(given[1]));
+  history.replaceState(null, "", "#/");
 }
 
 /** Return the name of the model in the address; null for the list. What cannot be decoded is taken as it is. */
@@ -63,7 +73,7 @@ function showBanner() {
   if (tokenWanted) fill(banner, tokenForm());
   else if (!isReachable()) {
     const kept = waiting
-      ? ` ${plural(waiting, "sample waits", "samples wait")} in this browser until the service is back.` : "";
+      ? ` ${plural(waiting, "example waits", "examples wait")} in this browser until the service is back.` : "";
     fill(banner, make("p", {}, `The service cannot be reached. Trying again every few seconds.${kept}`));
   } else if (model?.stalled?.kind === "busy") {
     fill(banner, make("p", {}, `${model.stalled.message} Trying again.`));
@@ -78,6 +88,7 @@ function tokenForm() {
         event.preventDefault();
         token.set(input.value.trim());
         tokenWanted = false;
+        for (const notice of document.querySelectorAll(".notice[data-kind=token]")) notice.remove();
         void (model ? model.teachWaiting().then(lookAgain) : route());
         showBanner();
       },
@@ -109,9 +120,10 @@ onReach((now) => {
   if (now && model) void model.teachWaiting();
   else if (now && !main.querySelector(".models")) void route();
 });
-addEventListener("hashchange", route);
+addEventListener("hashchange", (event) => { takeToken(); void route(event); });
 addEventListener("online", lookAgain);
 // A file that misses its target must not replace the page.
 for (const event of ["dragover", "drop"]) addEventListener(event, (dropped) => dropped.preventDefault());
 setInterval(lookAgain, LOOK_AGAIN);
+takeToken();
 void route();

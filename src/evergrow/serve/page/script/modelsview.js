@@ -1,15 +1,20 @@
-/* All models: open one, make one, or bring one. */
+/* All models: open one, make one, begin with a folder, or bring one. */
 
 import { ask } from "./api.js";
+import { brought } from "./importing.js";
+import { bringsFiles, chooser, fromTransfer } from "./intake.js";
+import { phoneButton } from "./phone.js";
 import { deleteModel } from "./deleting.js";
 import { fill, icon, iconButton, make, plural } from "./dom.js";
 import { askFor, field } from "./dialogs.js";
 import { attempt } from "./notice.js";
+import { countOf } from "./samples.js";
+import { showTour, tourButton } from "./tour.js";
 
 const KINDS = {
   images: { icon: "image", title: "Images", about: "From the camera, files or folders" },
   texts: { icon: "text", title: "Texts", about: "Sentences, typed or pasted" },
-  features: { icon: "rows", title: "Features", about: "Rows of numbers that you computed" },
+  features: { icon: "rows", title: "Numbers", about: "Rows of numbers that you computed" },
 };
 
 /** Show the list of models. */
@@ -18,23 +23,45 @@ export async function showModels(main) {
   const problems = make("div.problems");
   const entries = models.map((model) => entry(model, main, readOnly));
   const list = entries.length ? make("ul.models", {}, entries) : nothingYet();
-  const actions = readOnly ? make("p.soft", {}, "Read only") : make("div.actions", {}, uploadButton(problems),
-    iconButton("plus", "New model", createModel, { kind: ".primary" }));
+  const begin = (coming) => attempt(problems, async () => createFrom((await coming).images));
+  const actions = readOnly ? make("p.soft", {}, "Read only") : make("div.actions", {},
+    iconButton("plus", "New model", () => void createModel(), { kind: ".primary" }), fromFolder(begin),
+    uploadButton(problems));
   fill(main, make("section.page", { aria: { labelledby: "models-title" } },
     make("div.heading", {}, make("div", {}, make("h1", { id: "models-title" }, "Models"),
       make("p.soft", {}, "Show a few examples to teach a class. Teach more, or undo, at any time.")), actions),
-    problems, list));
+    problems, list, make("div.row.aside", {}, tourButton(), phoneButton())));
+  // What is dropped here begins a model; the list is drawn anew whenever it is shown, and listens as long as it is.
+  const place = main.firstElementChild;
+  const drop = (event) => {
+    if (!place.isConnected) removeEventListener("drop", drop);
+    else if (!readOnly && bringsFiles(event)) void begin(fromTransfer(event.dataTransfer));
+  };
+  addEventListener("drop", drop);
+  showTour();
+}
+
+/** Begin a model with a folder of class folders or a zip of it. */
+async function createFrom(images) {
+  if (!images.length) throw new Error("No image found.");
+  const path = images[0].name.split("/");
+  await createModel(path.length > 2 ? path[0] : "", images);
+}
+
+function fromFolder(begin) {
+  const folder = chooser({ webkitdirectory: true, id: "begin-folder" }, begin);
+  return [iconButton("folder", "From a folder", () => folder.click()), folder];
 }
 
 function entry(model, main, readOnly) {
   const damaged = model.state === "damaged";
-  const counts = `${plural(model.n_classes, "class", "classes")} · ${plural(model.n_samples, "sample")}`;
+  const classes = plural(model.n_classes, "class", "classes");
+  const counts = damaged ? "" : `${classes} · ${countOf(model.kind, model.n_samples)}`;
   const inside = [
     make("span.badge", {}, icon(KINDS[model.kind]?.icon ?? "warning")),
     make("span.words", {}, make("strong", {}, model.name),
       make("span.soft", {}, damaged ? `Cannot be read: ${model.error}` : counts)),
-    !damaged && make("span.soft.revision", {},
-      model.state === "starting" ? "Just begun" : `Revision ${model.revision}`),
+    model.state === "starting" && make("span.soft", {}, "Empty"),
   ];
   const remove = damaged && !readOnly && iconButton("bin", `Delete ${model.name}`,
     () => deleteModel(model.name, { done: () => void showModels(main) }), { quiet: true });
@@ -43,8 +70,10 @@ function entry(model, main, readOnly) {
 }
 
 function nothingYet() {
-  return make("div.models.empty", {}, make("p", {}, "No model yet."),
-    make("p.soft", {}, "Make a model, name two classes, and hold a button while you show them to the camera."));
+  return make("section.models.ways-in", {}, make("h2.small", {}, "No model yet. How to begin:"), make("ul", {},
+    make("li", {}, "New model: name two classes, and show them to the camera, as files or as sentences."),
+    make("li", {}, "From a folder: one folder of images per class. You can also drop it, or a zip of it, here."),
+    make("li", {}, "Upload: a model file (.evg) from somebody else.")));
 }
 
 function uploadButton(problems) {
@@ -62,14 +91,21 @@ function uploadButton(problems) {
   return [iconButton("upload", "Upload", () => input.click()), input];
 }
 
-async function createModel() {
-  const name = make("input", { required: true, maxLength: 64, autocomplete: "off", placeholder: "birds" });
+/**
+ * Ask for a name and make a model.
+ * @param {string} wanted - The name that is offered.
+ * @param {Array|null} images - What it is taught first.
+ */
+async function createModel(wanted = "", images = null) {
+  const name = make("input", {
+    required: true, maxLength: 64, autocomplete: "off", placeholder: "My birds", value: wanted,
+  });
   const choices = Object.entries(KINDS).map(([value, kind], i) => make("label.choice", {},
     make("input", { type: "radio", name: "kind", value, checked: i === 0, on: { change: () => offer(value) } }),
     icon(kind.icon), make("span", {}, make("strong", {}, kind.title), make("span.soft", {}, kind.about))));
   const backbone = make("select");
-  const backboneField = field("Backbone", backbone,
-    "The network that turns samples into numbers. Teaching never changes it.");
+  const backboneField = make("details", {}, make("summary", {}, "More choices"), field("Network", backbone,
+    "What turns images or sentences into numbers. Teaching never changes it."));
   let offered = [];
   function offer(kind) {
     const fitting = offered.filter((one) => one.kind === kind);
@@ -78,14 +114,16 @@ async function createModel() {
     backboneField.hidden = kind === "features";
   }
   askFor({
-    title: "New model",
+    title: images ? `New model from ${plural(images.length, "image")}` : "New model",
     fields: [
-      field("Name", name), make("fieldset.choices", {}, make("legend", {}, "It learns"), choices), backboneField,
+      field("Name", name), make("fieldset.choices", { hidden: images !== null },
+        make("legend", {}, "It learns"), choices), backboneField,
     ],
     verb: "Create",
     work: async (form) => {
       const kind = new FormData(form).get("kind");
       const made = await ask("/models", { json: { name: name.value.trim(), kind, backbone: backbone.value } });
+      brought.images = images;
       location.hash = `#/m/${encodeURIComponent(made.name)}`;
     },
   });

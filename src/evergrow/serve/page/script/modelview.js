@@ -1,12 +1,16 @@
 /* One model: its name and tabs above, what is asked of it live at the side. */
 
 import { fill, iconButton, make, plural } from "./dom.js";
+import { brought } from "./importing.js";
+import { bringsFiles, fromTransfer } from "./intake.js";
 import { attempt, confirmDone } from "./notice.js";
 import { ClassesView } from "./classesview.js";
 import { LiveView } from "./liveview.js";
 import { QueueView } from "./queueview.js";
 import { AccuracyView } from "./accuracyview.js";
-import { TimelineView } from "./timelineview.js";
+import { SortView } from "./sortview.js";
+import { told, TimelineView } from "./timelineview.js";
+import { changesThatHold, countOf } from "./samples.js";
 import { ShareView } from "./shareview.js";
 
 export class ModelView {
@@ -19,6 +23,7 @@ export class ModelView {
     Object.assign(this, { model, main, where });
     this.views = {
       teach: { title: "Teach", view: new ClassesView(model) },
+      ...(model.kind === "images" && { sort: { title: "Sort", view: new SortView(model) } }),
       review: { title: "Review", view: new QueueView(model) },
       accuracy: { title: "Accuracy", view: new AccuracyView(model) },
       timeline: { title: "Timeline", view: new TimelineView(model) },
@@ -46,34 +51,59 @@ export class ModelView {
     const tablist = make("div.tabs", {
       role: "tablist", aria: { label: "Views" }, on: { keydown: (event) => this.moveTab(event) },
     }, this.tabs);
-    fill(this.main, make("div.model", {},
-      make("div.heading", {}, make("div", {}, make("h1", {}, this.model.name), this.counts),
-        make("div.actions", {}, this.undo, this.redo)),
-      this.problems, make("div.split", {}, this.live.element, make("div.work", {}, tablist, this.panels))));
+    const title = make("div", {}, make("h1", {}, this.model.name), this.counts);
+    this.element = make("div.model", {},
+      make("div.heading", {}, title, make("div.actions", {}, this.undo, this.redo)),
+      this.problems, make("div.split", {}, this.live.element, make("div.work", {}, tablist, this.panels)));
+    fill(this.main, this.element);
     fill(this.where, make("a", { href: "#/" }, "All models"));
     this.model.addEventListener("change", () => this.update());
+    this.listenForDrops();
     this.open("teach", { focus: false });
     this.update();
+    if (brought.images && this.model.kind === "images") this.take({ images: brought.images });
+    brought.images = null;
+  }
+
+  /** What is dropped anywhere on the page goes to the view that is open, or is taught where that takes nothing. */
+  listenForDrops() {
+    const { signal } = this.model;
+    if (this.model.kind !== "images") return;
+    const mark = (on) => document.body.classList.toggle("dropping", on);
+    addEventListener("dragover", (event) => mark(bringsFiles(event)), { signal });
+    addEventListener("dragleave", (event) => { if (!event.relatedTarget) mark(false); }, { signal });
+    addEventListener("drop", (event) => {
+      mark(false);
+      if (bringsFiles(event)) this.take(fromTransfer(event.dataTransfer));
+    }, { signal });
+    addEventListener("drop", () => mark(false), { signal, capture: true });
+    this.model.addEventListener("brought", (event) => this.take(event.detail));
+  }
+
+  take(coming) {
+    if (!this.views[this.current].view.take) this.open("teach", { focus: false });
+    void this.views[this.current].view.take(coming);
   }
 
   update() {
     const { record, queue, readOnly } = this.model;
     this.counts.textContent = [
       plural(record.classes.length, "class", "classes"),
-      plural(record.n_samples, "sample"),
-      record.state === "ready" ? `revision ${record.revision}` : "answers from the first class on",
+      countOf(record.kind, record.n_samples),
+      ...(record.state === "ready" ? [] : ["answers from the first class on"]),
       ...(readOnly ? ["read only"] : []),
     ].join(" · ");
     this.undo.disabled = !record.revisions.length || readOnly;
     this.redo.hidden = !record.redoable || Boolean(readOnly);
     this.main.classList.toggle("read-only", Boolean(readOnly));
-    const badge = this.tabs[1].querySelector(".count");
+    const badge = this.tabs[Object.keys(this.views).indexOf("review")].querySelector(".count");
     badge.hidden = !queue.length;
     badge.textContent = queue.length;
   }
 
   open(key, { focus = true } = {}) {
     this.current = key;
+    this.element.dataset.tab = key;
     Object.keys(this.views).forEach((name, i) => {
       const chosen = name === key;
       this.tabs[i].setAttribute("aria-selected", String(chosen));
@@ -96,15 +126,17 @@ export class ModelView {
 
   async undoLast() {
     await attempt(this.problems, async () => {
-      const answer = await this.model.rollBack(this.model.record.revisions.at(-1));
-      confirmDone(`Back at revision ${answer.revision}.`);
+      const changes = changesThatHold(this.model.record.history);
+      const undone = changes.findLast(({ what }) => !["rollback", "redo"].includes(what));
+      await this.model.rollBack(this.model.record.revisions.at(-1));
+      confirmDone(`Undone: ${told(undone, this.model.kind)}.`);
     }, { reload: () => this.model.refresh() });
   }
 
   async redoLast() {
     await attempt(this.problems, async () => {
-      const answer = await this.model.redo();
-      confirmDone(`At revision ${answer.revision} again.`);
+      await this.model.redo();
+      confirmDone("Done again.");
       this.undo.focus(); // the button may be gone now
     }, { reload: () => this.model.refresh() });
   }

@@ -1,7 +1,7 @@
 /* Problems in words, beside where they arose, each with what can be done about it. */
 
 import { action, announce, fill, icon, iconButton, make } from "./dom.js";
-import { Problem, sentence } from "./api.js";
+import { onReach, Problem, sentence } from "./api.js";
 
 /**
  * Do something, and show beside it what went wrong.
@@ -31,10 +31,17 @@ export function showProblem(place, problem, again = null) {
     ? "Someone else changed this model, and it was loaded again. Check it, then try again."
     : sentence(problem.message);
   const retry = again && ["stale", "busy", "offline", "token"].includes(problem.kind);
-  fill(place, make("div.notice", { role: "alert" }, icon("warning"), make("p", {}, text),
-    retry && action(again, "Try again"), iconButton("close", "Dismiss", () => fill(place), { quiet: true })));
+  const clear = () => fill(place);
+  fill(place, make("div.notice", { role: "alert", data: { kind: problem.kind ?? "" } }, icon("warning"),
+    make("p", {}, text), retry && action(again, "Try again"),
+    iconButton("close", "Dismiss this message", clear, { quiet: true })));
+  place.closest("form, dialog")?.addEventListener("input", clear, { once: true }); // what was wrong is being changed
   if (problem.kind === "token") document.dispatchEvent(new CustomEvent("token-wanted"));
 }
+
+onReach((now) => { // what could not be done for want of a connection can be done now
+  if (now) for (const notice of document.querySelectorAll(".notice[data-kind=offline]")) notice.remove();
+});
 
 let leaving = null;
 

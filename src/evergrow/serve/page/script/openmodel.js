@@ -1,10 +1,14 @@
 /* The model that is open: what the service says of it, the samples that this browser keeps of it, and every change. */
 
 import { ask, modelPath, pauseAfter, Problem } from "./api.js";
+import { evaluateKept, removeKept, syncKept, takeOver } from "./kept.js";
 import { keep, drop, keepSettings, samplesOf, settingsOf } from "./store.js";
-import { bodyOf, countToHold, eventOf, labelling, lastLabel, newSample, presentEvent } from "./samples.js";
+import {
+  bodyOf, countToHold, eventOf, labelling, lastLabel, lessonOf, newSample, presentEvent,
+} from "./samples.js";
 
 const AT_ONCE = 32; // samples in one lesson: short enough that progress shows
+const TESTED = 200; // samples in one test: few enough for any limit of a request
 const AGAIN = 3000; // milliseconds until an unreachable service is tried again
 
 export class OpenModel extends EventTarget {
@@ -28,7 +32,7 @@ export class OpenModel extends EventTarget {
     [this.samples, this.settings] = await Promise.all([samplesOf(this.name), settingsOf(this.name)]);
     await this.dropUnreachable();
     this.arrange();
-    void this.teachWaiting();
+    void syncKept(this).then(() => this.teachWaiting());
     return this;
   }
 
@@ -86,7 +90,7 @@ export class OpenModel extends EventTarget {
         sample.hidden = false;
         card(label)[sample.held ? "held" : "taught"].push(sample);
       }
-      else if (!sample.hidden) this.aside.push(sample);
+      else if (!sample.hidden && !sample.keptId) this.aside.push(sample);
     }
     settings.order = [...cards.keys()];
     this.classes = [...cards.values()];
@@ -103,17 +107,21 @@ export class OpenModel extends EventTarget {
   }
 
   /**
-   * Keep samples in this browser and teach them, but for the share that is held out.
+   * Keep samples in this browser and teach them, but for the share that is kept for testing.
    * @param {Array<{label: string, content: Object}>} shown - Samples with their labels.
+   * @param {Object} [settings] - hold: whether some are kept for testing; atOnce: how many are one change.
+   * @returns {Promise<{taught: number, held: number}>} How many are taught and kept for testing.
    */
-  async add(shown) {
+  async add(shown, { hold = true, atOnce = AT_ONCE } = {}) {
     const samples = shown.map(({ label, content }) => newSample(this.name, content, label));
-    this.holdOut(samples);
-    this.batch(samples);
+    if (hold) this.holdOut(samples);
+    this.batch(samples, atOnce);
+    const held = samples.filter((sample) => sample.held).length;
     await keep(samples);
     this.samples.push(...samples);
     this.arrange();
     await this.teachWaiting();
+    return { taught: samples.length - held, held };
   }
 
   holdOut(samples) {
@@ -130,11 +138,11 @@ export class OpenModel extends EventTarget {
   }
 
   /** Give samples the keys under which they are sent: the service counts a key once, however often it comes. */
-  batch(samples) {
+  batch(samples, atOnce = AT_ONCE) {
     const taught = samples.filter((sample) => !sample.held);
     let key = "";
     taught.forEach((sample, i) => {
-      if (i % AT_ONCE === 0) key = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
+      if (i % atOnce === 0) key = crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
       sample.waiting = { key, error: "" };
     });
     for (const sample of samples) if (sample.held) sample.waiting = { key: key || "held", error: "" };
@@ -173,6 +181,7 @@ export class OpenModel extends EventTarget {
     } finally {
       this.sending = false;
       this.arrange();
+      if (this.kept?.on) await syncKept(this);
     }
   }
 
@@ -189,7 +198,7 @@ export class OpenModel extends EventTarget {
       for (const sample of taught) sample.waiting.sent = true;
       const noted = keep(taught); // from now on it may have been learned, even if the answer is lost
       answer = await ask(`${this.path}/teach`, {
-        ...bodyOf(this.kind, taught, { labels }), once: taught[0].waiting.key,
+        ...lessonOf(this.kind, taught, labels), once: taught[0].waiting.key,
       });
       await noted;
       this.warnings.clear();
@@ -207,7 +216,8 @@ export class OpenModel extends EventTarget {
   async follow(answer) {
     const { classes, revision, etag, n_samples: total, state } = answer;
     const history = [...this.record.history, answer.change];
-    this.accept({ ...this.record, classes, revision, etag, n_samples: total, state, history });
+    const revisions = [...new Set([...this.record.revisions, this.record.revision])]; // so that undo takes back this
+    this.accept({ ...this.record, classes, revision, etag, n_samples: total, state, history, revisions, redoable: 0 });
     await keepSettings(this.settings);
     await this.readWhole();
   }
@@ -232,7 +242,7 @@ export class OpenModel extends EventTarget {
   /** Take samples out of the model, exactly: the same bytes go to the service again. */
   async remove(samples) {
     if (samples.some(({ waiting }) => waiting?.sent && !waiting.error)) {
-      throw new Error("This sample is being sent. Delete it when that is done.");
+      throw new Error("This is being sent. Delete it when that is done.");
     }
     const labelOf = labelling(this.record);
     const taught = samples.filter((sample) => !sample.held && !sample.waiting && labelOf(sample) !== null);
@@ -240,7 +250,7 @@ export class OpenModel extends EventTarget {
     if (taught.length) {
       const labels = taught.map((sample) => labelOf(sample));
       const answer = await ask(`${this.path}/unlearn`, {
-        ...bodyOf(this.kind, taught, { labels }), once: crypto.randomUUID?.(),
+        ...lessonOf(this.kind, taught, labels), once: crypto.randomUUID?.(),
       });
       for (const sample of taught) {
         sample.events.push(eventOf(answer, null));
@@ -250,6 +260,7 @@ export class OpenModel extends EventTarget {
       await this.follow(answer);
     }
     if (other.length) {
+      await removeKept(this, other);
       await drop(other);
       this.samples = this.samples.filter((sample) => !other.includes(sample));
       this.arrange();
@@ -262,11 +273,15 @@ export class OpenModel extends EventTarget {
       sample.wanted = label ?? lastLabel(sample);
       Object.assign(sample, { held: false, queued: false, hidden: false });
     }
-    if (hold) this.holdOut(samples);
-    this.batch(samples);
-    await keep(samples);
+    const late = await takeOver(this, samples); // two people may label the same image: one of them is first
+    this.samples = this.samples.filter((sample) => !late.includes(sample));
+    const ours = samples.filter((sample) => !late.includes(sample));
+    if (hold) this.holdOut(ours);
+    this.batch(ours);
+    await keep(ours);
     this.arrange();
     await this.teachWaiting();
+    if (late.length) throw new Error("Somebody else labelled it before.");
   }
 
   /** Put samples into the queue, to be labelled later; they are in this browser only. */
@@ -275,6 +290,7 @@ export class OpenModel extends EventTarget {
     await keep(samples);
     this.samples.push(...samples);
     this.arrange();
+    if (this.kept?.on) await syncKept(this);
   }
 
   // -- classes and revisions ---------------------------------------------------------------------------------------
@@ -342,6 +358,13 @@ export class OpenModel extends EventTarget {
     return answer;
   }
 
+  /** Remember which cards show their names alone. */
+  setCollapsed(names, away) {
+    const others = this.settings.collapsed.filter((name) => !names.includes(name));
+    this.settings.collapsed = away ? [...others, ...names] : others;
+    void keepSettings(this.settings);
+  }
+
   async arrangeAndKeep() {
     this.arrange();
     await keepSettings(this.settings);
@@ -356,11 +379,17 @@ export class OpenModel extends EventTarget {
     return answer;
   }
 
-  /** Return how the samples that were held out are answered. */
+  /** Return the true classes of samples and what the model takes each for. */
   async evaluate(samples) {
+    if (this.kept?.on) return evaluateKept(this, samples);
     const labelOf = labelling(this.record);
     const labels = samples.map((sample) => labelOf(sample));
-    const answer = await ask(`${this.path}/evaluate`, bodyOf(this.kind, samples, { labels }));
-    return { ...answer, labels };
+    const predicted = [];
+    for (let at = 0; at < samples.length; at += TESTED) {
+      const part = { labels: labels.slice(at, at + TESTED) };
+      const body = bodyOf(this.kind, samples.slice(at, at + TESTED), part);
+      predicted.push(...(await ask(`${this.path}/evaluate`, body)).predicted);
+    }
+    return { tested: samples, labels, predicted };
   }
 }

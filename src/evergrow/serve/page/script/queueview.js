@@ -1,12 +1,15 @@
 /* The queue: images or texts without a label, what the model is least sure about first, labelled by one key each. */
 
 import { action, announce, fill, icon, iconButton, make, plural } from "./dom.js";
-import { fromChosen, fromTransfer } from "./intake.js";
+import { meantName } from "./dialogs.js";
+import { chooser, fromTransfer, IMAGES_AND_ZIPS } from "./intake.js";
 import { attempt, showProblem } from "./notice.js";
-import { readImages } from "./reading.js";
-import { typedSamples } from "./samples.js";
+import { syncKept, whereKept } from "./kept.js";
+import { complain, readImages } from "./reading.js";
+import { countOf, folded, typedSamples } from "./samples.js";
 import { looks, thumb } from "./thumbs.js";
 
+const AT_ONCE = 32; // images that are read before they show
 const ASKED = 64; // of the queue that are asked about at once
 const SETTLED = 500; // milliseconds after the last change until they are asked about again
 
@@ -15,18 +18,22 @@ export class QueueView {
     Object.assign(this, { model, shown: false, answers: new Map(), skipped: new Set(), revision: null });
     this.problems = make("div.problems");
     this.desk = make("div.desk");
-    this.element = make("div.queue", {}, this.intake(), this.problems, this.desk);
+    this.where = make("p.hint");
+    this.element = make("div.queue", {}, this.problems, this.desk, this.where, this.intake());
     model.addEventListener("change", () => this.follow());
     document.addEventListener("keydown", (event) => this.key(event), { signal: model.signal });
     this.follow();
   }
 
-  open() { this.follow(); }
+  open() {
+    this.follow();
+    void syncKept(this.model);
+  }
 
   intake() {
     if (this.model.kind !== "images") {
       const box = make("textarea", {
-        rows: 3, placeholder: "One per line, without a label", aria: { label: "Samples without a label, one per line" },
+        rows: 3, placeholder: "One per line, without a label", aria: { label: "Without a label, one per line" },
       });
       return make("form.typing", { on: { submit: (event) => {
         event.preventDefault();
@@ -36,30 +43,31 @@ export class QueueView {
         });
       } } }, box, make("button", { type: "submit" }, "Add to the queue"));
     }
-    const input = make("input", {
-      type: "file", multiple: true, accept: "image/*,.zip", hidden: true, id: "queue-files",
-    });
-    input.addEventListener("change", () => {
-      void this.take(fromChosen(input.files));
-      input.value = "";
-    });
-    const words = "Drop images without labels here. The least certain come first.";
-    const zone = make("div.dropzone", {}, make("p", {}, icon("folder"), make("span", {}, words)),
-      iconButton("image", "Choose images", () => input.click()), input);
-    zone.addEventListener("dragover", () => zone.classList.add("over"));
-    zone.addEventListener("dragleave", () => zone.classList.remove("over"));
-    zone.addEventListener("drop", (event) => {
-      zone.classList.remove("over");
-      void this.take(fromTransfer(event.dataTransfer));
-    });
-    return zone;
+    const take = (coming) => void this.take(coming);
+    const input = chooser({ multiple: true, accept: IMAGES_AND_ZIPS, id: "queue-files" }, take);
+    const folder = chooser({ webkitdirectory: true, id: "queue-folder" }, take);
+    const words = "Drop unlabelled images anywhere on this page, paste or choose them. The least certain come first.";
+    document.addEventListener("paste", (event) => {
+      const typing = document.activeElement?.matches?.("input, textarea");
+      if (this.shown && !typing && event.clipboardData.files.length) take(fromTransfer(event.clipboardData));
+    }, { signal: this.model.signal });
+    return make("div.dropzone", {}, make("p", {}, icon("folder"), make("span", {}, words)),
+      iconButton("image", "Choose images or a zip", () => input.click()), input,
+      iconButton("folder", "Choose a folder", () => folder.click()), folder);
   }
 
+  /** Put what was dropped or chosen into the queue. */
   take(coming) {
     return attempt(this.problems, async () => {
       const { images } = await coming;
       if (!images.length) throw new Error("No image found.");
-      await readImages(images, (ready) => this.model.enqueue(ready.map(({ content }) => content)));
+      const bad = [];
+      for (let at = 0; at < images.length; at += AT_ONCE) {
+        const part = await readImages(images.slice(at, at + AT_ONCE));
+        await this.model.enqueue(part.read.map(({ content }) => content));
+        bad.push(...part.bad);
+      }
+      complain(bad, images.length);
     });
   }
 
@@ -105,29 +113,19 @@ export class QueueView {
   draw() {
     const order = this.ordered();
     [this.current] = order;
-    const key = `${order.map((one) => one.id).join()} ${this.choices().join("\n")} ${this.verdict()}`;
+    const { classes, queue, kind } = this.model;
+    this.where.textContent = whereKept(this.model, queue.length, "review");
+    const key = `${order.map((one) => one.id).join()} ${classes.map((one) => one.name).join("\n")} ${this.verdict()}`;
     if (this.desk.dataset.key === key) return;
     const within = this.desk.contains(document.activeElement);
     this.desk.dataset.key = key;
     if (!this.current) {
-      fill(this.desk, make("p.soft.empty", {}, "The queue is empty."));
+      fill(this.desk, make("p.soft.empty", {}, "Nothing to label."));
       return;
     }
-    const labels = this.choices();
-    const buttons = labels.map((name, i) => action(() => this.label(name),
-      make("kbd", {}, i + 1), make("span", {}, name)));
-    const input = make("input", {
-      required: true, maxLength: 200, autocomplete: "off", id: "queue-new", placeholder: "Another class",
-    });
-    const form = make("form.row", {}, make("label.unseen", { htmlFor: "queue-new" }, "Another class"), input,
-      make("button", { type: "submit" }, make("kbd", {}, "N"), "Name it"));
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.label(input.value.trim());
-    });
-    fill(this.desk, make("p.soft", {}, `${plural(order.length, "sample")} to label`), make("div.judge", {},
-      make("figure", {}, looks(this.current, "The sample to label"), make("figcaption", {}, this.verdict())),
-      make("div.stack", {}, make("div.labels", { role: "group", aria: { label: "What is it?" } }, buttons), form,
+    fill(this.desk, make("p.soft", {}, `${countOf(kind, order.length)} to label`), make("div.judge", {},
+      make("figure", {}, looks(this.current, "To be labelled"), make("figcaption", {}, this.verdict())),
+      make("div.answers", {}, this.typing(), this.buttons = this.labelButtons(),
         make("div.actions", {}, action(() => this.skip(), make("kbd", {}, "S"), "Skip"),
           action(() => this.discard(), make("kbd", {}, "X"), "Discard")))),
     order.length > 1 && make("ul.thumbs", { aria: { label: "Next" } },
@@ -135,18 +133,52 @@ export class QueueView {
     if (within) this.desk.querySelector(".labels button, input")?.focus();
   }
 
-  /** Return the classes to choose from, the likeliest first. */
-  choices() {
-    const likely = this.answers.get(this.current?.id)?.top.map((one) => one.class) ?? [];
-    return [...new Set([...likely, ...this.model.classes.map((one) => one.name)])]
-      .filter((name) => this.model.classes.some((one) => one.name === name)).slice(0, 9);
+  /** Return a button for every class; order and numbers stay from image to image, what the model says is marked. */
+  labelButtons() {
+    const guess = this.answers.get(this.current.id);
+    return make("div.labels", { role: "group", aria: { label: "What is it?" } }, this.model.classes.map((one, i) => {
+      const says = guess && !guess.unknown && guess.label === one.name;
+      const button = action(() => this.label(one.name), i < 9 && make("kbd", {}, i + 1), make("span", {}, one.name),
+        says && make("span.unseen", {}, ", as the model says"));
+      button.dataset.name = one.name;
+      button.classList.toggle("guess", Boolean(says));
+      return button;
+    }));
   }
+
+  /** Return a field that narrows the classes down while a name is typed; Enter takes the first that is left. */
+  typing() {
+    const input = make("input", {
+      required: true, maxLength: 200, autocomplete: "off", id: "queue-new", placeholder: "Type a class, new or known",
+      aria: { label: "Type a class, new or known" }, on: { input: () => this.narrow(input.value.trim()) },
+    });
+    return make("form.row", { on: { submit: (event) => {
+      event.preventDefault();
+      this.buttons.querySelector("button:not([hidden])").click();
+    } } }, input, make("button", { type: "submit" }, make("kbd", {}, "N"), "Label"));
+  }
+
+  narrow(typed) {
+    const wanted = folded(typed);
+    this.buttons.querySelector(".new")?.remove();
+    const known = [...this.buttons.children];
+    for (const button of known) button.hidden = !folded(button.dataset.name).includes(wanted);
+    const exact = known.find((button) => folded(button.dataset.name) === wanted);
+    if (exact) this.buttons.prepend(exact);
+    else if (typed) {
+      const create = action(() => void this.labelNew(typed), icon("plus"), make("span", {}, `New class: ${typed}`));
+      create.classList.add("new");
+      this.buttons.append(create);
+    }
+  }
+
+  async labelNew(typed) { this.label(await meantName(this.model, typed)); }
 
   verdict() {
     const answer = this.answers.get(this.current?.id);
     if (!answer) return this.model.isReady ? "Asking…" : "The model does not answer yet.";
-    if (answer.unknown) return "Unknown: unlike anything taught.";
     const [first, second] = answer.top;
+    if (answer.unknown) return `Unknown. Looks most like ${first.class}.`;
     if (second && first.value - second.value < 0.5) return `Either ${first.class} or ${second.class}.`;
     return `It says ${first.class}, ${Math.round(100 * first.value)} % sure.`;
   }
@@ -171,7 +203,7 @@ export class QueueView {
     const typing = event.target.matches?.("input, textarea, select, [contenteditable]");
     if (!this.shown || !this.current || typing) return;
     if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-    const name = this.choices()[Number(event.key) - 1];
+    const name = this.model.classes[Number(event.key) - 1]?.name;
     const work = name ? () => this.label(name) : {
       n: () => this.desk.querySelector("#queue-new").focus(), s: () => this.skip(), x: () => this.discard(),
     }[event.key.toLowerCase()];

@@ -7,7 +7,27 @@
  */
 
 import { sentence } from "./api.js";
+import { plural } from "./dom.js";
 import { ALIKE, difference } from "./imaging.js";
+
+const NOUNS = { images: "image", texts: "text", features: "row" };
+
+/** Return how many samples of a kind of model, in the word people have for them: 1 image, 2 texts, 3 rows. */
+export const countOf = (kind, n) => plural(n, NOUNS[kind]);
+
+/** Return samples by their classes in words: "4 images of Horned Grebe, 2 of Mallard". */
+export function tally(kind, labels) {
+  const counts = new Map();
+  for (const label of labels) counts.set(label, (counts.get(label) ?? 0) + 1);
+  const [first, ...rest] = [...counts].sort((one, other) => other[1] - one[1]);
+  if (!first) return countOf(kind, 0);
+  const more = rest.length > 3 ? ` and ${plural(rest.length - 3, "more class", "more classes")}` : "";
+  const listed = rest.slice(0, 3).map(([name, n]) => `, ${n} of ${name}`).join("");
+  return `${countOf(kind, first[1])} of ${first[0]}${listed}${more}`;
+}
+
+/** Return a name without what people overlook: case, and spaces more or less. */
+export const folded = (name) => name.normalize("NFKC").toLowerCase().replace(/\s+/g, "");
 
 /** Return a new sample that waits to be taught. */
 export function newSample(model, content, wanted) {
@@ -29,7 +49,7 @@ export function presentEvent(record, label) {
 }
 
 /** Return the changes of a history, the oldest first, that the model as it is now went through. */
-function changesThatHold(history) {
+export function changesThatHold(history) {
   let [present, undone] = [[], []];
   for (const change of history) {
     const isLater = ({ what, revision }) => !["rollback", "redo"].includes(what) && revision > change.revision;
@@ -57,6 +77,7 @@ export function labelling(record) {
   const renamings = changes.filter(({ what }) => what === "rename" || what === "merge-classes");
   return (sample) => {
     if (sample.queued) return null;
+    if (sample.keptId) return sample.keptLabel; // the server follows renames
     if (sample.waiting) return sample.wanted;
     const last = sample.events.findLast(holds);
     if (!last || last.label === null) return null;
@@ -93,6 +114,11 @@ export function bodyOf(kind, samples, fields = {}) {
   return { json: { [key]: samples.map((sample) => sample.text ?? sample.row), ...fields } };
 }
 
+/** Return samples as the service learns or unlearns them, with a note for the timeline. */
+export function lessonOf(kind, samples, labels) {
+  return bodyOf(kind, samples, { labels, note: tally(kind, labels).slice(0, 500) });
+}
+
 /** Return the words of a sample that has no image. */
 export const wordsOf = (sample) => sample.text ?? sample.row.map((value) => Number(value.toPrecision(4))).join(", ");
 
@@ -118,7 +144,7 @@ export function worries(one, all, told) {
   const others = all.filter((other) => other !== one && other.count).map((other) => other.count).sort((a, b) => a - b);
   const middle = others[Math.floor(others.length / 2)] ?? 0;
   if (!told.length && one.count > 0 && middle >= FEW && one.count * 3 < middle) {
-    found.push(`Only ${one.count} samples, others have about ${middle}. Show more of these.`);
+    found.push(`Only ${one.count}, others have about ${middle}. Show more of these.`);
   }
   if (areAlike(one.taught)) found.push("These images look nearly the same. Turn or move it, or change the light.");
   return found;

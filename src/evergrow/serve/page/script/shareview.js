@@ -1,4 +1,4 @@
-/* The model elsewhere: as a file, as an ONNX graph, and as lines to copy. */
+/* The model elsewhere: as a file, for other programs, and as lines to copy. */
 
 import { download, modelPath } from "./api.js";
 import { deleteModel } from "./deleting.js";
@@ -18,10 +18,10 @@ export class ShareView {
     const graph = model.kind === "texts" ? "export.onnx?head_only=true" : "export.onnx"; // no graph begins at words
     const saving = (route, ending) => (event) => this.save(event.currentTarget, route, ending);
     this.evg = iconButton("download", "Model file (.evg)", saving("download", ".evg"));
-    this.onnx = iconButton("download", "ONNX graph", saving(graph, ".onnx"));
+    this.onnx = iconButton("download", "For other programs (.onnx)", saving(graph, ".onnx"));
     this.about = make("p.soft");
     this.deleting = make("section", {}, make("h2", {}, "Delete it"),
-      make("p.soft", {}, "Permanently, with all its revisions."),
+      make("p.soft", {}, "Permanently, with its whole timeline."),
       make("div.row", {}, iconButton("bin", "Delete this model", () => this.deleteIt(), { kind: ".danger-text" })));
     this.element = make("div.stack.share", {}, make("section", {}, make("h2", {}, "Download"), this.about,
       make("div.row", {}, this.evg, this.onnx), this.files),
@@ -36,10 +36,10 @@ export class ShareView {
     const { isReady, record, kind } = this.model;
     this.deleting.hidden = Boolean(this.model.readOnly);
     this.evg.disabled = this.onnx.disabled = !isReady;
-    const backbone = record.backbone?.name ?? "none (features)";
-    const graph = kind === "texts" ? " The ONNX graph begins at the features." : "";
+    const network = record.backbone ? ` It looks through the network ${record.backbone.name}.` : "";
+    const graph = kind === "texts" ? " The file for other programs begins at the numbers of a sentence." : "";
     this.about.textContent = !isReady ? "You can download the model as soon as it knows a class."
-      : `The whole model, without any sample. Backbone: ${backbone}.${graph}`;
+      : `The whole model, without any of the ${kind === "features" ? "rows" : kind} it was taught.${network}${graph}`;
     const texts = SNIPPETS[this.task.value].of(forSnippets(this.model));
     const key = JSON.stringify(texts);
     if (this.codes.dataset.key === key) return;

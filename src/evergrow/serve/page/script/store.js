@@ -36,9 +36,10 @@ export function samplesOf(model) {
 
 /** Keep new samples and give each its id, or write changed ones again. */
 export async function keep(samples) {
+  const ours = samples.filter((one) => !one.keptId); // the server keeps the others
   const requests = [];
-  await within("samples", "readwrite", (store) => { for (const one of samples) requests.push(store.put(plain(one))); });
-  samples.forEach((one, i) => { one.id = requests[i].result; });
+  await within("samples", "readwrite", (store) => { for (const one of ours) requests.push(store.put(plain(one))); });
+  ours.forEach((one, i) => { one.id = requests[i].result; });
 }
 
 /** Drop samples for good. */
@@ -58,7 +59,7 @@ function plain(sample) {
   return kept;
 }
 
-const DEFAULTS = { order: [], empty: [], share: 0.2 };
+const DEFAULTS = { order: [], empty: [], share: 0.2, collapsed: [] };
 
 /** Return the settings of a model: order of its cards, cards without samples, share that is held out. */
 export async function settingsOf(name) {

@@ -17,10 +17,10 @@ export function looks(sample, describe) {
  * @param {Array<{icon: string, words: string, work: function}>} actions - What can be done with it.
  */
 export function thumb(sample, describe, actions = []) {
-  const described = sample.held ? `${describe}, held out` : describe;
+  const described = sample.held ? `${describe}, for testing` : describe;
   const state = sample.waiting ? ".waiting" : sample.held ? ".held" : "";
   return make(`li.thumb${sample.blob ? "" : ".line"}${state}`, {
-    title: sample.held ? "Held out: it tests the model and is never taught" : null, data: { id: sample.id },
+    title: sample.held ? "For testing: it is never taught" : null, data: { id: sample.id },
   }, looks(sample, described), actions.map((action) => make("button.round.small", {
     type: "button", title: action.words, aria: { label: `${action.words}: ${described}` },
     on: { click: (event) => action.work(event.currentTarget) },

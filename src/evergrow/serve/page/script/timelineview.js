@@ -1,7 +1,8 @@
 /* Every change of the model, the newest first, each with a way back to it. */
 
-import { fill, iconButton, make, plural } from "./dom.js";
+import { fill, iconButton, make } from "./dom.js";
 import { attempt, confirmDone } from "./notice.js";
+import { changesThatHold, countOf } from "./samples.js";
 
 export class TimelineView {
   constructor(model) {
@@ -24,36 +25,59 @@ export class TimelineView {
       return;
     }
     fill(this.list, changes.map((change, i) => {
-      const isPast = !["rollback", "redo"].includes(change.what) && record.revisions.includes(change.revision);
-      const back = isPast && !readOnly && iconButton("undo", "Go back to here", () => this.goBack(change.revision));
-      const about = [when(change.when), `revision ${change.revision}`, ...(change.note ? [change.note] : [])];
+      const why = i === 0 ? "" : whyNot(change, record, changes);
+      const target = changes.find((one) => one.revision === change.revision && !isStep(one));
+      const words = change.what === "rollback" && target ? `Went back to: ${told(target, record.kind)}`
+        : told(change, record.kind);
+      const about = [when(change.when), ...(change.note && !isTally(change) && !isStep(change) ? [change.note] : [])];
+      const back = !why && !readOnly && iconButton("undo", "Go back to here", () => this.goBack(change, words));
+      if (back) back.setAttribute("aria-label", `Go back to here: ${words}, ${when(change.when)}`);
       return make(i === 0 ? "li.now" : "li", {},
-        make("div", {}, make("p", {}, told(change)), make("p.soft", {}, about.join(" · "))),
-        i === 0 ? make("span.badge-text", {}, "Now") : back);
+        make("div", {}, make("p", {}, words), make("p.soft", {}, about.join(" · "))),
+        i === 0 ? make("span.badge-text", {}, "Now") : back || make("span.soft.why", {}, why));
     }));
   }
 
-  async goBack(revision) {
+  async goBack(change, words) {
     await attempt(this.problems, async () => {
-      await this.model.rollBack(revision);
-      const { aside } = this.model;
-      const kept = aside.length ? ` ${plural(aside.length, "sample")} set aside under Teach.` : "";
-      confirmDone(`Back at revision ${revision}.${kept}`);
+      await this.model.rollBack(change.revision);
+      const { aside, kind } = this.model;
+      const kept = aside.length ? ` ${countOf(kind, aside.length)} set aside under Teach.` : "";
+      confirmDone(`Back at: ${words}.${kept}`);
     }, { reload: () => this.model.refresh() });
   }
 }
 
+/** Return why the model cannot go back to a change; empty where it can. */
+function whyNot(change, record, changes) {
+  if (change.what === "rollback") return "This was an undo: go to the change it names";
+  if (change.what === "redo") return "This was a redo: go to what it brought back";
+  if (!changesThatHold(record.history).includes(change)) {
+    return record.redoable ? "Undone; Redo brings it back" : "Undone, and something else was taught since";
+  }
+  if (change.revision === record.revision) return "The model is here now";
+  return record.revisions.includes(change.revision) ? "" : `Too old: the last ${record.revisions.length} can be undone`;
+}
+
+const isStep = ({ what }) => what === "rollback" || what === "redo";
+
+/** Whether the note of a change is the page's own, which says what was taught. */
+const isTally = ({ what, note }) => ["fit", "update", "unlearn"].includes(what)
+  && /^[\d,]+ (image|text|row)s? of /.test(note);
+
 /** Return a change in words. */
-export function told({ what, samples, classes, names = {} }) {
+export function told({ what, samples, classes, names = {}, note = "" }, kind) {
   const more = classes.length > 4 ? ` and ${classes.length - 4} more` : "";
   const listed = classes.slice(0, 4).join(", ") + more;
   const renamed = Object.entries(names).map(([old, name]) => `${old} to ${name}`).join(", ");
-  const n = plural(samples, "sample");
+  const n = isTally({ what, note }) ? note : countOf(kind, samples);
+  const isPlain = isTally({ what, note }) && classes.length === 1;
+  const fresh = isPlain ? ", a new class" : listed && `, new: ${listed}`;
   const words = {
     begin: "Created, empty",
-    fit: `Began with ${listed}: ${n}`,
-    update: listed ? `Learned ${n}, new: ${listed}` : `Learned ${n}`,
-    unlearn: listed ? `Unlearned ${n}, and with them ${listed}` : `Unlearned ${n}`,
+    fit: isTally({ what, note }) ? `Began with ${note}` : `Began with ${listed}: ${n}`,
+    update: `Learned ${n}${fresh}`,
+    unlearn: listed ? `Unlearned ${n}, and with it the class ${listed}` : `Unlearned ${n}`,
     forget: `Forgot ${listed}: ${n}`,
     rename: `Renamed ${renamed || listed}`,
     "merge-classes": `Merged ${Object.keys(names).join(", ")} into ${Object.values(names)[0] ?? listed}`,

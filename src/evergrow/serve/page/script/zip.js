@@ -1,20 +1,23 @@
-/* Reading a zip in the browser, with the browser's own decompression; it is a stranger's, and everything has an end. */
+/* Reading and writing zips in the browser; those that come are strangers', and everything in them has an end. */
 
 const END = 0x06054b50;
+const END_64 = 0x06064b50;
+const FINDS_END_64 = 0x07064b50;
 const ENTRY = 0x02014b50;
 const LOCAL = 0x04034b50;
+const FULL = 0xffffffff; // stands for a number that is too large for its field and is written elsewhere
 const MOST_BYTES = 60 * 2 ** 20; // of one file once unpacked
+const MOST_DIRECTORY = 512 * 2 ** 20;
 
-/** Return the files of a zip as {name, read}, without folders, hidden files and what other systems leave behind. */
+// -- reading ---------------------------------------------------------------------------------------------------------
+
+/**
+ * Return the files of a zip without folders, hidden files and what other systems leave behind.
+ * @returns {Promise<Array>} As {name, size, crc, read, packed}: what a file holds, and how it lies in the zip.
+ */
 export async function entriesOf(zip) {
-  const tail = new DataView(await zip.slice(Math.max(0, zip.size - 65_557)).arrayBuffer());
-  let end = tail.byteLength - 22;
-  while (end >= 0 && tail.getUint32(end, true) !== END) end -= 1;
-  if (end < 0) throw new Error(`${zip.name} is not a readable zip file`);
-  const count = tail.getUint16(end + 10, true);
-  const size = tail.getUint32(end + 12, true);
-  const start = tail.getUint32(end + 16, true);
-  if (count === 0xffff || start === 0xffffffff) throw new Error(`${zip.name} is too large to unpack in the browser`);
+  const { count, size, start } = await endOf(zip);
+  if (size > MOST_DIRECTORY) throw new Error(`${zip.name} is damaged`);
   const directory = new DataView(await zip.slice(start, start + size).arrayBuffer());
   const found = [];
   let at = 0;
@@ -26,34 +29,78 @@ export async function entriesOf(zip) {
     at += entry.length;
     const base = entry.name.split("/").pop();
     if (base && !base.startsWith(".") && !entry.name.startsWith("__MACOSX/")) {
-      found.push({ name: entry.name, read: () => unpacked(zip, entry) });
+      const { name, size: full, crc } = entry;
+      found.push({ name, size: full, crc, read: () => unpacked(zip, entry), packed: () => packed(zip, entry) });
     }
   }
   return found;
 }
 
+/** Find the directory of a zip: how many entries it has, and where it lies. */
+async function endOf(zip) {
+  const from = Math.max(0, zip.size - 65_557);
+  const tail = new DataView(await zip.slice(from).arrayBuffer());
+  let end = tail.byteLength - 22;
+  while (end >= 0 && tail.getUint32(end, true) !== END) end -= 1;
+  if (end < 0) throw new Error(`${zip.name} is not a readable zip file`);
+  const plain = {
+    count: tail.getUint16(end + 10, true), size: tail.getUint32(end + 12, true), start: tail.getUint32(end + 16, true),
+  };
+  if (end < 20 || tail.getUint32(end - 20, true) !== FINDS_END_64) return plain;
+  const place = Number(tail.getBigUint64(end - 12, true));
+  const large = new DataView(await zip.slice(place, place + 56).arrayBuffer());
+  if (large.byteLength < 56 || large.getUint32(0, true) !== END_64) throw new Error(`${zip.name} is damaged`);
+  const [count, size, start] = [32, 40, 48].map((offset) => Number(large.getBigUint64(offset, true)));
+  return { count, size, start };
+}
+
 function entryAt(view, at) {
   const [names, extra, comment] = [28, 30, 32].map((offset) => view.getUint16(at + offset, true));
+  const length = 46 + names + extra + comment;
+  if (at + length > view.byteLength) throw new Error("The zip is damaged");
   const bytes = new Uint8Array(view.buffer, view.byteOffset + at + 46, names);
-  return {
+  const entry = {
     name: new TextDecoder().decode(bytes),
     method: view.getUint16(at + 10, true),
-    packed: view.getUint32(at + 20, true),
+    crc: view.getUint32(at + 16, true),
     size: view.getUint32(at + 24, true),
+    packed: view.getUint32(at + 20, true),
     start: view.getUint32(at + 42, true),
-    length: 46 + names + extra + comment,
+    length,
   };
+  for (let place = at + 46 + names; place + 4 <= at + 46 + names + extra;) {
+    const [id, size] = [view.getUint16(place, true), view.getUint16(place + 2, true)];
+    if (id === 1) readLarge(entry, view, place + 4, place + 4 + size);
+    place += 4 + size;
+  }
+  return entry;
+}
+
+/** Fill in the numbers of an entry that are too large for their fields; they come in this order. */
+function readLarge(entry, view, from, to) {
+  let at = from;
+  for (const key of ["size", "packed", "start"]) {
+    if (entry[key] !== FULL || at + 8 > to) continue;
+    entry[key] = Number(view.getBigUint64(at, true));
+    at += 8;
+  }
+}
+
+/** Return an entry as it lies in the zip, not unpacked. */
+async function packed(zip, entry) {
+  const head = new DataView(await zip.slice(entry.start, entry.start + 30).arrayBuffer());
+  if (head.byteLength < 30 || head.getUint32(0, true) !== LOCAL) throw new Error(`${entry.name} is damaged`);
+  const begin = entry.start + 30 + head.getUint16(26, true) + head.getUint16(28, true);
+  const { method, size, crc } = entry;
+  return { blob: zip.slice(begin, begin + entry.packed), method, size, crc };
 }
 
 async function unpacked(zip, entry) {
   if (entry.size > MOST_BYTES) throw new Error(`${entry.name} is too large for an image`);
-  const head = new DataView(await zip.slice(entry.start, entry.start + 30).arrayBuffer());
-  if (head.byteLength < 30 || head.getUint32(0, true) !== LOCAL) throw new Error(`${entry.name} is damaged`);
-  const begin = entry.start + 30 + head.getUint16(26, true) + head.getUint16(28, true);
-  const content = zip.slice(begin, begin + entry.packed);
-  if (entry.method === 0) return content;
-  if (entry.method !== 8) throw new Error(`${entry.name} uses a compression that browsers do not support`);
-  return bounded(content.stream().pipeThrough(new DecompressionStream("deflate-raw")), entry.name);
+  const { blob, method } = await packed(zip, entry);
+  if (method === 0) return blob;
+  if (method !== 8) throw new Error(`${entry.name} uses a compression that browsers do not support`);
+  return bounded(blob.stream().pipeThrough(new DecompressionStream("deflate-raw")), entry.name);
 }
 
 /** Read a stream to its end, but no further than an image may go: what an entry says of its size may be a lie. */
@@ -70,4 +117,72 @@ async function bounded(stream, name) {
     }
     pieces.push(value);
   }
+}
+
+// -- writing ---------------------------------------------------------------------------------------------------------
+
+const TABLE = Uint32Array.from({ length: 256 }, (_, n) => {
+  let value = n;
+  for (let bit = 0; bit < 8; bit += 1) value = value & 1 ? 0xedb88320 ^ (value >>> 1) : value >>> 1;
+  return value;
+});
+
+/** Return the CRC-32 of a blob, which is read piece by piece. */
+export async function crcOf(blob) {
+  let crc = FULL;
+  for (const reader = blob.stream().getReader(); ;) {
+    const { done, value } = await reader.read();
+    if (done) return (crc ^ FULL) >>> 0;
+    for (const byte of value) crc = TABLE[(crc ^ byte) & 255] ^ (crc >>> 8);
+  }
+}
+
+/** Return a blob as it would lie in a zip, as it is. */
+export async function packedBlob(blob) {
+  return { blob, method: 0, size: blob.size, crc: await crcOf(blob) };
+}
+
+/** Return a record of numbers as bytes: [width in bytes, value] each. */
+function fields(...numbers) {
+  const view = new DataView(new ArrayBuffer(numbers.reduce((sum, [width]) => sum + width, 0)));
+  let at = 0;
+  for (const [width, value] of numbers) {
+    if (width === 8) view.setBigUint64(at, BigInt(value), true);
+    else if (width === 4) view.setUint32(at, value, true);
+    else view.setUint16(at, value, true);
+    at += width;
+  }
+  return view;
+}
+
+/**
+ * Return a zip. It refers to the files rather than copying them, so that it may be larger than the memory.
+ * @param {Array<{path: string, packed: function}>} files - Where each goes, and a function as entriesOf returns it.
+ * @param {function(number)} onProgress - Called with how many are in it.
+ */
+export async function zipOf(files, onProgress = () => {}) {
+  const parts = [];
+  const directory = [];
+  let at = 0;
+  for (const [i, file] of files.entries()) {
+    const { blob, method, size, crc } = await file.packed();
+    const name = new TextEncoder().encode(file.path);
+    const far = at >= FULL;
+    const extra = far ? fields([2, 1], [2, 8], [8, at]) : new Uint8Array();
+    const about = [[2, 0x0800], [2, method], [4, 0x00210000], [4, crc], [4, blob.size], [4, size], [2, name.length]];
+    parts.push(fields([4, LOCAL], [2, 20], ...about, [2, 0]), name, blob);
+    directory.push(fields([4, ENTRY], [2, 45], [2, 45], ...about, [2, extra.byteLength], [2, 0], [2, 0], [2, 0], [4, 0],
+      [4, far ? FULL : at]), name, extra);
+    at += 30 + name.length + blob.size;
+    onProgress(i + 1);
+  }
+  const size = directory.reduce((sum, part) => sum + part.byteLength, 0);
+  const n = files.length;
+  const large = [fields([4, END_64], [8, 44], [2, 45], [2, 45], [4, 0], [4, 0], [8, n], [8, n], [8, size], [8, at]),
+    fields([4, FINDS_END_64], [4, 0], [8, at + size], [4, 1])];
+  const isLarge = n >= 0xffff || at >= FULL;
+  const short = Math.min(n, 0xffff);
+  const end = fields([4, END], [2, 0], [2, 0], [2, short], [2, short], [4, Math.min(size, FULL)],
+    [4, Math.min(at, FULL)], [2, 0]);
+  return new Blob([...parts, ...directory, ...(isLarge ? large : []), end], { type: "application/zip" });
 }

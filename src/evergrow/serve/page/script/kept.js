@@ -1,0 +1,127 @@
+/*
+ * Where images for testing and for review are kept: in this browser, or on the server where the owner wants that.
+ *
+ * Those on the server are samples too, with keptId; they are read anew when a view opens, and never written here.
+ */
+
+import { ask, modelPath, Problem, send } from "./api.js";
+import { drop, keep } from "./store.js";
+import { bodyOf, countOf, labelling, newSample, presentEvent } from "./samples.js";
+
+const AT_ONCE = 32;
+let lastId = 0; // of samples that are not in this browser's store, counted downwards
+
+const pathOf = (model, rest = "") => `${modelPath(model.name)}/kept${rest}`;
+
+/** Return in words where the images of a set ("test" or "review") are kept. */
+export function whereKept(model, n, set) {
+  if (!n) return "";
+  const here = set === "test" ? "used for testing" : "waiting here";
+  const what = n === 1 ? `What is ${here} is kept` : `The ${countOf(model.kind, n)} ${here} are kept`;
+  if (model.kept?.on) return `${what} on the server: everybody who uses this model has the same.`;
+  return `${what} in this browser only.${set === "test" ? " On another computer the figure may be different." : ""}`;
+}
+
+/** Read what the server keeps, and send it what this browser holds of the same sort. */
+export async function syncKept(model) {
+  if (model.kind !== "images" || model.closed) return;
+  model.syncing = (model.syncing ?? Promise.resolve()).then(() => sync(model)).catch((problem) => {
+    if (!(problem instanceof Problem)) throw problem; // it is tried again when a view opens
+  });
+  await model.syncing;
+}
+
+async function sync(model) {
+  model.kept = await ask(pathOf(model));
+  if (model.kept.on && !model.readOnly) await sendOwn(model);
+  const known = new Map(model.samples.filter((one) => one.keptId).map((one) => [one.keptId, one]));
+  const there = new Set(model.kept.images.map((one) => one.id));
+  model.samples = model.samples.filter((one) => !one.keptId || there.has(one.keptId));
+  for (const { id, set, label } of model.kept.images) {
+    const sample = known.get(id) ?? await fetched(model, id);
+    Object.assign(sample, { held: set === "test", queued: set === "review", keptLabel: label });
+    if (!known.has(id)) model.samples.push(sample);
+  }
+  model.arrange();
+}
+
+async function fetched(model, id) {
+  const blob = await (await send(pathOf(model, `/${id}`))).blob();
+  lastId -= 1;
+  return { ...newSample(model.name, { blob }, null), id: lastId, keptId: id };
+}
+
+/** Send images for testing and for review that are only in this browser; then the server has them. */
+async function sendOwn(model) {
+  const labelOf = labelling(model.record);
+  const own = model.samples.filter((one) => !one.keptId && !one.waiting);
+  const sets = {
+    test: own.filter((one) => one.held && labelOf(one) !== null), review: own.filter((one) => one.queued),
+  };
+  for (const [set, samples] of Object.entries(sets)) {
+    for (let at = 0; at < samples.length; at += AT_ONCE) {
+      const part = samples.slice(at, at + AT_ONCE);
+      const labels = set === "test" ? { labels: part.map(labelOf) } : {};
+      model.kept = await ask(pathOf(model), bodyOf("images", part, { set, ...labels }));
+      await drop(part);
+      model.samples = model.samples.filter((one) => !part.includes(one));
+    }
+  }
+}
+
+/** Keep images for testing and for review on the server, or no longer; then they stay in this browser. */
+export async function keepOnServer(model, on) {
+  await ask(pathOf(model), { method: "PUT", json: { on } });
+  if (!on) {
+    const mine = model.samples.filter((one) => one.keptId);
+    for (const sample of mine) {
+      if (sample.held) sample.events = [presentEvent(model.record, sample.keptLabel)];
+      sample.wanted = sample.keptLabel;
+      makeOwn(sample);
+    }
+    await keep(mine);
+  }
+  await syncKept(model);
+}
+
+function makeOwn(sample) {
+  delete sample.id;
+  delete sample.keptId;
+  delete sample.keptLabel;
+}
+
+/** Take samples off the server that are now this browser's; return those that somebody else took before. */
+export async function takeOver(model, samples) {
+  const late = [];
+  for (const sample of samples.filter((one) => one.keptId)) {
+    const id = sample.keptId;
+    makeOwn(sample);
+    if (!(await removed(model, id))) late.push(sample);
+  }
+  return late;
+}
+
+/** Remove samples from the server. */
+export async function removeKept(model, samples) {
+  for (const sample of samples) if (sample.keptId) await removed(model, sample.keptId);
+}
+
+async function removed(model, id) {
+  try {
+    await send(pathOf(model, `/${id}`), { method: "DELETE" });
+    return true;
+  } catch (problem) {
+    if (problem.status === 404) return false;
+    throw problem;
+  }
+}
+
+/** Return the true classes of what the server tests with and what the model takes each for, in the order of samples. */
+export async function evaluateKept(model, samples) {
+  const { ids, predicted } = await ask(pathOf(model, "/evaluation"));
+  const answers = new Map(ids.map((id, i) => [id, predicted[i]]));
+  const tested = samples.filter((one) => answers.has(one.keptId));
+  return {
+    tested, labels: tested.map((one) => one.keptLabel), predicted: tested.map((one) => answers.get(one.keptId)),
+  };
+}

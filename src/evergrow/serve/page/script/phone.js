@@ -1,0 +1,36 @@
+/* The address of this service for a phone, as a code to scan, where it was started for that. */
+
+import { ask } from "./api.js";
+import { fill, iconButton, make } from "./dom.js";
+import { openWindow } from "./dialogs.js";
+
+/** Return a button that shows the code; it is hidden where there is none. */
+export function phoneButton() {
+  const button = iconButton("phone", "Use your phone", () => openCode(), { kind: ".link" });
+  button.hidden = true;
+  void ask("/lan").then(() => { button.hidden = false; }, () => {});
+  return button;
+}
+
+function openCode() {
+  const place = make("div.code-to-scan");
+  const dialog = openWindow("Use your phone", [
+    make("p", {}, "Scan this with the camera of a phone in the same network, then open the address."),
+    place,
+    make("p.hint", {}, "The phone warns once, since this computer made the certificate itself. Whoever has the code "
+      + "can teach and ask for an hour, but not delete models."),
+  ]);
+  let timer = null;
+  const show = async () => {
+    try {
+      const { address, svg, seconds } = await ask("/lan");
+      fill(place, make("img", { src: `data:image/svg+xml,${encodeURIComponent(svg)}`, alt: "QR code of the address" }),
+        make("p.hint", {}, address.split("#")[0]));
+      timer = setTimeout(show, 1000 * Math.max(5, seconds));
+    } catch (problem) {
+      fill(place, make("p", { role: "alert" }, problem.message));
+    }
+  };
+  dialog.addEventListener("close", () => clearTimeout(timer));
+  void show();
+}

@@ -1,0 +1,160 @@
+/* One group of sorted images: a heading that things are dropped on, and small images that are chosen and moved. */
+
+import { fill, make } from "./dom.js";
+import { openWindow } from "./dialogs.js";
+import { lazyImage, watchAgain } from "./lazy.js";
+import { answerOf } from "./sorting.js";
+
+const SHOWN = 60; // images before "show more"
+
+export class SortGroup {
+  constructor(view, group, title) {
+    Object.assign(this, { view, group, title, items: [], tiles: new Map(), limit: SHOWN, open: null });
+    this.count = make("span.soft");
+    this.head = make("button.group-head", {
+      type: "button", aria: { expanded: true }, on: { click: () => this.setOpen(!this.open) },
+    }, make("span", {}, title), this.count);
+    this.list = make("ul.tiles", { role: "listbox", aria: { label: title, multiselectable: true } });
+    this.more = make("button.link", { type: "button", hidden: true, on: { click: () => this.showMore() } });
+    this.element = make("section.group", { data: { group } }, make("h2.small", {}, this.head), this.list, this.more);
+    this.listen();
+  }
+
+  /** Show these images. */
+  show(items, least) {
+    Object.assign(this, { items, least });
+    this.element.hidden = !items.length && !this.group.startsWith("class:");
+    this.element.classList.toggle("none", !items.length);
+    this.count.textContent = items.length.toLocaleString("en");
+    if (this.open === null) return;
+    this.draw();
+  }
+
+  openAtFirst(open) { if (this.open === null) this.setOpen(open); }
+
+  setOpen(open) {
+    this.open = open;
+    this.head.setAttribute("aria-expanded", String(open));
+    this.draw();
+  }
+
+  showMore() {
+    this.limit += 4 * SHOWN;
+    this.draw();
+  }
+
+  draw() {
+    const shown = this.open ? this.items.slice(0, this.limit) : [];
+    this.list.hidden = !shown.length;
+    this.more.hidden = !this.open || this.items.length <= this.limit;
+    this.more.textContent = `Show more of ${this.title} (${this.items.length - shown.length})`;
+    const key = shown.map((item) => `${item.id} ${answerOf(item, this.group)}`).join("\n");
+    if (this.list.dataset.key === key) return;
+    this.list.dataset.key = key;
+    const gone = new Map(this.tiles);
+    const tiles = shown.map((item) => {
+      gone.delete(item);
+      return this.tileOf(item);
+    });
+    for (const item of gone.keys()) this.tiles.delete(item);
+    fill(this.list, tiles);
+    for (const tile of tiles) watchAgain(tile.querySelector("img"));
+    this.giveTabStop();
+  }
+
+  tileOf(item) {
+    const answer = answerOf(item, this.group);
+    if (!this.tiles.has(item)) {
+      const tile = make("li.tile-image", {
+        role: "option", draggable: true, tabIndex: -1, title: item.image.name, aria: { selected: false },
+        on: {
+          click: (event) => this.click(event, item), dblclick: () => openLarge(item),
+          dragstart: (event) => this.drag(event, item),
+        },
+      }, lazyImage(item.image, ""), make("span"));
+      this.tiles.set(item, tile);
+    }
+    const tile = this.tiles.get(item);
+    tile.lastChild.textContent = answer;
+    tile.classList.toggle("corrected", Boolean(item.moved));
+    tile.setAttribute("aria-label", `${item.image.name.split("/").pop()}${answer && `, ${answer}`}`);
+    tile.setAttribute("aria-selected", String(this.view.selected.has(item)));
+    return tile;
+  }
+
+  showSelection() {
+    for (const [item, tile] of this.tiles) tile.setAttribute("aria-selected", String(this.view.selected.has(item)));
+  }
+
+  // -- by pointer --------------------------------------------------------------------------------------------------
+
+  click(event, item) {
+    if (event.shiftKey && this.from !== undefined) {
+      const [a, b] = [this.from, this.items.indexOf(item)].sort((x, y) => x - y);
+      this.view.select([...new Set([...this.view.selected, ...this.items.slice(a, b + 1)])]);
+    } else this.view.toggle(item);
+    this.from = this.items.indexOf(item);
+  }
+
+  drag(event, item) {
+    this.view.dragged = this.view.meant(item);
+    event.dataTransfer.effectAllowed = "move";
+    event.dataTransfer.setData("text/plain", item.image.name);
+  }
+
+  listen() {
+    const { element, view } = this;
+    element.addEventListener("dragover", (event) => {
+      if (!view.dragged) return;
+      event.preventDefault();
+      element.classList.add("over");
+    });
+    element.addEventListener("dragleave", () => element.classList.remove("over"));
+    element.addEventListener("drop", () => {
+      element.classList.remove("over");
+      if (view.dragged) view.move(view.dragged, this.group);
+      view.dragged = null;
+    });
+    element.addEventListener("dragend", () => { view.dragged = null; });
+    this.list.addEventListener("keydown", (event) => this.key(event));
+    this.list.addEventListener("focusin", (event) => this.giveTabStop(event.target.closest("li")));
+  }
+
+  // -- by key ------------------------------------------------------------------------------------------------------
+
+  key(event) {
+    const at = this.placeOfFocus();
+    const tiles = [...this.list.children];
+    const columns = tiles.filter((tile) => tile.offsetTop === tiles[0].offsetTop).length;
+    const to = {
+      ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + columns, ArrowUp: at - columns, Home: 0,
+      End: tiles.length - 1,
+    }[event.key];
+    if (to !== undefined) {
+      event.preventDefault();
+      tiles[Math.max(0, Math.min(tiles.length - 1, to))].focus();
+    } else if (event.key === " ") {
+      event.preventDefault();
+      this.view.toggle(this.items[at]);
+    } else if (event.key === "Enter") openLarge(this.items[at]);
+  }
+
+  placeOfFocus() { return [...this.list.children].indexOf(document.activeElement); }
+
+  /** Focus the image that is now at a place, so that going on by key needs no way back. */
+  focusAt(place) {
+    const tiles = this.list.children;
+    (tiles[Math.min(place, tiles.length - 1)] ?? this.head).focus();
+  }
+
+  /** One image of a group is reached by Tab, the others by arrow keys. */
+  giveTabStop(tile = this.list.children[0]) {
+    for (const other of this.list.children) other.tabIndex = other === tile ? 0 : -1;
+  }
+}
+
+/** Show an image as large as there is room. */
+function openLarge(item) {
+  const name = item.image.name.split("/").pop();
+  openWindow(name, [make("div.large-image", {}, lazyImage(item.image, name, 1024))], { wide: true });
+}

@@ -1,0 +1,278 @@
+/* Sort: many images by what they show, corrected by hand, and out again as a table or as folders. */
+
+import { save } from "./api.js";
+import { announce, iconButton, make, plural } from "./dom.js";
+import { askFor, field, meantName } from "./dialogs.js";
+import { chooser, IMAGES_AND_ZIPS } from "./intake.js";
+import { attempt, confirmDone } from "./notice.js";
+import { keptContentOf } from "./reading.js";
+import { SortGroup } from "./sortgroup.js";
+import {
+  askAbout, classOf, groupOf, itemOf, pathsOf, placeOf, tableOf, UNKNOWN, UNREADABLE, UNSURE,
+} from "./sorting.js";
+import { packedBlob, zipOf } from "./zip.js";
+
+const LEAST = 80; // percent from which an answer counts as sure, as for the command
+const REDRAW = 250; // milliseconds between two looks at what was answered
+const FEW = 12; // groups that are open by themselves
+const TITLES = { [UNSURE]: "Unsure", [UNKNOWN]: "Unknown", [UNREADABLE]: "Could not be read" };
+
+export class SortView {
+  constructor(model) {
+    Object.assign(this, { model, shown: false, items: [], groups: new Map(), selected: new Set(), running: null });
+    this.problems = make("div.problems");
+    this.list = make("div.groups");
+    this.start = this.startPanel();
+    this.bar = this.toolbar();
+    this.choice = this.selectionBar();
+    this.element = make("div.sort", {}, this.start, this.bar, this.problems, this.list, this.choice);
+    model.signal.addEventListener("abort", () => this.running?.abort());
+    document.addEventListener("keydown", (event) => this.key(event), { signal: model.signal });
+    model.addEventListener("change", () => this.showState());
+    this.arrange();
+  }
+
+  get least() { return Number(this.slider.value) / 100; }
+
+  // -- what is above the images ------------------------------------------------------------------------------------
+
+  startPanel() {
+    const take = (coming) => this.take(coming);
+    const folder = chooser({ webkitdirectory: true, id: "sort-folder" }, take);
+    const files = chooser({ multiple: true, accept: IMAGES_AND_ZIPS, id: "sort-files" }, take);
+    this.waiting = make("p.soft", { hidden: true }, "The model sorts as soon as it knows a class. Teach one first.");
+    return make("section.ways-in", {}, make("h2.small", {}, "Sort images by what they show"),
+      make("ul", {}, make("li", {}, "Drop a folder or a zip of any size anywhere on this page, or choose one."),
+        make("li", {}, "Check the groups, drag what is wrong, and download a table or a zip of folders."),
+        make("li", {}, "Nothing is learned unless you teach your corrections, and no image is stored.")),
+      this.waiting, make("div.actions", {}, iconButton("folder", "Choose a folder", () => folder.click()), folder,
+        iconButton("image", "Choose a zip or images", () => files.click()), files));
+  }
+
+  toolbar() {
+    this.progress = make("progress", { aria: { label: "Images sorted" }, value: 0 });
+    this.state = make("p.soft", { role: "status" });
+    this.slider = make("input", {
+      type: "range", id: "least", min: 0, max: 100, step: 1, value: LEAST, on: { input: () => this.arrange() },
+    });
+    this.shownLeast = make("output", { htmlFor: "least" });
+    this.stop = iconButton("close", "Stop", () => this.running?.abort());
+    this.again = iconButton("redo", "Sort again", () => void this.run(this.items.filter((item) => !item.moved)));
+    this.teach = iconButton("check", "", () => void this.teachCorrections(), { kind: ".primary" });
+    this.table = iconButton("download", "Table (CSV)", () => save(tableOf(this.items, this.least), "sorted.csv"));
+    this.zip = iconButton("download", "Folders (zip)", () => void this.saveZip());
+    const clear = iconButton("bin", "Clear", () => this.clear());
+    return make("div.toolbar.sortbar", { role: "group", aria: { label: "Sorting" }, hidden: true },
+      make("div.row", {}, this.state, this.progress, this.stop),
+      make("div.row", {}, make("label", { htmlFor: "least" }, "How sure"), this.slider, this.shownLeast),
+      make("div.row", {}, this.teach, this.again, this.table, this.zip, clear));
+  }
+
+  selectionBar() {
+    this.chosen = make("span", { role: "status" });
+    const name = make("input", {
+      required: true, maxLength: 200, autocomplete: "off", id: "move-to", placeholder: "Class", list: "known-classes",
+      aria: { label: "Move the chosen images to the class" },
+    });
+    return make("form.selection", { hidden: true, on: { submit: async (event) => {
+      event.preventDefault();
+      const meant = await meantName(this.model, name.value.trim());
+      if (!meant) return;
+      name.value = "";
+      this.move([...this.selected], groupOf(meant));
+    } } }, this.chosen, name, make("button.primary", { type: "submit" }, "Move"),
+    iconButton("close", "Choose none", () => this.select([]), { quiet: true }));
+  }
+
+  showState() {
+    const { items, running } = this;
+    const done = items.filter((item) => item.done).length;
+    const unsaid = this.corrections().length;
+    this.start.hidden = items.length > 0;
+    this.bar.hidden = !items.length;
+    this.waiting.hidden = this.model.isReady;
+    this.progress.hidden = !running;
+    Object.assign(this.progress, { max: Math.max(1, items.length), value: done });
+    const all = plural(items.length, "image");
+    this.state.textContent = done < items.length ? `Sorted ${done.toLocaleString("en")} of ${all}` : `${all} sorted`;
+    this.shownLeast.textContent = `${this.slider.value} %`;
+    this.stop.hidden = !running;
+    this.again.hidden = Boolean(running) || this.revision === this.model.record.revision && done === items.length;
+    this.teach.hidden = !unsaid || this.model.readOnly;
+    this.teach.lastChild.textContent = `Teach ${plural(unsaid, "correction")}`;
+    this.table.disabled = this.zip.disabled = !done;
+  }
+
+  // -- in, and asked about -----------------------------------------------------------------------------------------
+
+  /** Sort what was dropped or chosen; what is there already stays. */
+  take(coming) {
+    return attempt(this.problems, async () => {
+      const { images } = await coming;
+      if (!images.length) throw new Error("No image found.");
+      if (!this.model.isReady) throw new Error("The model sorts as soon as it knows a class. Teach one first.");
+      const fresh = images.map((image, i) => itemOf(image, this.items.length + i));
+      this.items.push(...fresh);
+      await this.run(fresh);
+    });
+  }
+
+  async run(items) {
+    const running = new AbortController();
+    this.running?.abort();
+    this.running = running;
+    this.revision = this.model.record.revision;
+    for (const item of items) item.done = false;
+    this.arrange();
+    await attempt(this.problems, async () => {
+      try {
+        await askAbout(this.model, items, () => this.arrangeSoon(), running.signal);
+      } finally {
+        if (this.running === running) this.running = null;
+        this.arrange();
+      }
+    });
+    if (!running.signal.aborted) announce(this.state.textContent);
+  }
+
+  arrangeSoon() {
+    this.timer ??= setTimeout(() => { this.timer = null; this.arrange(); }, REDRAW);
+  }
+
+  /** Put every image into its group and show the groups: what is to be checked first, then the classes. */
+  arrange() {
+    const places = new Map([UNSURE, UNKNOWN, UNREADABLE].map((group) => [group, []]));
+    for (const { name } of this.model.classes) places.set(groupOf(name), []);
+    for (const item of this.items) {
+      if (!item.done) continue;
+      const place = placeOf(item, this.least);
+      if (!places.has(place)) places.set(place, []);
+      places.get(place).push(item);
+    }
+    let at = 0;
+    for (const [group, items] of places) {
+      if (!this.groups.has(group)) this.groups.set(group, new SortGroup(this, group, TITLES[group] ?? classOf(group)));
+      const shown = this.groups.get(group);
+      const there = this.list.children[at] ?? null;
+      if (there !== shown.element) this.list.insertBefore(shown.element, there);
+      shown.openAtFirst(at < FEW);
+      shown.show(items, this.least);
+      at += 1;
+    }
+    for (const [group, { element }] of this.groups) {
+      if (places.has(group)) continue;
+      element.remove();
+      this.groups.delete(group);
+    }
+    this.list.hidden = !this.items.length;
+    this.showState();
+  }
+
+  clear() {
+    this.running?.abort();
+    this.items = [];
+    this.select([]);
+    this.arrange();
+  }
+
+  // -- corrected ---------------------------------------------------------------------------------------------------
+
+  /** Choose images; what is done next is done to them. */
+  select(items) {
+    this.selected = new Set(items);
+    this.choice.hidden = !items.length;
+    this.chosen.textContent = `${items.length} chosen`;
+    for (const group of this.groups.values()) group.showSelection();
+  }
+
+  toggle(item) {
+    const next = new Set(this.selected);
+    if (!next.delete(item)) next.add(item);
+    this.select([...next]);
+  }
+
+  /** Return what a drag or a key is about: the chosen images if this is one of them, else this one. */
+  meant(item) { return this.selected.has(item) ? [...this.selected] : [item]; }
+
+  move(items, group) {
+    if (group === UNSURE || group === UNREADABLE) return;
+    for (const item of items) Object.assign(item, { moved: group, taught: false });
+    this.select([]);
+    this.arrange();
+    announce(`${plural(items.length, "image")} moved to ${TITLES[group] ?? classOf(group)}`);
+  }
+
+  /** Ask for the class of images by name. */
+  askMove(items) {
+    const name = make("input", { required: true, maxLength: 200, autocomplete: "off", list: "known-classes" });
+    askFor({
+      title: `Move ${plural(items.length, "image")}`, fields: [field("To the class", name)], verb: "Move",
+      work: async () => {
+        const meant = await meantName(this.model, name.value.trim());
+        if (meant) this.move(items, groupOf(meant));
+      },
+    });
+    name.focus();
+  }
+
+  key(event) {
+    const item = this.focused();
+    if (!this.shown || !item || event.ctrlKey || event.metaKey || event.altKey) return;
+    const numbered = this.model.classes[Number(event.key) - 1];
+    const work = numbered ? () => this.move(this.meant(item), groupOf(numbered.name)) : {
+      m: () => this.askMove(this.meant(item)), u: () => this.move(this.meant(item), UNKNOWN),
+      Escape: () => this.select([]),
+    }[event.key];
+    if (!work) return;
+    event.preventDefault();
+    const { group, place } = this.focusPlace();
+    work();
+    group.focusAt(place);
+  }
+
+  focusPlace() {
+    const group = [...this.groups.values()].find((one) => one.element.contains(document.activeElement));
+    return { group, place: group?.placeOfFocus() ?? -1 };
+  }
+
+  focused() {
+    const { group, place } = this.focusPlace();
+    return group?.items[place] ?? null;
+  }
+
+  corrections() {
+    return this.items.filter((item) => item.moved && classOf(item.moved) && !item.taught);
+  }
+
+  teachCorrections() {
+    return attempt(this.problems, async () => {
+      const items = this.corrections();
+      this.teach.disabled = true;
+      try {
+        const shown = [];
+        for (const item of items) shown.push({ label: classOf(item.moved), content: await keptContentOf(item.image) });
+        await this.model.add(shown, { hold: false, atOnce: 1024 });
+        for (const item of items) item.taught = true;
+        if (!this.model.stalled) confirmDone(`Learned ${plural(items.length, "correction")}. Undo takes them back.`);
+      } finally {
+        this.teach.disabled = false;
+        this.arrange();
+      }
+    });
+  }
+
+  saveZip() {
+    return attempt(this.problems, async () => {
+      this.zip.disabled = true;
+      try {
+        const files = pathsOf(this.items, this.least);
+        const table = tableOf(this.items, this.least);
+        files.push({ path: "sorted.csv", packed: () => packedBlob(table) });
+        const tell = (n) => { this.state.textContent = `Packing ${n} of ${files.length}…`; };
+        save(await zipOf(files, tell), "sorted.zip");
+      } finally {
+        this.showState();
+      }
+    });
+  }
+}
