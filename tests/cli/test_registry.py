@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.commands import evergrow
 from typer.testing import CliRunner
 
-from evergrow.cli.registry import COMMANDS, build_app
+from evergrow.cli.console import Answer
+from evergrow.cli.options import Json
+from evergrow.cli.registry import COMMANDS, build_app, command
+from evergrow.core.errors import BusyError, CacheWarning, ParameterError
 
 build_app()  # fills the list
 NAMES = tuple(COMMANDS)
@@ -50,3 +56,122 @@ def test_version_is_an_option_too():
     from evergrow.core.version import __version__
 
     assert evergrow("--version").stdout == f"{__version__}\n"
+
+
+# -- how commands leave ----------------------------------------------------------------------------------------
+
+
+build_app()
+
+
+@pytest.fixture
+def raising(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that makes ``evergrow fail`` raise an error."""
+    monkeypatch.setattr("evergrow.cli.registry.COMMANDS", dict(COMMANDS))
+    errors: list[BaseException] = []
+
+    @command("fail")
+    def fail(as_json: Json = False) -> Answer:
+        """Fail."""
+        raise errors[-1]
+
+    return errors.append
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kind", "line"),
+    [
+        (ParameterError("n must be\n1, got 2"), 2, "ParameterError", "error: n must be 1, got 2"),
+        (BusyError("m.evg must not be in use"), 3, "BusyError", "error: m.evg must not be in use"),
+        (FileNotFoundError(2, "No such file", "a"), 2, "FileNotFoundError", "error: [Errno 2] No such file: 'a'"),
+        (MemoryError(), 2, "MemoryError", "error: This machine has too little memory for that."),
+        (KeyboardInterrupt(), 130, "KeyboardInterrupt", "error: Interrupted."),
+        (
+            ZeroDivisionError("by zero"),
+            70,
+            "ZeroDivisionError",
+            "error: this is a bug in evergrow: ZeroDivisionError: by zero; EVERGROW_DEBUG=1 shows where it comes from",
+        ),
+        (RecursionError("too deep"), 70, "RecursionError", None),
+    ],
+)
+def test_every_error_is_one_line_and_one_object(
+    raising: Any, error: BaseException, code: int, kind: str, line: str | None
+) -> None:
+    raising(error)
+    result = evergrow("fail")
+    assert result.exit_code == code
+    assert result.stdout == ""
+    (said,) = result.stderr.splitlines()
+    assert line is None or said == line
+    told = evergrow("fail", "--json")
+    assert told.exit_code == code
+    values = json.loads(told.stdout)
+    assert values["command"] == "fail"
+    assert values["exit_code"] == code
+    assert values["error"] == {"type": kind, "message": said.removeprefix("error: ")}
+    assert told.stderr == result.stderr
+
+
+def test_a_bug_shows_its_traceback_on_request(raising: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    raising(ZeroDivisionError("by zero"))
+    monkeypatch.setenv("EVERGROW_DEBUG", "1")
+    result = evergrow("fail", "--json")
+    assert result.exit_code == 70
+    assert "Traceback" in result.stderr
+    assert result.stderr.endswith("error: this is a bug in evergrow: ZeroDivisionError: by zero\n")
+    assert json.loads(result.stdout)["exit_code"] == 70
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("predict", "absent.evg", "a.png"),
+        ("lab", "run", "absent.toml"),
+        ("lab", "show", "absent"),
+        ("lab", "mechanism", "absent.toml"),
+        ("cache", "clear", "--yes"),
+        ("data", "absent"),
+        ("features", "absent", "-o", "a.npz"),
+        ("lab", "report", "absent", "-o", "out"),
+        ("fit", "absent", "-m", "m.evg", "--units", "none"),
+        ("fit", "--modle", "m.evg"),
+        ("inspect",),
+    ],
+)
+def test_bad_input_to_any_command(arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = evergrow(*arguments, "--json")
+    assert result.exit_code == 2
+    *notes, line = result.stderr.splitlines()
+    assert all(note.startswith("left out: ") for note in notes)
+    values = json.loads(result.stdout)
+    assert values["exit_code"] == 2
+    assert arguments[: len(values["command"].split())] == tuple(values["command"].split())
+    assert line == f"error: {values['error']['message']}"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("word", "meant"), [("fitt", "fit"), ("learn", "Did you mean 'fit' or 'update'?")])
+def test_words_that_are_no_command(word: str, meant: str) -> None:
+    result = evergrow(word, "--json")
+    assert result.exit_code == 2
+    assert meant in json.loads(result.stdout)["error"]["message"]
+
+
+def test_warnings_of_any_command_are_lines_and_in_the_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergrow.cli.registry.COMMANDS", dict(COMMANDS))
+
+    @command("cautious")
+    def cautious(as_json: Json = False) -> Answer:
+        """Warn."""
+        import warnings
+
+        warnings.warn("no cache\nhere", CacheWarning, stacklevel=1)
+        return Answer({"n": 1}, ["\x1b[31mred"], ["look\x1b[2J"])
+
+    result = evergrow("cautious", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["warnings"] == ["no cache here", "look\\x1b[2J"]
+    assert result.stderr == "warning: no cache here\nwarning: look\\x1b[2J\n"
+    assert evergrow("cautious").stdout == "\\x1b[31mred\n"

@@ -56,12 +56,6 @@ def test_update_says_what_it_settled(shell, model, later, first, wide):
     assert shell.json("update", "n.evg", first, "--again")["settled"] is None
 
 
-def test_narrow_layers_are_settled_anyway(shell, model, later, monkeypatch):
-    assert "settled already: " in shell.run("update", model, later, "--settle").stdout
-    monkeypatch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", never)
-    shell.run("predict", model, later)
-
-
 def test_methods_without_a_solution_to_keep_say_so(shell, first, later):
     shell.run("fit", first, "-m", "r.evg", "--method", "simplecil")
     values = shell.json("update", "r.evg", later, "--settle")

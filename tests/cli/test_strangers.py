@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.cli.conftest import Shell, unchanged
+from tests.cli.conftest import Shell
 from tests.cli.test_evaluate import Page
 
 from evergrow.learner.modelfile import open_model
@@ -145,13 +145,3 @@ def test_file_names_that_are_no_utf8(shell: Shell, image_model: Path, images: Pa
     missing = shell.error("predict", image_model, os.fsdecode(b"\xff.png"))
     assert "\\udcff.png" in missing
     assert "\\udcff.evg" in shell.error("inspect", os.fsdecode(b"\xff.evg"))
-
-
-def test_a_broken_log_is_one_line(shell: Shell, model: Path) -> None:
-    shell.run("forget", model, "ant")
-    shell.run("rollback", model)
-    Path("m.evg.history", "log.json").write_text('{"half')
-    for command in (("inspect", model), ("forget", model, "ant"), ("rollback", model)):
-        with unchanged(model):
-            assert "log.json" in shell.error(*command)
-    assert shell.json("predict", model, "first.npz")["answered"] > 0  # a question needs no log
