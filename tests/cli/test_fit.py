@@ -116,10 +116,6 @@ def test_adapted_backbone_is_the_librarys(shell, images):
     [
         (["texts.csv", "--adapt", "ssf"], "data must be images for a backbone to be adapted to them, got texts"),
         (["images", *TUNED, "--set", "epochs=3"], "epochs is for --adapt"),
-        (
-            ["images", "--backbone", "test_resnet", "--set", "weights=random", "--adapt", "vpt-deep"],
-            "serve test_resnet, got 'vpt",
-        ),
     ],
 )
 def test_what_cannot_be_adapted_is_one_line_and_writes_nothing(shell, first, images, arguments, message):

@@ -112,14 +112,6 @@ def test_fit_starts_from_scratch_but_numbers_go_on(fitted: Learner, blobs: Data)
     assert fitted.revision_ == 2
 
 
-def test_two_classes_have_two_columns_of_scores_and_one_decision(blobs: Data) -> None:
-    learner = small().fit(part(blobs, 0, 1))
-    scores = learner.class_scores(blobs[0])
-    assert scores.shape == (len(blobs[0]), 2)
-    assert (learner.classes_[scores.argmax(axis=1)] == learner.predict(blobs[0])).all()
-    assert np.array_equal(learner.decision_function(blobs[0]), scores[:, 1] - scores[:, 0])  # as scikit-learn has it
-
-
 def test_classes_that_differ_in_case_only_are_warned_of(blobs: Data) -> None:
     X, y = part(blobs, 3)
     named = small().fit((X, ["Heron", "crane"] * (len(y) // 2)))
@@ -525,15 +517,6 @@ def test_the_backbone_is_loaded_only_for_images(tmp_path: Path) -> None:
     for backbone, said in ((Colours(2.0), "hash"), (other, "test_resnet"), ("resnet101", "'resnet101'")):
         with pytest.raises(WeightsError, match=said):
             Learner.load(tmp_path / "m.evg", backbone=backbone, cache=False).predict(folder)
-
-
-def test_info_is_plain(fitted: Learner) -> None:
-    import json
-
-    info = fitted.info()
-    assert json.loads(json.dumps(info)) == info
-    assert info["classes"][0] == {"name": "0", "samples": 50}
-    assert (info["n_units"], info["n_features"], info["kind"]) == (40, 10, "features")
 
 
 def test_a_layer_among_the_options_is_kept_in_the_file(blobs: Data, tmp_path: Path) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import signal
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from tests.learner.toys import Colours, Letters, image
+from tests.learner.toys import Colours, Letters, image, killed_at, needs_fork
 
 from evergrow import Learner
 from evergrow.core.errors import BusyError, DatasetNotFoundError
@@ -198,62 +194,21 @@ def test_one_look_at_a_time(model: Path, folder: Path, tmp_path: Path) -> None:
         look(model, folder)
 
 
-def forked(action: Callable[[], object]) -> int:
-    """Run something in a process of its own and return its status; it may kill itself."""
-    child = os.fork()
-    if child == 0:
-        try:
-            torch.set_num_threads(1)
-            action()
-            os._exit(0)
-        finally:
-            os._exit(9)
-    return os.waitpid(child, 0)[1]
-
-
-def killed_at(model: Path, folder: Path, call: int) -> Callable[[], None]:
-    """Return a look at the folder that kills its process at one of the calls that change the disk."""
-
-    def action() -> None:
-        moments = itertools.count(1)  # two of each call: before it and after it
-
-        def pass_moment() -> None:
-            if next(moments) == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def counted(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            pass_moment()
-            found = real(*args, **kwargs)
-            pass_moment()
-            return found
-
-        for name in ("rename", "replace", "link", "fsync", "unlink", "mkdir"):
-            setattr(os, name, partial(counted, getattr(os, name)))
-        look(model, folder)
-
-    return action
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system: fork")
+@needs_fork
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("step", "more"), [pytest.param(8, 2, id="some"), pytest.param(2, 20, id="most", marks=pytest.mark.slow)]
 )
 def test_killed_at_any_moment_each_file_is_learned_exactly_once(
     step: int, more: int, model: Path, folder: Path
 ) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a child of a process with many threads must not use them
-    try:
-        rng = np.random.default_rng(0)
-        dropped = 0
-        for call in [*range(1, 60, step), *rng.integers(1, 60, size=more).tolist()]:
-            for _ in range(2):
-                drop(folder, "cat", dropped)
-                dropped += 1
-            forked(killed_at(model, folder, int(call)))
-        assert forked(lambda: look(model, folder)) == 0
-    finally:
-        torch.set_num_threads(threads)
+    dropped, calls = 0, ("rename", "replace", "link", "fsync", "unlink", "mkdir")
+    for moment in [*range(0, 60, step), *np.random.default_rng(0).integers(0, 60, size=more).tolist()]:
+        for _ in range(2):
+            drop(folder, "cat", dropped)
+            dropped += 1
+        killed_at(moment, lambda: look(model, folder), calls)
+    assert not killed_at(-1, lambda: look(model, folder))
     assert open_model(model).n_samples_ == {"ant": 20, "bee": 20, "cat": dropped}
     put_away = sorted((folder / "done" / "learned" / "cat").iterdir())
     assert len(put_away) == len({path.read_bytes() for path in put_away}) == dropped
