@@ -247,13 +247,6 @@ PAGE = DOCS / "first-hour.md"
 NOTEBOOK = ROOT / "examples" / "first_hour.ipynb"
 
 
-def test_the_page_tells_all_that_an_hour_holds():
-    page = PAGE.read_text(encoding="utf-8")
-    commands = set(re.findall(r"^evergrow (\w+)", page, flags=re.MULTILINE))
-    wanted = "fit update predict evaluate data rename rollback redo watch log diff"
-    assert set(wanted.split()) <= commands
-
-
 @pytest.mark.slow
 def test_the_notebook_runs():
     """Cells run in plain Python, in order and in one namespace, as a kernel would run them."""

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from tests.learner.toys import Data, part
 
 from evergrow import Learner
 from evergrow.core.errors import FewSamplesWarning
 from evergrow.head.novelty import TEMPERATURES
-from evergrow.learner.calibration import ENOUGH, Calibration, Scores
+from evergrow.learner.calibration import ENOUGH
 
 
 def test_large_batches_are_scored_in_part() -> None:
@@ -41,20 +40,6 @@ def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned()
         assert np.median(learner.novelty_score(X[rows[:300]])) < 0.8 * np.median(points)
         ratios.append(np.median(learner.novelty_score(X[rows[300:]])) / np.median(points))
     assert abs(np.mean(ratios) - 1) < 0.2
-
-
-def few(scores: NDArray[np.float64], size: int, before: Calibration | None = None) -> Calibration:
-    return Calibration((*(before or Calibration()).parts, Scores.of(scores, size)))
-
-
-def test_scores_of_young_models_count_less_once_there_are_enough() -> None:
-    old, new = np.full(300, 9.0), np.linspace(0, 1, 300)
-    both = few(new, 1000, few(old, 100))
-    assert both.threshold(0.05) == pytest.approx(0.95, abs=0.01)
-    little = few(new[:20], 1000, few(old[:20], 100))
-    assert little.threshold(0.05) == 9.0  # chance does more harm than age
-    alike = few(new, 1000, few(old, 990))
-    assert alike.threshold(0.05) == 9.0
 
 
 @pytest.mark.parametrize("per_class", [8, 20, 60])

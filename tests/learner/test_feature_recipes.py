@@ -49,16 +49,6 @@ def test_the_head_gets_joined_blocks_and_is_told_so(data: Any) -> None:
     np.testing.assert_allclose(few.X, join_blocks(raw, (24,) * 3)[:2], rtol=1e-4, atol=1e-6)
 
 
-def test_final_is_todays_vector_whatever_it_is_called(data: Any) -> None:
-    scores = [learner(recipe).fit(data).decision_function(data[0]) for recipe in ("final", ["final"])]
-    np.testing.assert_array_equal(*scores)
-    made = learner("final").fit(data)
-    raw = encode(tiny_vit(), stripes(3, 8)[0], cache=False, join=False).X
-    head = Classifier(n_units=30, random_state=0).fit(raw, data[1].astype(str))
-    np.testing.assert_array_equal(made.decision_function(data[0]), head.class_scores(raw))
-    assert "recipe" not in made.info()["backbone"]
-
-
 def test_a_saved_model_has_its_recipe_and_answers_the_same(data: Any, tmp_path: Path) -> None:
     made = Learner("test_vit", weights="random", features="rich", options=UNITS, device="cpu").fit(data)
     made.save(tmp_path / "model.evg")

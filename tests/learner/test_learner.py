@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import logging
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -297,32 +293,6 @@ def test_features_of_another_backbone_are_refused(tmp_path: Path) -> None:
     learner.partial_fit(FeatureSet("f", X, y, X, y, ("a", "b"), backbone=right))
     with pytest.raises(InputError, match="other"):
         learner.partial_fit(FeatureSet("f", X, y, X, y, backbone={"name": "other", "weights_hash": "0"}))
-
-
-def test_auto_says_which(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evergrow.features import sources
-
-    choice = SimpleNamespace(name="test_resnet", weights="random", reason="test_resnet is the only one")
-    monkeypatch.setattr(sources, "best_backbone", lambda kind: choice)
-    with caplog.at_level(logging.INFO, logger="evergrow"):
-        learner = Learner(options={"n_units": 20}, cache=False).fit(write_folder(tmp_path / "p", {"a": 0, "b": 1}))
-    assert "test_resnet is the only one" in caplog.text
-    assert learner.info()["backbone"]["name"] == "test_resnet"
-    assert learner.info()["backbone"]["reason"] == "test_resnet is the only one"
-    assert Learner().fit((np.eye(4), [0, 0, 1, 1])).info()["backbone"] is None
-
-
-def test_feature_data_import_no_image_library() -> None:
-    code = (
-        "import sys, numpy as np\n"
-        "from evergrow.learner.learner import Learner\n"
-        "X, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 4\n"
-        "one = Learner(options={'n_units': 20}).fit((X, y))\n"
-        "one.partial_fit((X, y)).evaluate((X, y)); one.is_unknown(X); one.info()\n"
-        "print(sorted({'PIL', 'timm', 'torchvision', 'matplotlib'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 # -- other methods ------------------------------------------------------------------------------------------
