@@ -14,6 +14,7 @@ from tests.serve.samples import files, png, rows
 
 from evergrow.core.files import locked
 from evergrow.learner import modelfile
+from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import open_model
 
 
@@ -151,15 +152,21 @@ def test_a_key_is_for_one_request(api: Any) -> None:
     assert api.post("rollback", {}, headers={"Idempotency-Key": "x" * 201}).status_code == 422
 
 
-def test_changes_at_once_are_all_there(api: Any) -> None:
+def test_changes_at_once_are_all_there(api: Any, folder: Path) -> None:
     api.taught("ab", 4)
     lessons = [(rows(kind, 2, seed=7 + kind), f"class {kind % 5}") for kind in range(16)]
     with ThreadPoolExecutor(8) as threads:
         done = list(threads.map(lambda lesson: api.post("teach", {"rows": lesson[0], "label": lesson[1]}), lessons))
     assert [answer.status_code for answer in done] == [200] * 16
     assert sorted(answer.json()["revision"] for answer in done) == list(range(4, 20))
-    counts = {f"class {kind}": 6 for kind in range(1, 5)}
-    assert api.counts() == {"a": 4, "b": 4, "class 0": 8, **counts}
+    one_by_one = open_model(folder / "m.evg")
+    at_once = Learner(None, options={"n_units": 20}, device="cpu")
+    at_once.fit((np.asarray(rows(0, 4)), list("aaaa"))).partial_fit((np.asarray(rows(1, 4)), list("bbbb")))
+    at_once.partial_fit((np.concatenate([X for X, _ in lessons]), [label for X, label in lessons for _ in X]))
+    X = np.asarray(rows(1, 3) + rows(4, 3))
+    np.testing.assert_allclose(
+        one_by_one.settle().decision_function(X), at_once.settle().decision_function(X), rtol=0, atol=1e-9
+    )
 
 
 def test_those_who_ask_do_not_wait_for_those_who_teach(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
