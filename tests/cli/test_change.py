@@ -1,29 +1,21 @@
-import threading
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.cli.conftest import NAMES, assert_same_answers, clouds, unchanged, write_features
 
+from evergrow.core.errors import NumericalError
 from evergrow.learner.learner import Learner
-from evergrow.learner.modelfile import locked_model, open_model
+from evergrow.learner.modelfile import history, open_model
 
 
-def test_update_equals_learning_everything_on_the_same_layer(shell, model, later):
-    worker = open_model(model).spawn()
-    values = shell.json("update", model, later)
-    assert values["classes"] == list(NAMES[3:])
-    assert values["samples"] == 60
-    assert values["n_samples"] == 120
-    (X, y), (Z, z) = clouds(NAMES[:3], 20, 0), clouds(NAMES[3:], 20, 1)
-    worker.partial_fit((np.concatenate([X, Z]), np.concatenate([y, z])))
-    assert_same_answers(open_model(model), worker)
-
-
-def test_update_says_what_it_did(shell, model, later):
+def test_update_learns_as_the_library_and_says_what_it_did(shell, model, later):
+    expected = open_model(model).partial_fit(later)
     output = shell.run("update", model, later).stdout
     assert "learned 60 samples (3 new classes: dog, eel, fox) in " in output
     assert "m.evg knows 6 classes from 120 samples (revision 2)" in output
+    assert_same_answers(open_model(model), expected)
 
 
 def test_update_refuses_or_asks_before_it_learns_the_same_data_again(shell, model, later, monkeypatch):
@@ -38,13 +30,6 @@ def test_update_refuses_or_asks_before_it_learns_the_same_data_again(shell, mode
         assert "Learn them once more? [y/N]" in shell.run("update", model, later, stdin="n\n", code=1).output
     assert "knows 6 classes from 180 samples" in shell.run("update", model, later, stdin="y\n").stdout
     assert shell.json("update", model, later, "--again")["n_samples"] == 240
-
-
-def test_name_that_differs_in_case_is_a_warning(shell, model):
-    X, _ = clouds(NAMES[:1], 20, 5)
-    np.savez("case.npz", X_train=X, y_train=np.repeat(["Ant"], 20), X_test=X[:2], y_test=np.repeat(["Ant"], 2))
-    values = shell.json("update", model, "case.npz")
-    assert any("'Ant' is new but differs from 'ant'" in line for line in values["warnings"])
 
 
 def test_forget(shell, model):
@@ -106,25 +91,6 @@ def test_bad_input_is_one_line_and_changes_nothing(shell, model, later, argument
     assert len(open_model(model).history_) == 1
 
 
-def test_damaged_model_is_refused(shell, model, later):
-    data = model.read_bytes()
-    model.write_bytes(data[: len(data) // 2])
-    with unchanged(model):
-        for command, *more in (["update", later], ["inspect"], ["predict", later], ["forget", "ant"]):
-            assert "m.evg must be" in shell.error(command, model, *more)
-
-
-def test_second_writer_is_told(shell, model, later):
-    with unchanged(model), locked_model(model):
-        messages = []
-        # In another thread: whoever holds the model in this one may go on.
-        thread = threading.Thread(target=lambda: messages.append(shell.error("update", model, later, code=3)))
-        thread.start()
-        thread.join()
-    assert "another process is changing it" in messages[0]
-    assert shell.json("update", model, later)["n_classes"] == 6
-
-
 def test_interrupted_update_changes_nothing(shell, model, later, monkeypatch):
     def interrupt(self, data, again):
         raise KeyboardInterrupt
@@ -132,15 +98,6 @@ def test_interrupted_update_changes_nothing(shell, model, later, monkeypatch):
     monkeypatch.setattr(Learner, "partial_fit", interrupt)
     with unchanged(model):
         assert shell.error("update", model, later, code=130) == "error: Interrupted; the model was not changed."
-
-
-def test_full_disk_changes_nothing(shell, model, later, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("evergrow.learner.modelfile.write_archive", full)
-    with unchanged(model):
-        assert "No space left on" in shell.error("update", model, later)
 
 
 def test_worker_is_merged_back(shell, model, later):
@@ -198,3 +155,221 @@ def test_log_says_who_did_what(shell, model, later, monkeypatch):
     assert [change["what"] for change in values["history"]] == ["fit", "update", "rename", "rollback"]
     assert values["history"][1]["who"] == "Ada\x1b[2J"
     assert "(3 earlier changes: --full)" in shell.run("log", model, "-n", 1).stdout
+
+
+# -- --test: accuracy before and after, kept in the history -----------------------------------------------------
+
+
+@pytest.fixture
+def tests(shell) -> Path:
+    """Ten samples of every class, a little noisier than what is learned, so that not all are recognised."""
+    X, y = clouds(NAMES, 10, 55)
+    X = X + 3.0 * np.random.default_rng(5).normal(size=X.shape)
+    np.savez("tests.npz", X_train=X, y_train=y, X_test=X, y_test=y)
+    return Path("tests.npz")
+
+
+def accuracy(model: Path, tests: Path, names: tuple[str, ...]) -> float:
+    """Compute the accuracy on samples of some classes from answers alone."""
+    with np.load(tests) as held:
+        X, y = held["X_test"], held["y_test"]
+    rows = np.isin(y, names)
+    return float(np.mean(open_model(model).predict(X[rows]) == y[rows]))
+
+
+def test_accuracy_before_and_after_is_printed_and_kept(shell, first, later, tests):
+    values = shell.json("fit", first, "-m", "m.evg", "--units", 50, "--test", tests)
+    model = Path("m.evg")
+    before = accuracy(model, tests, NAMES[:3])
+    assert values["test"]["before"] is None
+    assert values["test"]["after"] == pytest.approx(before)
+    assert (values["test"]["samples"], values["test"]["samples_before"]) == (30, 0)
+    found = shell.json("update", model, later, "--test", tests)["test"]
+    after = accuracy(model, tests, NAMES)
+    assert found["before"] == pytest.approx(before)
+    assert found["after"] == pytest.approx(after)
+    assert (found["samples_before"], found["samples"]) == (30, 60)
+    assert history(model)[-1].tested.after == pytest.approx(after)
+    assert f"accuracy {100 * before:.1f} % -> {100 * after:.1f} %" in shell.run("log", model).stdout
+
+
+def test_classes_that_fell_are_named_with_both_shares(shell, model, tests):
+    shell.run("update", model, write_features(Path("new.npz"), NAMES[3:], n=20, seed=1), "--test", tests)
+    wrong = clouds(("ant",), 60, 3)[0], np.repeat(["wasp"], 60)
+    np.savez("wrong.npz", X_train=wrong[0], y_train=wrong[1], X_test=wrong[0][:1], y_test=wrong[1][:1])
+    with np.load(tests) as held:
+        X, y = held["X_test"], held["y_test"]
+    shares = [float(np.mean(open_model(model).predict(X[y == "ant"]) == "ant"))]
+    result = shell.run("update", model, "wrong.npz", "--test", tests)
+    shares.append(float(np.mean(open_model(model).predict(X[y == "ant"]) == "ant")))
+    assert shares[1] < shares[0]
+    assert f"fell: ant {100 * shares[0]:.1f} % -> {100 * shares[1]:.1f} %" in result.stdout
+    assert history(model)[-1].tested.fell["ant"] == pytest.approx(tuple(shares))
+
+
+def test_few_samples_beside_others_are_named(shell, model, tests):
+    X, y = clouds(("dog",), 1, 4)
+    np.savez("one.npz", X_train=X, y_train=y, X_test=X, y_test=y)
+    assert "few samples beside others: dog (1)" in shell.run("update", model, "one.npz", "--test", tests).stdout
+
+
+def test_wrong_test_data_are_refused_before_anything_is_learned(shell, first, model, later):
+    with unchanged(model):
+        shell.error("update", model, later, "--test", "nowhere.npz")
+    shell.error("fit", first, "-m", "new.evg", "--test", "nowhere.npz")
+    assert not Path("new.evg").exists()
+
+
+def test_columns_of_test_data(shell):
+    from tests.learner.toys import Letters
+
+    from evergrow.data import DataOptions
+    from evergrow.learner.comparison import measured_change
+
+    table = Path("tests.csv")
+    table.write_text("satz,text,art\nabba,x,a\nbaab,x,a\nzzyx,x,z\nxyzz,x,z\n")
+    learner = Learner(Letters(), options={"n_units": 10}).fit((["aab", "abb", "zzx", "xyz"], ["a", "a", "z", "z"]))
+    options = DataOptions(text_column="satz", label_column="art")
+    with measured_change(learner, table, options) as trial:
+        learner.partial_fit((["aa", "zz"], ["a", "z"]))
+    assert trial.tested.samples == 4
+
+
+# -- renaming, merging and relabelling ---------------------------------------------------------------------------
+
+
+def test_rename_is_written_and_undone(shell, model):
+    before = model.read_bytes()
+    values = shell.json("rename", model, "ant", "wasp")
+    assert values["names"] == {"ant": "wasp"}
+    assert values["revision"] == 2
+    assert open_model(model).n_samples_ == {"bee": 20, "cat": 20, "wasp": 20}
+    assert [(change.what, change.names) for change in history(model)][1] == ("rename", {"ant": "wasp"})
+    shell.run("rollback", model)
+    assert model.read_bytes() == before
+
+
+def test_rename_several_at_once(shell, model):
+    output = shell.run("rename", model, "ant", "bee", "bee", "ant").stdout
+    assert "renamed ant -> bee, bee -> ant" in output
+    X, _ = clouds(("ant",), 20, 0)
+    assert set(open_model(model).predict(X)) == {"bee"}
+
+
+def test_names_that_do_not_do(shell, model):
+    for arguments, said in (
+        (("antt", "wasp"), "got 'antt'; nearest: 'ant'"),
+        (("ant", "bee", "cat"), "Give names in pairs, OLD NEW; 3 names cannot be paired"),
+        (("ant", "x", "ant", "y"), "is to be renamed twice"),
+    ):
+        with unchanged(model):
+            assert said in shell.error("rename", model, *arguments)
+
+
+def test_merge_classes_says_what_it_did(shell, model):
+    output = shell.run("merge-classes", model, "ant", "--into", "cat", "--settle").stdout
+    assert "merged 2 classes (ant, cat) into cat: 40 samples" in output
+    assert "settled" in output
+    assert "m.evg knows 2 classes from 60 samples (revision 2)" in output
+    assert "at least two different classes" in shell.error("merge-classes", model, "cat", "--into", "cat")
+
+
+def test_relabel_of_features_with_and_without_labels(shell, model):
+    X, y = clouds(NAMES[:3], 20, 0)
+    np.savez("wrong.npz", X_train=X[:5], y_train=y[:5], X_test=X[5:7], y_test=y[5:7])
+    values = shell.json("relabel", model, "wrong.npz", "--from", "ant", "--to", "bee")
+    assert values["samples"] == 5  # the test part stays
+    np.save("wrong.npy", X[5:20])
+    output = shell.run("relabel", model, "wrong.npy", "--from", "ant", "--to", "wasp").stdout
+    assert "moved 15 samples from ant to wasp; ant is gone, since none of its samples remained" in output
+
+
+def test_relabel_of_images(shell, image_model, images):
+    for file in sorted((images / "lying").iterdir())[:2]:
+        (images / "loose").mkdir(exist_ok=True)
+        file.rename(images / "loose" / file.name)
+    options = ("--set", "weights=random")
+    shell.run("relabel", image_model, images / "loose", "--from", "lying", "--to", "standing", *options)
+    assert open_model(image_model).n_samples_ == {"lying": 4, "slanted": 6, "standing": 8}
+
+
+# -- --settle: what answers need is worked out once, and is in the file ------------------------------------------
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """Make every layer one that an update does not solve for by itself, as those of thousands of units are."""
+    monkeypatch.setattr("evergrow.head.base.EASY_ORDER", 0)
+
+
+@pytest.fixture
+def both(shell, model, later, wide):
+    """The same update without and with --settle."""
+    for name in ("open.evg", "settled.evg"):
+        shutil.copy(model, name)
+    shell.run("update", "open.evg", later)
+    shell.run("update", "settled.evg", later, "--settle")
+    return Path("open.evg"), Path("settled.evg")
+
+
+def never(*_):
+    raise AssertionError("solved again")
+
+
+def test_later_commands_find_the_solution_in_the_file(shell, both, later, monkeypatch):
+    plain, settled = both
+    expected = shell.json("predict", plain, later)["predictions"]
+    monkeypatch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", never)
+    answers = shell.json("predict", settled, later)["predictions"]
+    assert [row["class"] for row in answers] == [row["class"] for row in expected]
+    probabilities = [[row["probability"] for row in rows] for rows in (answers, expected)]
+    np.testing.assert_allclose(*probabilities, rtol=1e-9)
+    shell.run("predict", settled, later, "--reject-unknown")
+    shell.run("evaluate", settled, later)
+    shell.run("predict", plain, later)  # an update solves for its own calibration, and keeps that too
+
+
+def test_update_says_what_it_settled(shell, model, later, first, wide):
+    values = shell.json("update", model, later, "--settle")
+    assert values["settled"]["solved"] is True
+    assert values["settled"]["ridge"] == open_model(model).head_.alpha_ > 0
+    assert 0 <= values["settled"]["seconds"] <= values["seconds"]
+    output = shell.run("update", model, first, "--settle", "--again").stdout
+    assert "settled " in output
+    assert f"ridge ({open_model(model).head_.alpha_:.4g}) are in the file" in output
+    shutil.copy(model, "n.evg")
+    assert shell.json("update", "n.evg", first, "--again")["settled"] is None
+
+
+def test_methods_without_a_solution_to_keep_say_so(shell, first, later):
+    shell.run("fit", first, "-m", "r.evg", "--method", "simplecil")
+    values = shell.json("update", "r.evg", later, "--settle")
+    assert (values["settled"]["solved"], values["settled"]["ridge"]) == (False, None)
+    shell.run("rollback", "r.evg")
+    output = shell.run("update", "r.evg", later, "--settle").stdout
+    assert "nothing to settle: models of method simplecil have no solution to keep" in output
+
+
+def test_what_cannot_be_settled_changes_nothing(shell, model, later, wide, monkeypatch):
+    def fail(*_):
+        raise NumericalError("gram must be finite")
+
+    monkeypatch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", fail)
+    with unchanged(model):
+        assert shell.error("update", model, later, "--settle") == "error: gram must be finite"
+
+
+def test_other_changes_settle_too(shell, model, later, first, wide, monkeypatch):
+    shell.run("spawn", model, "-o", "worker.evg")
+    shell.run("update", "worker.evg", later)
+    with np.load(first) as found:
+        np.savez("some.npz", **{name: found[name][:3] for name in found.files})
+    for target, *command in (
+        (model, "forget", model, NAMES[1]),
+        (model, "unlearn", model, "some.npz"),
+        ("all.evg", "merge", model, "worker.evg", "-o", "all.evg"),
+    ):
+        assert shell.json(*command, "--settle")["settled"]["solved"] is True
+        with monkeypatch.context() as patch:
+            patch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", never)
+            shell.run("predict", target, later)

@@ -1,11 +1,136 @@
-"""``evergrow data``: what it prints and how it leaves."""
+"""Data as it lies around, through the commands: data and fit agree, columns, standard input, features, --check."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tests.cli.conftest import Shell
+from tests.cli.conftest import NAMES, Shell, clouds
+from tests.commands import evergrow
+from typer.testing import CliRunner
+
+from evergrow.cli.registry import COMMANDS, build_app
+from evergrow.data import load_data
+
+
+def test_fit_and_data_say_the_same_number(shell: Shell, images: Path) -> None:
+    with zipfile.ZipFile("images.zip", "w") as archive:
+        for path in images.rglob("*.png"):
+            archive.write(path, path)
+    options = ("--backbone", "test_resnet", "--set", "weights=random", "--units", 50)
+    for source in ("images", "images.zip"):
+        said = shell.json("data", source)
+        assert (said["n_train"], said["n_test"]) == (18, 0)
+        assert shell.json("fit", source, "-m", "m.evg", "--force", *options)["samples"] == 18
+    assert shell.json("evaluate", "m.evg", "images.zip")["n_known"] == 18
+    answers = shell.json("predict", "m.evg", "images.zip", "images/lying/0.png")["predictions"]
+    assert len(answers) == 19
+    assert answers[0]["item"] == "images.zip/images/lying/0.png"
+
+
+# -- a file of features has no test part that was not there -----------------------------------------------------
+
+
+def test_features_of_a_folder_are_learned_whole(shell: Shell, images: Path) -> None:
+    options = ("--backbone", "test_resnet", "--set", "weights=random", "--device", "cpu")
+    written = shell.json("features", images, "-o", "f.npz", *options)
+    assert (written["n_train"], written["n_test"]) == (18, 0)
+    assert shell.json("data", "f.npz")["n_train"] == 18
+    assert shell.json("fit", "f.npz", "-m", "f.evg", "--units", 50)["samples"] == 18
+    assert shell.json("evaluate", "f.evg", "f.npz")["n_known"] == 18
+    drawn = shell.json("features", images, "-o", "split.npz", *options, "--test-size", 0.34)
+    assert (drawn["n_train"], drawn["n_test"]) == (12, 6)
+
+
+# -- columns ----------------------------------------------------------------------------------------------------
+
+
+def test_every_command_that_reads_data_has_the_group() -> None:
+    build_app()
+    for name in ("fit", "update", "unlearn", "relabel", "evaluate", "diff", "predict", "features", "data"):
+        shown = evergrow(name, "--help").output
+        assert name in COMMANDS
+        for option in ("--set", "image_column", "text_column", "label_column", "class_level"):
+            assert option in shown
+
+
+def test_columns_of_other_names(shell: Shell, images: Path) -> None:
+    paths = sorted(images.rglob("*.png"))
+    rows = "".join(f"{path},{path.parent.name},{number}\n" for number, path in enumerate(paths))
+    Path("birds.csv").write_text(f"photo,species,id\n{rows}")
+    columns = ("--set", "image_column=photo", "--set", "label_column=species")
+    options = ("--backbone", "test_resnet", "--set", "weights=random")
+    assert "must have a column" in shell.error("fit", "birds.csv", "-m", "m.evg", *options)
+    assert shell.json("data", "birds.csv", *columns)["n_train"] == 18
+    assert shell.json("fit", "birds.csv", "-m", "m.evg", "--units", 50, *options, *columns)["n_classes"] == 3
+    assert shell.json("evaluate", "m.evg", "birds.csv", *columns)["n_known"] == 18
+    assert len(shell.json("predict", "m.evg", "birds.csv", "--set", "image_column=photo")["predictions"]) == 18
+    assert shell.json("update", "m.evg", "birds.csv", *columns, "--again")["samples"] == 18
+    assert shell.json("unlearn", "m.evg", "birds.csv", *columns)["samples"] == 18
+    assert (
+        shell.json("features", "birds.csv", "-o", "f.npz", "-b", "test_resnet", *options[2:], *columns)["n_train"] == 18
+    )
+
+
+def test_class_level_on_fit(shell: Shell, images: Path) -> None:
+    for line in ("line1", "line2"):
+        shutil.copytree(images, Path("nested", line))
+    options = ("--backbone", "test_resnet", "--set", "weights=random", "--units", 50)
+    assert "repeat in 'line1', 'line2'" in shell.run("fit", "nested", "-m", "m.evg", *options).stderr
+    learned = shell.json("fit", "nested", "-m", "n.evg", "--set", "class_level=2", *options)
+    assert (learned["classes"], learned["samples"]) == (["lying", "slanted", "standing"], 36)
+
+
+def test_an_image_on_standard_input_is_told_where_to_go(shell: Shell, image_model: Path) -> None:
+    result = CliRunner().invoke(build_app(), ["predict", str(image_model), "-"], input=b"\xff\xd8\xff\x00broken")
+    assert result.exit_code == 2
+    assert "save an image to a file" in result.stderr
+
+
+# -- --check ----------------------------------------------------------------------------------------------------
+
+
+def test_check_of_images(shell: Shell, images: Path) -> None:
+    shutil.copy(images / "lying" / "0.png", images / "standing" / "copy.png")
+    pair = shell.json("data", images, "--check", "--backbone", "none", code=1)["check"]["pairs"][0]
+    assert (pair["labels"], pair["exact"], pair["kind"]) == (["lying", "standing"], True, "two labels")
+    lines = shell.run("data", images, "--check", "--backbone", "none", code=1).stdout
+    assert "the same under two labels: 1" in lines
+
+
+def test_check_by_features_and_its_mistakes(shell: Shell) -> None:
+    X, y = clouds(NAMES[:3], 10, 0)
+    y[0] = "bee"  # an ant in the class of bees
+    np.savez("f.npz", X_train=X, y_train=y)
+    said = shell.json("data", "f.npz", "--check", code=1)
+    assert [(entry["row"], entry["looks_like"]) for entry in said["check"]["misplaced"]] == [(0, "ant")]
+    X, y = clouds(NAMES[:3], 10, 0)
+    np.savez("g.npz", X_train=X, y_train=y)
+    assert "nothing to look at" in shell.run("data", "g.npz", "--check").stdout
+
+
+@pytest.mark.slow
+def test_worker_processes_read_archives_and_parquet(shell: Shell, images: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    files = sorted(images.rglob("*.png"))
+    with zipfile.ZipFile("i.zip", "w") as archive:
+        for path in files:
+            archive.write(path, path)
+    table = pa.table({"image": [path.read_bytes() for path in files], "label": [path.parent.name for path in files]})
+    pq.write_table(table, "i.parquet", row_group_size=5)
+    options = ("--backbone", "test_resnet", "--set", "weights=random", "--device", "cpu", "--set", "cache=false")
+    shell.run("features", images, "-o", "plain.npz", *options)
+    expected = np.load("plain.npz")["X_train"]
+    for source in ("i.zip", "i.parquet"):
+        shell.run("features", source, "-o", "f.npz", "--force", *options, "--workers", 2)
+        assert np.allclose(np.load("f.npz")["X_train"], expected, atol=1e-5)
+
+
+# -- what data prints -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -39,3 +164,28 @@ def test_what_cannot_be_loaded_leaves_with_two(shell: Shell, pets: Path) -> None
 
 def test_features(shell: Shell, first: Path) -> None:
     assert "features, 16 wide" in shell.run("data", first).stdout
+
+
+def test_demo_as_json_and_for_people() -> None:
+    result = evergrow("demo", "--units", "200", "--json")
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.output)
+    assert figures["accuracy"] > 0.85
+    assert figures["predicted_after_forgetting"] == 0
+    assert figures["unknown_auroc"] > 0.75
+    assert figures["largest_difference_to_joint_training"] < 1e-6
+    assert len(figures["tasks"]) == 5
+    output = evergrow("demo", "--units", "100").output
+    assert "all seen" in output
+    assert "points" in output
+
+
+def test_it_writes_images_that_the_other_commands_take(tmp_path: Path) -> None:
+    result = evergrow("demo", "--pictures", str(tmp_path / "digits"), "--json")
+    assert json.loads(result.output)["first"] == 60
+    data = load_data(tmp_path / "digits" / "first")
+    assert data.class_names == tuple(f"digit {n}" for n in range(5))
+    assert len(list((tmp_path / "digits" / "test").glob("*/*.png"))) == 32
+    again = evergrow("demo", "--pictures", str(tmp_path / "digits"))
+    assert again.exit_code == 2
+    assert "new or empty folder" in again.stderr

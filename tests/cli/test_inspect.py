@@ -1,5 +1,8 @@
+from pathlib import Path
+
 import numpy as np
-from tests.cli.conftest import NAMES
+import pytest
+from tests.cli.conftest import NAMES, clouds, write_features
 
 from evergrow import Learner
 from evergrow.learner.modelfile import open_model
@@ -64,3 +67,76 @@ def test_blocks_tell_their_weights(shell, tmp_path):
     assert told[0]["weight"] > 1.0 > told[1]["weight"]
     output = " ".join(shell.run("inspect", path).stdout.split())
     assert f"{told[0]['weight']:.2f} x 6 columns" in output
+
+
+# -- two models or revisions side by side, against a computation from their answers -----------------------------
+
+
+@pytest.fixture
+def hard(shell) -> Path:
+    X, y = clouds(NAMES[:4], 25, 70)
+    X = X + 3.0 * np.random.default_rng(1).normal(size=X.shape)
+    np.savez("hard.npz", X_train=X, y_train=y, X_test=X, y_test=y)
+    return Path("hard.npz")
+
+
+def test_revisions_side_by_side(shell, model, hard):
+    before = open_model(model)
+    shell.run("update", model, write_features(Path("more.npz"), NAMES[:4], n=30, seed=4))
+    after = open_model(model)
+    values = shell.json("diff", "m.evg@1", model, "--data", hard)
+    assert values["revisions"] == [1, 2]
+    assert values["second_only"] == ["dog"]
+    assert values["counts"] == {name: [20, 50] for name in NAMES[:3]}
+    with np.load(hard) as held:
+        X, y = held["X_test"], held["y_test"]
+    answers = before.predict(X), after.predict(X)
+    known = y != "dog"
+    assert values["first"]["accuracy"] == pytest.approx(np.mean(answers[0][known] == y[known]))
+    assert values["second"]["accuracy"] == pytest.approx(np.mean(answers[1] == y))
+    changed = np.flatnonzero(answers[0] != answers[1])
+    assert len(changed) > 20
+    assert [(entry["item"], entry["label"], entry["first"], entry["second"]) for entry in values["changed"]] == [
+        (f"row {row}", y[row], answers[0][row], answers[1][row]) for row in changed
+    ]
+    for name, (old, new) in values["per_class"].items():
+        shares = [np.mean(said[y == name] == name) for said in answers]
+        assert new == pytest.approx(shares[1])
+        assert old is None if name == "dog" else old == pytest.approx(shares[0])
+    output = shell.run("diff", "m.evg@1", model, "--data", hard).stdout
+    assert "only in the second  dog" in output
+    assert "now right" in output
+    assert "more: --full)" in output
+
+
+def test_answers_are_compared_under_the_names_of_now(shell, model, hard):
+    shell.run("rename", model, "ant", "wasp")
+    shell.run("merge-classes", model, "wasp", "bee", "--into", "insect")
+    with np.load(hard) as held:
+        y = np.where(np.isin(held["y_test"], ["ant", "bee"]), "insect", held["y_test"])
+        np.savez("now.npz", X_train=held["X_test"], y_train=y, X_test=held["X_test"], y_test=y)
+    values = shell.json("diff", "m.evg@1", model, "--data", "now.npz")
+    assert values["names"] == {"ant": "insect", "bee": "insect"}
+    assert values["counts"] == {}
+    assert values["first_only"] == values["second_only"] == []
+    assert {entry["first"] for entry in values["changed"]} <= {"insect", "cat"}
+    assert shell.json("diff", "m.evg@1", model, "--data", hard)["changed"] == values["changed"]  # under old labels
+    assert values["first"]["n_known"] == 75
+
+
+def test_models_without_data(shell, model, later):
+    shell.run("fit", later, "-m", "other.evg", "--units", 50)
+    values = shell.json("diff", model, "other.evg")
+    assert (values["first_only"], values["second_only"]) == (list(NAMES[:3]), list(NAMES[3:]))
+    assert values["first"] is None
+    assert "3 classes, 60 samples (revision 1)" in shell.run("diff", model, "other.evg").stdout
+
+
+def test_a_model_like_itself(shell, model, hard):
+    assert "no answer changed" in shell.run("diff", model, model, "--data", hard).stdout
+
+
+def test_what_cannot_be_compared(shell, model, image_model, hard):
+    assert "Revision 7 is not kept" in shell.error("diff", "m.evg@7", model)
+    assert "No model" in shell.error("diff", "nowhere.evg@1", model)
+    assert "same kind of samples, got features and image" in shell.error("diff", model, image_model, "--data", hard)

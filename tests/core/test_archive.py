@@ -9,9 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from evergrow.core import archive as module
 from evergrow.core.archive import Archive, read_archive, read_header, write_archive
-from evergrow.core.errors import FileFormatError, NewerSchemaError
+from evergrow.core.errors import FileFormatError
 
 
 @pytest.fixture
@@ -62,15 +61,6 @@ def test_every_flipped_byte_is_noticed(tmp_path, sample):
         except FileFormatError:
             continue
         pytest.fail(f"byte {place} was altered without notice")
-
-
-def test_newer_schema(tmp_path, sample, monkeypatch):
-    path = tmp_path / "m.evg"
-    monkeypatch.setattr(module, "SCHEMA_VERSION", 99)
-    write_archive(path, sample)
-    monkeypatch.undo()
-    with pytest.raises(NewerSchemaError, match="got 99"):
-        read_archive(path)
 
 
 def test_foreign_files(tmp_path):

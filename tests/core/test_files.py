@@ -1,4 +1,4 @@
-"""Files are whole or not there; locks are held by one."""
+"""Files are whole or not there, and stay as closed as they were; locks are held by one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from evergrow.core.errors import BusyError
+from evergrow.core.errors import BusyError, PathError
 from evergrow.core.files import atomic_path, locked
+
+posix = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: locks, links and modes")
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -28,7 +30,7 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     assert [item.name for item in tmp_path.iterdir()] == ["a.txt"]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: locks")
+@posix
 def test_a_lock_is_refused_to_a_second_process(tmp_path: Path) -> None:
     code = f"from evergrow.core.files import locked\nwith locked({str(tmp_path)!r}): pass"
     with locked(tmp_path):
@@ -37,3 +39,37 @@ def test_a_lock_is_refused_to_a_second_process(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
     with locked(tmp_path), pytest.raises(BusyError, match="must not be in use"), locked(tmp_path):
         pass
+
+
+def write(path: Path) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_text("new")
+
+
+@posix
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path(os.devnull), tmp_path):
+        with pytest.raises(PathError, match="ordinary file"):
+            write(path)
+
+
+@posix
+def test_a_group_that_cannot_be_kept_loses_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+    target.chmod(0o660)
+    kept, real = target.stat(), os.stat
+
+    def other_group(path: object, *args: object, **options: object) -> os.stat_result:
+        status = real(path, *args, **options)  # type: ignore[arg-type]
+        return os.stat_result((*status[:5], kept.st_gid + 1, *status[6:])) if ".part/" in str(path) else status
+
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "stat", other_group)
+    monkeypatch.setattr(os, "chown", refused)
+    write(target)
+    monkeypatch.undo()
+    assert target.stat().st_mode & 0o777 == 0o600

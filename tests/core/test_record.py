@@ -25,7 +25,6 @@ from evergrow.core.record import (
     Spec,
     from_archive,
     from_document,
-    from_values,
     read_record,
     record,
     require,
@@ -285,12 +284,3 @@ def test_documents_that_are_none(change: dict[str, Any]) -> None:
 def test_a_text_that_is_no_plain_json(text: str | bytes) -> None:
     with pytest.raises(FileFormatError, match=r"note\.json is no whole JSON"):
         parse_json(text, "note.json")
-
-
-def test_a_type_that_no_file_can_hold_is_a_programming_error() -> None:
-    @dataclass(frozen=True)
-    class Wrong:
-        values: set[int]
-
-    with pytest.raises(TypeError, match="cannot be read from a file"):
-        from_values(Wrong, {"values": [1]}, "x")

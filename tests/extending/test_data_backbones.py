@@ -1,4 +1,4 @@
-"""A layout, a file format, a scheme, a source of weights and a preset from outside the package, used by name."""
+"""A layout, a file format, a source of weights and a command from outside the package, used by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import pytest
 from safetensors.torch import save_file
 from tests.commands import evergrow, help_of
 
-from evergrow.core.errors import ParameterError, WeightsError
+from evergrow.cli.console import Answer
+from evergrow.cli.options import Json
+from evergrow.cli.registry import COMMANDS, build_app, command, command_group
+from evergrow.core.errors import BusyError, ParameterError, WeightsError
 from evergrow.data import DataOptions, Dataset, list_readers, load_data, register_reader
 from evergrow.data.items import Texts
 from evergrow.data.readers import READERS
@@ -106,11 +109,52 @@ def test_a_new_source_is_in_advice_catalogue_and_help(mirror: Path) -> None:
     assert listed["resnet101"].weights == "mirror"
     assert listed["resnet101"].advice.startswith("ask the librarian or ")
     assert "has its weights in the mirror" in best_backbone("image").reason
-    for command in ("fit", "predict", "features"):
-        assert "bundled, hub, mirror, random" in help_of(command)
+    for name in ("fit", "predict", "features"):
+        assert "bundled, hub, mirror, random" in help_of(name)
 
 
 def test_a_new_source_serves_models(mirror: Path, read_back: Callable[..., Learner]) -> None:
     images = np.random.default_rng(0).integers(0, 256, size=(8, 16, 16, 3), dtype=np.uint8)
     learner = Learner("test_resnet", "simplecil", weights="mirror", device="cpu", cache=False)
     read_back(learner.fit((images, ["a", "b"] * 4)), images, device="cpu", cache=False)
+
+
+# -- commands ----------------------------------------------------------------------------------------------------
+
+
+build_app()  # fills the list
+
+
+def test_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergrow.cli.registry.COMMANDS", dict(COMMANDS))
+
+    @command("greet", panel="Ask")
+    def greet(who: str, as_json: Json = False) -> Answer:
+        """Say hello to somebody."""
+        if who == "nobody":
+            raise BusyError("nobody must not be in use")
+        return Answer({"who": who}, [f"hello {who}"])
+
+    assert "Say hello to somebody." in evergrow("--help").stdout
+    assert evergrow("greet", "Ada").stdout == "hello Ada\n"
+    assert json.loads(evergrow("greet", "Ada", "--json").stdout)["who"] == "Ada"
+    assert "error: Missing argument" in evergrow("greet").stderr
+    assert evergrow("greet", "nobody").exit_code == 3
+    with pytest.raises(ValueError, match="'greet' is registered twice"):
+        command("greet")(lambda: Answer({}))
+
+
+def test_a_command_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergrow.cli.registry.COMMANDS", dict(COMMANDS))
+    monkeypatch.setattr("evergrow.cli.registry.GROUPS", {})
+    command_group("zoo", "Look at animals.")
+
+    @command("zoo feed")
+    def feed(animal: str, as_json: Json = False) -> Answer:
+        """Feed an animal."""
+        return Answer({"animal": animal}, [f"fed the {animal}"])
+
+    assert "Look at animals." in evergrow("--help").stdout
+    assert "Feed an animal." in evergrow("zoo", "--help").stdout
+    assert evergrow("zoo", "feed", "owl").stdout == "fed the owl\n"
+    assert json.loads(evergrow("zoo", "feed", "--json").stdout)["command"] == "zoo feed"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from tests.learner.toys import Data, part, teach
 
 from evergrow.learner.learner import Learner
@@ -36,3 +38,12 @@ def path(made: Path, tmp_path: Path) -> Path:
     """A model of three revisions of its own for each test."""
     shutil.copytree(made, tmp_path / "real")
     return tmp_path / "real" / "model.evg"
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let PyTorch use one thread: a child of a process with many must not use them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -21,7 +21,6 @@ from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import (
     DataWarning,
     FileFormatError,
-    ImageError,
     InputError,
     LabelError,
     MergeError,
@@ -114,13 +113,6 @@ def test_a_name_is_the_protocol_and_a_dict_the_settings(monkeypatch: pytest.Monk
     assert asked == [FsaConfig.recipe(tuner="lora"), quick("lora", lr=0.5), quick("lora", lr=0.5)]
 
 
-def test_an_update_trains_nothing(fitted: Learner, later: Part, no_training: None) -> None:
-    before = fitted.backbone_().spec
-    fitted.partial_fit(later)
-    assert fitted.backbone_().spec == before
-    assert fitted.classes_.tolist() == NAMES.tolist()
-
-
 def test_fitting_again_adapts_again(fitted: Learner, first: Part, later: Part) -> None:
     loaded, fresh = Learner.load(fitted.to_archive(), backbone=tiny_vit(), cache=False), learner_of().fit(later)
     for again in (fitted.fit(later), loaded.fit(later)):
@@ -132,17 +124,11 @@ def test_images_that_cannot_be_read(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "p", {"red": 0, "blue": 1}, n=4)
     good = learner_of().fit(folder)
     (folder / "red" / "9.png").write_bytes(b"no image")
-    with pytest.raises(ImageError, match=r"9\.png"):
-        learner_of().fit(folder)
     with pytest.warns(DataWarning, match=r"9\.png") as said:
         skipped = learner_of(extract={"on_error": "skip"}).fit(folder)
     assert len(said) == 1
     assert skipped.n_samples_ == {"blue": 4, "red": 4}
     assert skipped.backbone_().spec == good.backbone_().spec
-    for number in range(4):
-        (folder / "red" / f"{number}.png").write_bytes(b"no image")
-    with pytest.warns(DataWarning), pytest.raises(InputError, match="none of 'red'"):
-        learner_of(extract={"on_error": "skip"}).fit(folder)
 
 
 # -- wrong uses -------------------------------------------------------------------------------------

@@ -7,27 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from tests.learner.toys import Data, part
 
 from evergrow import Learner
-from evergrow.core.errors import FewSamplesWarning, FileFormatError, NotFittedError
-from evergrow.core.record import from_values, to_values
+from evergrow.core.errors import FewSamplesWarning
 from evergrow.head.novelty import TEMPERATURES
-from evergrow.learner.calibration import ENOUGH, Calibration, Scores, assign_folds
-
-
-def test_folds_leave_something_of_every_class() -> None:
-    codes = np.array([0] * 25 + [1] * 2 + [2, 3])
-    counts = np.array([25, 2, 1, 4])  # of class 3 more was learned before
-    folds = assign_folds(codes, counts, seed=0)
-    assert (np.bincount(folds[:25], minlength=10) <= 3).all()
-    assert folds[25] != folds[26]
-    assert folds[27] == -1
-    assert folds[28] >= 0
-    assert np.array_equal(folds, assign_folds(codes, counts, seed=0))
-    assert not np.array_equal(folds, assign_folds(codes, counts, seed=1))
+from evergrow.learner.calibration import ENOUGH
 
 
 def test_large_batches_are_scored_in_part() -> None:
@@ -43,72 +29,17 @@ def test_large_batches_are_scored_in_part() -> None:
 
 def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned() -> None:
     X, y = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(y))  # as they lie, later ones are by other writers
-    X, y = X[order], y[order]
-    learner = Learner(None, options={"n_units": 100}, device="cpu").fit((X[:300], y[:300]))
-    head = learner.head_
-    assert learner.info()["novelty"]["calibrated_on"] == 300
-    calibration = learner._state().calibration
-    folds = assign_folds(np.searchsorted(head.classes_, y[:300].astype(str)), head.class_counts_, seed=0)
-    found = head.fold_outs(X[:300], y[:300].astype(str), folds)
-    scores, points = calibration.pool().standard().score(found.terms), np.asarray(calibration.parts[0].points)
-    assert len(points) == 200
-    np.testing.assert_allclose(points, Scores.of(scores, 300).points)
-    assert np.median(learner.novelty_score(X[:300])) < 0.8 * np.median(scores)
     ratios = []
     for seed in range(6):  # of one draw of units and rows the ratio varies by 0.3
-        rows = np.random.default_rng(seed).permutation(len(y))
+        rows = np.random.default_rng(seed).permutation(len(y))  # as they lie, later ones are by other writers
         learner = Learner(None, options={"n_units": 100}, device="cpu", random_state=seed)
         learner.fit((X[rows[:300]], y[rows[:300]]))
+        assert learner.info()["novelty"]["calibrated_on"] == 300
         points = learner._state().calibration.parts[0].points
+        assert len(points) == 200
+        assert np.median(learner.novelty_score(X[rows[:300]])) < 0.8 * np.median(points)
         ratios.append(np.median(learner.novelty_score(X[rows[300:]])) / np.median(points))
     assert abs(np.mean(ratios) - 1) < 0.2
-
-
-def few(scores: NDArray[np.float64], size: int, before: Calibration | None = None) -> Calibration:
-    return Calibration((*(before or Calibration()).parts, Scores.of(scores, size)))
-
-
-def test_scores_of_young_models_count_less_once_there_are_enough() -> None:
-    old, new = np.full(300, 9.0), np.linspace(0, 1, 300)
-    both = few(new, 1000, few(old, 100))
-    assert both.threshold(0.05) == pytest.approx(0.95, abs=0.01)
-    little = few(new[:20], 1000, few(old[:20], 100))
-    assert little.threshold(0.05) == 9.0  # chance does more harm than age
-    alike = few(new, 1000, few(old, 990))
-    assert alike.threshold(0.05) == 9.0
-
-
-def test_thresholds_are_quantiles() -> None:
-    calibration = few(np.arange(1000.0), 50)
-    assert calibration.n == 1000
-    assert len(calibration.parts[0].points) == 200
-    for share in (0.02, 0.05, 0.5):
-        assert np.mean(np.arange(1000.0) > calibration.threshold(share)) == pytest.approx(share, abs=0.006)
-    assert calibration.threshold(1e-6) == max(calibration.parts[0].points)
-    with pytest.raises(NotFittedError, match="two samples"):
-        Calibration().threshold()
-
-
-def test_files_hold_it() -> None:
-    calibration = few(np.arange(300.0), 20, few(np.arange(5.0), 10))
-    assert from_values(Calibration, to_values(calibration), "calibration") == calibration
-    for wrong in (
-        [{"n": 1, "points": [1.0]}],
-        [{"n": 1, "size": 0, "points": [1.0]}],
-        [{"n": 1, "size": 5, "points": []}],
-        [{"n": 1, "size": 5, "points": [float("nan")]}],
-        [{"n": 1, "size": 5, "points": [1.0, 2.0]}],
-        [{"n": 2, "size": 5, "points": [2.0, 1.0]}],
-        [{"n": -1, "size": 5, "points": [1.0]}],
-        [{"n": True, "size": 5, "points": [1.0]}],
-        [{"n": 1, "size": 5, "points": [1.0], "losses": [1.0]}],
-        [3],
-        3,
-    ):
-        with pytest.raises(FileFormatError, match="calibration"):
-            from_values(Calibration, {"parts": wrong}, "calibration")
-    assert Scores.of(np.array([2.0, 1.0]), 7) == Scores(2, 7, (1.0, 2.0))
 
 
 @pytest.mark.parametrize("per_class", [8, 20, 60])
@@ -204,15 +135,6 @@ def test_rows_without_doubt_leave_the_temperature_at_the_guess() -> None:
     X = X + 0.01 * np.random.default_rng(0).normal(size=X.shape)
     learner = small().fit((X, y))
     assert learner.head_.temperature_ > 10 * TEMPERATURES[0]
-
-
-def test_the_ridge_readout_learns_novelty_and_has_its_own_temperature() -> None:
-    learner = small(readout="ridge", shape_directions=0).fit(part(clouds(20), 0, 1, 2))
-    learner.partial_fit(part(clouds(20), 3))
-    calibration = learner._state().calibration
-    assert calibration.unknown
-    assert all(part.losses is None and part.terms is not None for part in calibration.parts)
-    assert calibration.temperature() is None
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from tests.adapt.tiny import stripes, tiny_vit
 from tests.commands import evergrow
 from tests.learner.toys import Colours, Letters
 
-from evergrow.adapt import FsaConfig
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
 from evergrow.data import Dataset, FeatureSet, save_features
@@ -50,16 +49,6 @@ def test_the_head_gets_joined_blocks_and_is_told_so(data: Any) -> None:
     np.testing.assert_allclose(few.X, join_blocks(raw, (24,) * 3)[:2], rtol=1e-4, atol=1e-6)
 
 
-def test_final_is_todays_vector_whatever_it_is_called(data: Any) -> None:
-    scores = [learner(recipe).fit(data).decision_function(data[0]) for recipe in ("final", ["final"])]
-    np.testing.assert_array_equal(*scores)
-    made = learner("final").fit(data)
-    raw = encode(tiny_vit(), stripes(3, 8)[0], cache=False, join=False).X
-    head = Classifier(n_units=30, random_state=0).fit(raw, data[1].astype(str))
-    np.testing.assert_array_equal(made.decision_function(data[0]), head.class_scores(raw))
-    assert "recipe" not in made.info()["backbone"]
-
-
 def test_a_saved_model_has_its_recipe_and_answers_the_same(data: Any, tmp_path: Path) -> None:
     made = Learner("test_vit", weights="random", features="rich", options=UNITS, device="cpu").fit(data)
     made.save(tmp_path / "model.evg")
@@ -82,17 +71,6 @@ def test_learning_elsewhere_and_merging_keep_the_recipe(data: Any) -> None:
         made.merge(learner("final").fit(data))
 
 
-def test_an_adapted_backbone_is_read_at_the_same_depths(data: Any, tmp_path: Path) -> None:
-    config = FsaConfig.recipe(tuner="vpt-shallow", epochs=1)
-    made = Learner(tiny_vit(), adapt=config, features="rich", options=UNITS).fit(data)
-    plain = learner().fit(data)
-    assert made.spec_.recipe == plain.spec_.recipe
-    assert made.spec_.name.endswith("+vpt-shallow")
-    made.save(tmp_path / "model.evg")
-    again = Learner.load(tmp_path / "model.evg", backbone=tiny_vit())
-    np.testing.assert_allclose(again.decision_function(data[0]), made.decision_function(data[0]), rtol=1e-6)
-
-
 # -- features from files --------------------------------------------------------------------------------------
 
 
@@ -103,24 +81,19 @@ def feature_set(recipe: Any = BLOCKS) -> FeatureSet:
 
 
 def test_a_file_of_blocks_is_learned_as_the_images_are(data: Any, tmp_path: Path) -> None:
-    for suffix in (".npz",):
-        save_features(tmp_path / f"toy{suffix}", feature_set())
-        made = Learner(options=UNITS).fit(tmp_path / f"toy{suffix}")
-        direct = learner(BLOCKS).fit((data[0], np.array(["a", "b", "c"])[data[1]]))
-        raw = join_blocks(feature_set().X_train, (24, 24, 24))
-        np.testing.assert_allclose(made.decision_function(raw), direct.decision_function(data[0]), rtol=1e-5, atol=1e-9)
-        made.save(tmp_path / "model.evg")
-        again = Learner.load(tmp_path / "model.evg")
-        np.testing.assert_array_equal(again.decision_function(raw), made.decision_function(raw))
-        np.testing.assert_allclose(
-            direct.decision_function(direct.features(data[0]).X), direct.decision_function(data[0])
-        )
-        if suffix == ".npz":  # asked about by its path, a file says itself that its blocks are to be joined
-            np.testing.assert_array_equal(
-                again.decision_function(str(tmp_path / "toy.npz")), made.decision_function(raw)
-            )
-        assert again.evaluate(tmp_path / f"toy{suffix}").accuracy == made.evaluate(feature_set()).accuracy
-        np.testing.assert_array_equal(again.spawn().partial_fit((raw, data[1])).predict(raw[:1]).shape, (1,))
+    save_features(tmp_path / "toy.npz", feature_set())
+    made = Learner(options=UNITS).fit(tmp_path / "toy.npz")
+    direct = learner(BLOCKS).fit((data[0], np.array(["a", "b", "c"])[data[1]]))
+    raw = join_blocks(feature_set().X_train, (24, 24, 24))
+    np.testing.assert_allclose(made.decision_function(raw), direct.decision_function(data[0]), rtol=1e-5, atol=1e-9)
+    made.save(tmp_path / "model.evg")
+    again = Learner.load(tmp_path / "model.evg")
+    np.testing.assert_array_equal(again.decision_function(raw), made.decision_function(raw))
+    np.testing.assert_allclose(direct.decision_function(direct.features(data[0]).X), direct.decision_function(data[0]))
+    # Asked about by its path, a file says itself that its blocks are to be joined.
+    np.testing.assert_array_equal(again.decision_function(str(tmp_path / "toy.npz")), made.decision_function(raw))
+    assert again.evaluate(tmp_path / "toy.npz").accuracy == made.evaluate(feature_set()).accuracy
+    np.testing.assert_array_equal(again.spawn().partial_fit((raw, data[1])).predict(raw[:1]).shape, (1,))
 
 
 def test_features_of_other_blocks_are_refused(data: Any) -> None:

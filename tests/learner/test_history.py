@@ -12,17 +12,27 @@ import numpy as np
 import pytest
 import torch
 from tests.commands import evergrow
-from tests.learner.toys import Data, part, teach
+from tests.learner.toys import Data, part, refused, teach
 
 from evergrow.core.archive import read_archive, write_archive
-from evergrow.core.errors import EvergrowError, FileFormatError, NewerSchemaError, ParameterError
+from evergrow.core.errors import (
+    BusyError,
+    EvergrowError,
+    FileFormatError,
+    ModelNotFoundError,
+    NewerSchemaError,
+    ParameterError,
+    PathError,
+)
 from evergrow.core.seeding import generator
 from evergrow.learner import history as module
 from evergrow.learner.history import Header, History, State
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import (
+    ModelWriteError,
     commit,
     dropped_revisions,
+    history,
     kept_revisions,
     locked_model,
     open_model,
@@ -31,10 +41,20 @@ from evergrow.learner.modelfile import (
     rollback,
 )
 
+posix = pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links, modes and pipes")
+
+
+def folder(path: Path) -> Path:
+    return path.with_name(f"{path.name}.history")
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
 
 def files(path: Path) -> dict[str, int]:
     """Return the files of the history with their sizes."""
-    return {file.name: file.stat().st_size for file in History(path).folder.iterdir()}
+    return {file.name: file.stat().st_size for file in folder(path).iterdir()}
 
 
 def pieces(path: Path) -> int:
@@ -275,7 +295,7 @@ ATTACKS = [
 ]  # fmt: skip
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links and pipes")
+@posix
 @pytest.mark.parametrize("attack", ATTACKS, ids=range(len(ATTACKS)))
 def test_a_history_of_strangers_is_a_typed_error_and_leads_nowhere(
     path: Path, blobs: Data, found: list[bytes], attack: Callable[[Path], str]
@@ -296,7 +316,7 @@ def test_a_history_of_strangers_is_a_typed_error_and_leads_nowhere(
     assert {file: file.read_bytes() for file in path.parent.parent.iterdir() if file.is_file()} == outside
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: links")
+@posix
 def test_pieces_that_were_planted_are_replaced_and_links_not_followed(path: Path, tmp_path: Path, blobs: Data) -> None:
     before, precious = path.read_bytes(), tmp_path / "precious"
     precious.write_text("precious")
@@ -328,3 +348,184 @@ def test_a_newer_history_is_refused_and_kept(path: Path, found: list[bytes]) -> 
             use(path)
     assert path.read_bytes() == found[2]
     assert files(path).keys() == kept.keys()
+
+
+# -- model files that live somewhere: behind links, with modes and owners ----------------------------------------
+
+
+def forget(path: Path | str, name: str = "0") -> None:
+    with locked_model(path) as learner:
+        commit(path, learner.forget_classes(name))
+
+
+# -- links --------------------------------------------------------------------------------------------------
+
+
+@posix
+@pytest.mark.parametrize("kind", ["relative", "absolute", "chain", "folder"])
+def test_a_model_behind_a_link(path: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = {"relative": "real/model.evg", "absolute": str(path), "chain": "middle.evg", "folder": "real"}
+    (tmp_path / "middle.evg").symlink_to("real/model.evg")
+    (tmp_path / "link").symlink_to(links[kind])
+    monkeypatch.chdir(tmp_path)
+    asked = Path("link/model.evg") if kind == "folder" else Path("link")
+    before = path.read_bytes()
+    forget(asked)
+    assert Path("link").is_symlink()
+    assert not path.is_symlink()
+    assert open_model(path).class_names_.tolist() == open_model(asked).class_names_.tolist() == ["1", "2", "3", "4"]
+    assert sorted(os.listdir(tmp_path)) == ["link", "middle.evg", "real"]  # no history beside the link
+    assert not any(file.is_symlink() for file in folder(path).iterdir())
+    rollback(asked)
+    assert path.read_bytes() == before
+    assert Path("link").is_symlink()
+    assert [change.what for change in history(asked)] == ["fit", "update", "update", "forget", "rollback"]
+
+
+@posix
+def test_there_is_one_lock_whatever_the_name(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.evg").symlink_to("real/model.evg")
+    with locked_model(path) as learner:
+        commit(tmp_path / "link.evg", learner.forget_classes("0"))  # the same writer by another name
+    stale = open_model(path)
+    forget(tmp_path / "link.evg", "1")
+    with refused(path, BusyError, "changed since"):  # it is what another wrote meanwhile
+        commit(path, stale.forget_classes("2"))
+    open_model(path).forget_classes("3").save(tmp_path / "link.evg")  # a plain save goes through links too
+    assert (tmp_path / "link.evg").is_symlink()
+    assert "3" not in open_model(path).class_names_
+
+
+@posix
+@pytest.mark.parametrize("target", ["missing.evg", "link.evg"])
+def test_a_link_to_nothing_or_to_itself_is_an_error(path: Path, tmp_path: Path, target: str) -> None:
+    link = tmp_path / "link.evg"
+    link.symlink_to(target)
+    for use in (open_model, history, rollback):
+        with pytest.raises(ModelNotFoundError, match="link to nothing"):
+            use(link)
+    with pytest.raises(ModelWriteError, match="link to nothing"):
+        commit(link, open_model(path))
+    assert sorted(os.listdir(tmp_path)) == ["link.evg", "real"]
+
+
+# -- modes and owners ---------------------------------------------------------------------------------------
+
+
+@posix
+def test_a_private_model_stays_private_and_so_does_its_history(path: Path) -> None:
+    path.chmod(0o600)
+    forget(path)
+    assert mode(path) == 0o600
+    assert mode(folder(path)) == 0o700
+    assert {mode(file) for file in folder(path).iterdir()} == {0o600}
+    rollback(path)
+    assert mode(path) == 0o600
+    assert (History(path).numbers(), {mode(file) for file in folder(path).iterdir()}) == ([1, 2, 4], {0o600})
+
+
+@posix
+def test_a_history_that_is_closed_stays_closed(path: Path) -> None:
+    folder(path).chmod(0o700)
+    path.chmod(0o664)
+    forget(path)
+    assert (mode(path), mode(folder(path))) == (0o664, 0o700)
+
+
+@posix
+@pytest.mark.parametrize(("mask", "expected"), [(0o022, (0o644, 0o755)), (0o077, (0o600, 0o700))])
+def test_the_umask_decides_for_new_models(path: Path, tmp_path: Path, mask: int, expected: tuple[int, int]) -> None:
+    before = os.umask(mask)
+    try:
+        commit(tmp_path / "new.evg", open_model(path))
+        forget(tmp_path / "new.evg")
+    finally:
+        os.umask(before)
+    new = tmp_path / "new.evg"
+    assert (mode(new), mode(folder(new))) == expected
+    assert {mode(file) for file in folder(new).iterdir()} == {expected[0]}
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root: gives files away")
+def test_the_owner_is_kept(path: Path) -> None:
+    shutil.rmtree(folder(path))
+    os.chown(path, 12345, 23456)
+    forget(path)
+    places = [path, folder(path), *folder(path).iterdir()]
+    assert {(place.stat().st_uid, place.stat().st_gid) for place in places} == {(12345, 23456)}
+
+
+@posix
+@pytest.mark.parametrize("change", ["forget", "rollback", "save"])
+def test_a_read_only_model_is_refused_as_read_only(path: Path, change: str) -> None:
+    learner = open_model(path)
+    path.chmod(0o444)
+    changes = {"forget": lambda: forget(path), "rollback": lambda: rollback(path), "save": lambda: learner.save(path)}
+    with refused(path, (ModelWriteError, PathError), "read-only"):
+        changes[change]()
+    with refused(path, ModelWriteError, "read-only"):
+        commit(path, learner.forget_classes("0"))
+    assert mode(path) == 0o444
+    assert open_model(path).predict(np.zeros((1, 10))).shape == (1,)
+
+
+# -- histories that cannot be trusted -----------------------------------------------------------------------
+
+
+def test_a_planted_copy_of_the_newest_revision_does_not_hide_the_model(path: Path) -> None:
+    before = path.read_bytes()
+    shutil.copy(folder(path) / "1.json", folder(path) / "3.json")
+    forget(path)
+    rollback(path)
+    assert path.read_bytes() == before
+    rollback(path)
+    assert open_model(path).class_names_.tolist() == ["0", "1", "2", "3"]
+
+
+def test_absurd_numbers_in_the_history_do_not_count(path: Path) -> None:
+    shutil.copy(folder(path) / "1.json", folder(path) / f"{10**30}.json")
+    forget(path)
+    assert open_model(path).revision_ == 4
+
+
+@posix
+def test_the_history_is_no_link(path: Path, tmp_path: Path) -> None:
+    folder(path).rename(tmp_path / "elsewhere")
+    folder(path).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PathError, match="it is a link"):
+        forget(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'"text"',
+        b"[1]",
+        b'{"a": 1}',
+        b"[" * 100_000,
+        b'[{"change": {"what": "fit"}}]',
+        json.dumps([{"change": {"what": "rollback", "when": 3, "samples": "x"}, "before": 1, "after": 2}]).encode(),
+        json.dumps([{"change": {"what": "redone", "when": "", "samples": 1}, "before": 1, "after": 2}]).encode(),
+    ],
+    ids=range(10),
+)
+def test_a_broken_log_is_one_line_and_nothing_is_written(path: Path, text: bytes) -> None:
+    files = [*os.listdir(folder(path)), "log.json"]
+    (folder(path) / "log.json").write_bytes(text)
+    for use in (history, rollback, redo, forget):
+        with refused(path, FileFormatError, r"log\.json must be a list of rollbacks.*the model is as it was"):
+            use(path)
+    assert sorted(os.listdir(folder(path))) == sorted(files)
+    assert len(open_model(path).predict(np.zeros((1, 10)))) == 1
+
+
+@posix
+def test_a_log_that_is_a_link_is_not_written_through(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("[]")
+    (folder(path) / "log.json").symlink_to(tmp_path / "precious")
+    with pytest.raises(FileFormatError, match="it is a link"):
+        rollback(path)
+    assert (tmp_path / "precious").read_text() == "[]"

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import logging
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -110,14 +106,6 @@ def test_fit_starts_from_scratch_but_numbers_go_on(fitted: Learner, blobs: Data)
     assert fitted.classes_.tolist() == [4, 5]
     assert [change.what for change in fitted.history_] == ["fit"]
     assert fitted.revision_ == 2
-
-
-def test_two_classes_have_two_columns_of_scores_and_one_decision(blobs: Data) -> None:
-    learner = small().fit(part(blobs, 0, 1))
-    scores = learner.class_scores(blobs[0])
-    assert scores.shape == (len(blobs[0]), 2)
-    assert (learner.classes_[scores.argmax(axis=1)] == learner.predict(blobs[0])).all()
-    assert np.array_equal(learner.decision_function(blobs[0]), scores[:, 1] - scores[:, 0])  # as scikit-learn has it
 
 
 def test_classes_that_differ_in_case_only_are_warned_of(blobs: Data) -> None:
@@ -305,32 +293,6 @@ def test_features_of_another_backbone_are_refused(tmp_path: Path) -> None:
     learner.partial_fit(FeatureSet("f", X, y, X, y, ("a", "b"), backbone=right))
     with pytest.raises(InputError, match="other"):
         learner.partial_fit(FeatureSet("f", X, y, X, y, backbone={"name": "other", "weights_hash": "0"}))
-
-
-def test_auto_says_which(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evergrow.features import sources
-
-    choice = SimpleNamespace(name="test_resnet", weights="random", reason="test_resnet is the only one")
-    monkeypatch.setattr(sources, "best_backbone", lambda kind: choice)
-    with caplog.at_level(logging.INFO, logger="evergrow"):
-        learner = Learner(options={"n_units": 20}, cache=False).fit(write_folder(tmp_path / "p", {"a": 0, "b": 1}))
-    assert "test_resnet is the only one" in caplog.text
-    assert learner.info()["backbone"]["name"] == "test_resnet"
-    assert learner.info()["backbone"]["reason"] == "test_resnet is the only one"
-    assert Learner().fit((np.eye(4), [0, 0, 1, 1])).info()["backbone"] is None
-
-
-def test_feature_data_import_no_image_library() -> None:
-    code = (
-        "import sys, numpy as np\n"
-        "from evergrow.learner.learner import Learner\n"
-        "X, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 4\n"
-        "one = Learner(options={'n_units': 20}).fit((X, y))\n"
-        "one.partial_fit((X, y)).evaluate((X, y)); one.is_unknown(X); one.info()\n"
-        "print(sorted({'PIL', 'timm', 'torchvision', 'matplotlib'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 # -- other methods ------------------------------------------------------------------------------------------
@@ -525,15 +487,6 @@ def test_the_backbone_is_loaded_only_for_images(tmp_path: Path) -> None:
     for backbone, said in ((Colours(2.0), "hash"), (other, "test_resnet"), ("resnet101", "'resnet101'")):
         with pytest.raises(WeightsError, match=said):
             Learner.load(tmp_path / "m.evg", backbone=backbone, cache=False).predict(folder)
-
-
-def test_info_is_plain(fitted: Learner) -> None:
-    import json
-
-    info = fitted.info()
-    assert json.loads(json.dumps(info)) == info
-    assert info["classes"][0] == {"name": "0", "samples": 50}
-    assert (info["n_units"], info["n_features"], info["kind"]) == (40, 10, "features")
 
 
 def test_a_layer_among_the_options_is_kept_in_the_file(blobs: Data, tmp_path: Path) -> None:

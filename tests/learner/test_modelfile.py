@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from tests.learner.toys import Data, part, refused, teach
+from tests.learner.toys import Data, killed_at, needs_fork, part, refused, teach
 
 from evergrow.core.errors import (
     BusyError,
@@ -23,7 +20,6 @@ from evergrow.core.errors import (
     NotFittedError,
     ParameterError,
 )
-from evergrow.core.seeding import generator
 from evergrow.learner import history as kept_history
 from evergrow.learner import modelfile
 from evergrow.learner.history import Header, History
@@ -187,7 +183,7 @@ learner.save(path)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system: fork")
+@needs_fork
 @pytest.mark.parametrize("clean", ["change", "service"])
 def test_killed_writers_leave_nothing_that_unlearning_removed(path: Path, blobs: Data, clean: str) -> None:
     command = [sys.executable, "-c", ATTACKS, str(path)]
@@ -271,14 +267,6 @@ def test_a_model_that_was_replaced_by_hand_is_kept_too(path: Path, blobs: Data) 
     assert path.read_bytes() == foreign
 
 
-def test_a_fresh_fit_over_a_model_can_be_undone(path: Path, blobs: Data) -> None:
-    before = path.read_bytes()
-    assert commit(path, Learner(None, options={"n_units": 30}).fit(part(blobs, 4, 5))) == 4
-    assert [change.what for change in history(path)] == ["fit"]
-    rollback(path)
-    assert path.read_bytes() == before
-
-
 def test_a_copy_goes_on_by_itself(path: Path, tmp_path: Path, blobs: Data) -> None:
     copy = tmp_path / "copy.evg"
     copy.write_bytes(path.read_bytes())
@@ -312,17 +300,6 @@ def test_redo_takes_rollbacks_back_one_by_one_or_several_at_once(path: Path, fou
     rollback(path, 2)
     redo(path)  # one rollback, of two revisions
     assert path.read_bytes() == found[2]
-
-
-def test_nothing_is_redone_once_something_else_was_learned(path: Path, blobs: Data) -> None:
-    rollback(path)
-    teach(path, part(blobs, 5))
-    now = path.read_bytes()
-    with refused(path, ParameterError, "nothing to redo"):
-        redo(path)
-    rollback(path)
-    redo(path)
-    assert path.read_bytes() == now
 
 
 def test_only_what_was_undone_is_put_back(path: Path, found: list[bytes]) -> None:
@@ -362,79 +339,38 @@ def test_who_changed_a_model_is_in_its_history(tmp_path: Path, blobs: Data, monk
     assert history(path)[-1].who == "root"
 
 
-# -- kill -9 ------------------------------------------------------------------------------------------------
-
-# Starting takes longer than anything else, so one process that is warm forks those that are killed.
-NURSERY = """
-import os
-import shutil
-import sys
-import numpy as np
-from evergrow.learner.modelfile import commit, locked_model, redo, rollback
-path = sys.argv[1]
-X, y = np.random.default_rng(0).normal(size=(20, 8)), np.arange(20) % 2
-warm = path + ".warm"
-shutil.copy(path, warm)
-with locked_model(warm) as learner:
-    commit(warm, learner.partial_fit((X, y)))
-for _ in sys.stdin:
-    child = os.fork()
-    if child:
-        print(child, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-        continue
-    while True:
-        with locked_model(path) as learner:
-            commit(path, learner.partial_fit((X, y)), keep=3)
-        rollback(path)
-        redo(path)
-"""
+# -- kills --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system: fork")
-@pytest.mark.parametrize("rounds", [8, pytest.param(50, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_the_model_is_old_or_new(tmp_path: Path, rounds: int) -> None:
+@needs_fork
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_the_model_is_old_or_new(tmp_path: Path, step: int) -> None:
     path = tmp_path / "model.evg"
     X, y = np.random.default_rng(0).normal(size=(20, 8)), np.arange(20) % 2
     commit(path, Learner(None, options={"n_units": 100}).fit((X, y)))
-    delays = torch.rand(rounds, generator=generator(0, "kill")) * 0.25
-    last = 1
-    nursery = subprocess.Popen(
-        [sys.executable, "-c", NURSERY, str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    patience = [0.5 * 2**more for more in range(6)]  # on a busy machine no change may be done in the times drawn
-    for round_, delay in enumerate([*delays.tolist(), *patience]):
-        if round_ >= rounds and last > 1:
-            break
-        kill_a_writer(nursery, delay)
+    place, last = History(path), 1
+
+    def work() -> None:
+        teach(path, (X, y), keep=3)
+        rollback(path)
+        redo(path)
+
+    for moment in range(0, 1000, step):
+        killed = killed_at(moment, work)
         learner = open_model(path)  # checks the checksum of everything
         updates = len(learner.history_) - 1
         assert learner.n_samples_ == {0: 10 * (updates + 1), 1: 10 * (updates + 1)}
         assert learner.head_.class_counts_.tolist() == [10 * (updates + 1)] * 2
         assert learner.revision_ >= last - 1  # a rollback may have been the last that was done
         last = learner.revision_
-        place = History(path)
         for entry in place.kept(Header.read(path)):
             place.verified(entry.revision, entry.digest)
-    nursery.communicate()
+        if not killed:
+            break
+    assert 40 < moment < 999
     teach(path, (X, y), keep=3)
     assert last > 1
     assert not [file for file in tmp_path.rglob("*.part") if file.stat().st_nlink > 1 or "history" in str(file)]
     rollback(path)
     assert open_model(path).revision_ == last
-
-
-def kill_a_writer(nursery: subprocess.Popen[str], delay: float) -> None:
-    """Let the nursery start a process that changes the model all the time, and kill it after a while."""
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
-    nursery.stdin.write("go\n")
-    nursery.stdin.flush()
-    child = int(nursery.stdout.readline())
-    time.sleep(delay)
-    os.kill(child, signal.SIGKILL)
-    assert int(nursery.stdout.readline()) == -signal.SIGKILL

@@ -6,7 +6,6 @@ import csv
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.learner.toys import killed_at, needs_fork
 
 from evergrow.core.errors import BusyError, DatasetNotFoundError, FileFormatError, ImageError, InputError, PathError
 from evergrow.core.files import locked
@@ -264,13 +264,6 @@ def test_what_makes_no_sense_is_refused(
     assert tree(tmp_path) == before
 
 
-def test_a_model_of_texts_is_refused(photos: Path, tmp_path: Path) -> None:
-    reader = Reader()
-    reader.kind_ = "text"
-    with pytest.raises(InputError, match="a model of images"):
-        sort_folder(reader, photos, tmp_path / "out", "move")
-
-
 def test_one_process_sorts_into_a_folder(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out"), pytest.raises(BusyError):
@@ -361,82 +354,41 @@ def test_a_folder_that_may_only_be_read_keeps_its_files(photos: Path, tmp_path: 
 
 # -- kills ------------------------------------------------------------------------------------------------------
 
-CALLS = ("link", "unlink", "symlink", "rename", "replace", "mkdir", "rmdir", "open")
-
-
-def killed_at(call: int, after: bool, work: Callable[[], Any]) -> bool:
-    """Do work in a process that ends like a killed one at a call that changes files; return whether it was killed."""
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1] != 0
-    left = iter(range(call, -1, -1))
-
-    def dying(original: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
-        last = next(left, -1) == 0
-        if last and not after:
-            os._exit(9)
-        try:
-            return original(*arguments, **settings)
-        finally:
-            if last:
-                os._exit(9)
-
-    for name in CALLS:
-        setattr(os, name, partial(dying, getattr(os, name)))
-    try:
-        work()
-        os._exit(0)
-    except BaseException:
-        os._exit(1)
-
-
-@pytest.fixture
-def fresh(photos: Path, tmp_path: Path) -> Iterator[Callable[[], Path]]:
-    """Return a function that gives a copy of the images in a folder of its own."""
-
-    def copy() -> Path:
-        shutil.rmtree(tmp_path / "try", ignore_errors=True)
-        shutil.copytree(photos, tmp_path / "try" / "photos")
-        return tmp_path / "try"
-
-    yield copy
-    shutil.rmtree(tmp_path / "try", ignore_errors=True)
-
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system: fork")
-@pytest.mark.parametrize("after", [False, True])
+@needs_fork
 @pytest.mark.parametrize("disk", ["the same", "another"])
 @pytest.mark.parametrize("how", HOWS)
-def test_a_kill_at_any_moment(fresh, how: str, disk: str, after: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_at_any_moment(photos: Path, tmp_path: Path, how: str, disk: str, monkeypatch) -> None:
     if disk == "another":
         monkeypatch.setattr(filing, "_linked", lambda *_: False)
-    moments = 0
-    for moments in range(1000):
-        place = fresh()
+    moment = 0
+    for moment in range(2000):
+        place = tmp_path / f"{moment}"
+        photos_, out = Path(shutil.copytree(photos, place / "photos")), place / "out"
         before = tree(place)
-        photos, out = place / "photos", place / "out"
-        killed = killed_at(moments, after, lambda photos=photos, out=out: sort_folder(Reader(), photos, out, how))
-        there = [*texts(photos).values(), *texts(out).values()]
+        killed = killed_at(moment, partial(sort_folder, Reader(), photos_, out, how))
+        there = [*texts(photos_).values(), *texts(out).values()]
         assert set(there) >= set(FILES.values()), "something is lost"
-        if moments % 2:  # taken back at once
+        if moment // 2 % 2:  # taken back at once
             if (out / TABLE).is_file():
                 assert undo_sort(out / TABLE) == []
             else:
                 shutil.rmtree(out, ignore_errors=True)  # nothing but an empty folder and leftovers of the table
             assert tree(place) == before
         else:  # or completed
-            sort_folder(Reader(), photos, out, how)
+            sort_folder(Reader(), photos_, out, how)
             assert texts(out) == SORTED, "something is doubled or missing"
             assert sorted(set(os.listdir(out))) == ["cat", "dog", TABLE, "unknown", "unsure"]
-            undone = killed_at(moments, after, lambda out=out: undo_sort(out / TABLE))
+            undone = killed_at(moment, partial(undo_sort, out / TABLE))
             if undone and (out / TABLE).is_file():
                 assert undo_sort(out / TABLE) == []
-            assert texts(photos) == {name: value[0] for name, value in tree(photos).items() if value}
+            assert texts(photos_) == {name: value[0] for name, value in tree(photos_).items() if value}
             assert {name for name in tree(place) if not name.startswith("out")} == set(before)
+        shutil.rmtree(place)
         if not killed:
             break
-    assert 20 < moments < 999
+    assert 40 < moment < 1999
 
 
 # -- hostile tables ---------------------------------------------------------------------------------------------

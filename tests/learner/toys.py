@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -122,3 +125,37 @@ def assert_same(one: Archive, other: Archive) -> None:
     assert one.tensors.keys() == other.tensors.keys()
     for name, tensor in one.tensors.items():
         assert torch.equal(tensor, other.tensors[name]), name
+
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system: fork")
+CHANGING = ("link", "unlink", "symlink", "rename", "replace", "mkdir", "rmdir", "open", "fsync")
+
+
+def killed_at(moment: int, work: Callable[[], object], calls: Iterable[str] = CHANGING) -> bool:
+    """Do work in a process that ends like a killed one; return whether it did.
+
+    Moments are counted before and after each call of ``os`` that changes files; at -1 the work is done.
+    """
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1] != 0
+    moments = itertools.count()
+
+    def pass_moment() -> None:
+        if next(moments) == moment:
+            os._exit(9)
+
+    def dying(original: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+        pass_moment()
+        try:
+            return original(*arguments, **settings)
+        finally:
+            pass_moment()
+
+    for name in calls:
+        setattr(os, name, functools.partial(dying, getattr(os, name)))
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        os._exit(1)

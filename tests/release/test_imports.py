@@ -34,6 +34,15 @@ def test_the_learner_loads_torch_and_nothing_else_that_is_heavy() -> None:
     assert {name for name in names if not name.startswith("_")} <= NAMED
 
 
+def test_features_are_learned_without_an_image_library() -> None:
+    learned = (
+        "import numpy as np; from evergrow import Learner; X, y = np.eye(40), np.arange(40) % 4;"
+        "one = Learner(options={'n_units': 20}).fit(X, y).partial_fit(X, y);"
+        "one.evaluate(X, y), one.is_unknown(X), one.info()"
+    )
+    assert loaded(learned) & {"PIL", "timm", "torchvision", "matplotlib"} == set()
+
+
 def test_every_public_name_is_found() -> None:
     for name in evergrow.__all__:
         assert getattr(evergrow, name) is not None
