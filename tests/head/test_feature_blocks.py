@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,31 +40,6 @@ def test_layers_of_other_blocks_do_not_merge(data):
     for other in (make(blocks=(8, 17)), make(blocks=None, normalize="none")):
         with pytest.raises(MergeError, match="one frozen layer"):
             model.merge(other.fit(X[1:], y[1:]))
-
-
-@pytest.mark.parametrize("settings", [{}, {"n_units": 0}])
-def test_files_and_maps_give_the_same(data, settings, tmp_path: Path):
-    X, y = data
-    model = make(**settings).fit(X[:200], y[:200])
-    model.predict(X[:2])
-    model.partial_fit(X[200:], y[200:])
-    scores, novelty = model.class_scores(X), model.novelty_score(X[:9])
-    model.save(tmp_path / "model")
-    loaded = Classifier.load(tmp_path / "model")
-    loaded.settle()
-    model.settle()
-    assert np.allclose(loaded.class_scores(X), model.class_scores(X), rtol=1e-8, atol=1e-8)
-    assert loaded.blocks_ == model.blocks_
-    assert np.isfinite(scores).all()
-    assert np.isfinite(novelty).all()
-    branch = Classifier.load(tmp_path / "model")
-    branch.adopt_solution(model.solution())
-    assert np.array_equal(branch.class_scores(X), model.class_scores(X))
-    assert branch.block_weights_ == pytest.approx(model.block_weights_)
-    found = model.linear_map()
-    assert np.allclose(found.scores(torch.from_numpy(X)).numpy(), model.class_scores(X), rtol=1e-9, atol=1e-9)
-    outs = model.fold_outs(X[:20], y[:20])
-    assert np.isfinite(outs.log_losses).all()
 
 
 def test_wrong_blocks_are_refused(data):
