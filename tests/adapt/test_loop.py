@@ -17,7 +17,7 @@ from torchvision import transforms
 from evergrow.adapt import CheckpointError, TrainConfig, TrainingError, train
 from evergrow.adapt.training_images import Cropper, TrainingImages, TrainTransform, draw_crops
 from evergrow.core.archive import read_archive
-from evergrow.core.errors import ImageError, InputError, ParameterError, UnknownNameError
+from evergrow.core.errors import ImageError, InputError, ParameterError
 from evergrow.core.seeding import derive_seed
 from evergrow.data.items import Images, Texts
 from evergrow.features import Preprocessing, decode_image
@@ -65,16 +65,6 @@ def weights(net: nn.Module) -> torch.Tensor:
 # -- settings ---------------------------------------------------------------------------------------------
 
 
-def test_rates_are_those_of_torchs_scheduler() -> None:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler, wanted = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7), []
-    for _ in range(7):
-        wanted.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    np.testing.assert_allclose([TrainConfig(epochs=7).factor(epoch) for epoch in range(7)], wanted, rtol=1e-6)
-
-
 def test_codas_cosine_ends_above_zero() -> None:
     config = TrainConfig(epochs=20, schedule="coda-cosine")
     assert (config.factor(0), config.factor(19)) == (1.0, pytest.approx(math.cos(0.495 * math.pi)))
@@ -105,13 +95,6 @@ def test_a_warm_start_rises_to_the_cosine() -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ParameterError, match=next(iter(wrong))):
         TrainConfig(**wrong)
-
-
-def test_settings_survive_json() -> None:
-    config = TrainConfig(crop_scale=(0.5, 1.0), lr=0.5)
-    assert TrainConfig.from_dict(config.to_dict()) == config
-    with pytest.raises(UnknownNameError, match="'epochs'"):
-        TrainConfig.from_dict({"epoch": 3})
 
 
 # -- the loop ---------------------------------------------------------------------------------------------
@@ -363,15 +346,6 @@ def test_training_crops_are_torchvisions_for_the_same_draws(size: tuple[int, int
         expected = [theirs(image) for _ in range(12)]
     for other in expected:
         assert torch.equal(own(image, generator), other)
-
-
-def test_training_transform_leaves_the_global_generators_alone() -> None:
-    state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    transform, image = TrainTransform(Preprocessing.pilot(32)), noise(60, 80)
-    first = transform(image, torch.Generator().manual_seed(0))
-    assert torch.equal(state, torch.random.get_rng_state())
-    np.testing.assert_array_equal(numpy_state, np.random.get_state()[1])  # noqa: NPY002
-    assert not torch.equal(first, transform(image, torch.Generator().manual_seed(1)))
 
 
 def test_cubic_crops_stay_bytes() -> None:

@@ -77,17 +77,6 @@ def test_random_weights_depend_on_the_seed_and_leave_the_global_generator_alone(
     assert first.spec.weights_hash != other.spec.weights_hash
 
 
-def test_autocast_from_outside_applies_and_the_answer_is_float32() -> None:
-    backbone = image_backbone("test_vit", weights="random")
-    batch = torch.rand(2, 3, 160, 160)
-    plain = backbone.encode(batch)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        low = backbone.encode(batch)
-    assert low.dtype == torch.float32
-    assert not torch.equal(low, plain)
-    torch.testing.assert_close(low, plain, atol=0.1, rtol=0.1)
-
-
 def test_features_agree_on_every_device(device: torch.device) -> None:
     for name in ("test_vit", "test_efficientnet"):
         backbone = image_backbone(name, weights="random")
