@@ -17,7 +17,6 @@ from evergrow.core.errors import LabelError, NotFittedError, ParameterError, Unk
 from evergrow.core.record import read_record, write_record
 from evergrow.data.items import Texts
 from evergrow.features import ImageBackbone, create_backbone, encode, hash_weights
-from evergrow.features.base import Backbone
 from evergrow.head import HEADS
 from evergrow.lab.methods import FsaClassifier, create_method, list_methods, method_options
 
@@ -200,29 +199,12 @@ def test_labels_may_be_strings_in_any_order_of_arrival() -> None:
     assert len(model.classes_) == 4
 
 
-def test_a_failed_fit_leaves_what_was_learned() -> None:
-    ((items, y), _) = tasks()
-    model = FsaClassifier("simplecil", tiny_vit(), adapt="ssf", epochs=1).fit(items, y)
-    before = model.predict(items)
-    with pytest.raises(LabelError, match="at least 2"):
-        model.fit(items, np.zeros(len(items), dtype=np.int64))
-    resnet = create_backbone("test_resnet", weights="random", device="cpu")
-    model.set_params(backbone=resnet, adapt="adapter")
-    with pytest.raises(UnsupportedModelError):
-        model.fit(items, y)
-    np.testing.assert_array_equal(model.predict(items), before)
-
-
 def test_names_and_options() -> None:
     assert {f"{name}+fsa" for name in HEADS.names()} <= set(list_methods())
     assert method_options("ranpac+fsa").items() >= {"adapt": "auto", "fsa": "ranpac", "n_units": 10_000}.items()
     model = create_method("ranpac+fsa", n_units=30, adapt="lora")
     assert model.get_params()["n_units"] == 30
     assert model.set_params(n_units=20).head_options == {"n_units": 20}
-    with pytest.raises(UnknownNameError, match="'n_units'"):
-        create_method("ranpac+fsa", n_unit=30)
-    with pytest.raises(UnknownNameError, match=r"ranpac\+fsa"):
-        create_method("ranpak+fsa")
     items, y = stripes(2, 2)
     with pytest.raises(UnknownNameError, match="'n_units'"):
         FsaClassifier("ranpac", tiny_vit(), n_unit=3).fit(items, y)
@@ -240,15 +222,3 @@ def test_wrong_input_is_refused() -> None:
         FsaClassifier("simplecil", tiny_vit()).fit(Texts(("a", "b")), [0, 1])
     with pytest.raises(LabelError, match="one label per row"):
         FsaClassifier("simplecil", tiny_vit()).fit(items, y[:-1])
-
-    class Other(Backbone):
-        spec = tiny_vit().spec
-
-        def encode(self, batch: Any) -> torch.Tensor:
-            return torch.zeros(len(batch), 24)
-
-        def to(self, device: Any) -> Other:
-            return self
-
-    with pytest.raises(ParameterError, match="ImageBackbone"):
-        FsaClassifier("simplecil", Other()).fit(items, y)

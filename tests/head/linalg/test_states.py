@@ -213,15 +213,6 @@ def test_auto_leaves_the_compact_form_in_the_middle_of_a_batch(rng, small_blocks
     assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-9
 
 
-def test_auto_stays_compact_through_a_long_batch_of_low_rank(rng, small_blocks):
-    H, Y = problem(rng, n=1000, L=30)
-    H = H @ torch.randn(30, 400, generator=rng, dtype=torch.float64)
-    state = RidgeStatistics.create(400, 4, "auto", floor=ALPHA * 1e-9).update(H, Y)
-    assert state.form == "compact"
-    assert small_blocks == [50] * 20
-    assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-7
-
-
 @pytest.mark.parametrize(
     ("solver", "key", "size", "message"),
     [
