@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.data.sources.test_webdataset import labelled, write_tar
+from tests.data.sources.samples import labelled, write_tar
 from tests.engine.clouds import SMALL, learned, learner, leftovers, points, scores, write_parts, write_points
 
 from evergrow import Learner

@@ -29,16 +29,6 @@ def test_it_is_the_inverse(make_classes):
     assert solved.trace_inverse() == pytest.approx(float(torch.linalg.inv(matrix).diagonal().sum()))
 
 
-@pytest.mark.parametrize("rows", [1, 5, MAX_CORRECTIONS])
-def test_rows_learned_in_one_step(make_classes, rows, device):
-    made = make_classes(10, 30, 40)
-    made.rows, made.codes = made.rows.to(device), made.codes.to(device)
-    start = len(made.codes) - rows
-    followed = SolvedScatter.of(made.geometry(slice(start)), ALPHA)
-    followed = followed.follow(made.rows[start:], made.codes[start:])
-    close(followed, SolvedScatter.of(made.geometry(), ALPHA))
-
-
 def test_a_thousand_changes(make_classes):
     made = make_classes(10, 40, 130)
     followed = SolvedScatter.of(made.geometry(slice(100)), ALPHA)
