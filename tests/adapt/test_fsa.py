@@ -8,18 +8,15 @@ import pytest
 import torch
 from tests.adapt.tiny import stripes, tiny_vit
 from torch import nn
-from torch.nn.functional import cross_entropy, linear, normalize
+from torch.nn.functional import linear, normalize
 
 from evergrow.adapt import Adaptation, CheckpointError, FsaConfig, TrainConfig, adapt, adapted_from
 from evergrow.adapt.fsa import CosineHead
-from evergrow.adapt.training_images import TrainingImages
 from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners, create_tuner, tuners_of
 from evergrow.core.errors import LabelError, NotFittedError, ParameterError, UnknownNameError, WeightsError
 from evergrow.core.record import read_record, write_record
-from evergrow.core.seeding import derive_seed
 from evergrow.data.items import Texts
 from evergrow.features import ImageBackbone, create_backbone, encode, hash_weights
-from evergrow.features.base import Backbone
 from evergrow.head import HEADS
 from evergrow.lab.methods import FsaClassifier, create_method, list_methods, method_options
 
@@ -51,35 +48,16 @@ def test_adaptation_leaves_the_backbone_as_it_was(kind: str) -> None:
 
 
 def test_the_protocol_is_ranpacs() -> None:
-    """The default settings, by a loop of torch's own tools on the same batches."""
-    config = FsaConfig(settings={"dropout": 0.1}, train=TrainConfig(epochs=3, batch_size=48))
-    assert config.tuner == "adapter"
-    assert FsaConfig().train == TrainConfig(
-        epochs=20, batch_size=48, lr=0.01, momentum=0.9, weight_decay=5e-4, optimizer="sgd", schedule="cosine"
+    """Its settings; that the loop does what torch's own tools do is among the tests of the loop."""
+    assert FsaConfig() == FsaConfig(
+        tuner="adapter",
+        train=TrainConfig(
+            epochs=20, batch_size=48, lr=0.01, momentum=0.9, weight_decay=5e-4, optimizer="sgd", schedule="cosine"
+        ),
     )
-    backbone, (items, y) = tiny_vit(), stripes(3, 21)
-    adapted = adapt(backbone, items, y, config, seed=4)
-
-    module = tiny_vit().module
-    tuner = create_tuner("adapter", module, seed=4)
-    drawn = CosineHead(24, 3, 4, "fsa")
-    weight, scale = drawn.weight.detach().clone().requires_grad_(), torch.ones(1, requires_grad=True)
-    assert float(weight.detach().abs().max()) <= 24**-0.5
-    optimizer = torch.optim.SGD([*tuner.parameters(), weight, scale], lr=0.01, momentum=0.9, weight_decay=5e-4)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
-    named = {"seed": 4, "purpose": ("fsa",), "device": torch.device("cpu")}
-    source = TrainingImages(items, y, config.train, preprocessing=backbone.transform, **named)
-    module.train()
-    with torch.random.fork_rng(devices=[]):
-        for epoch in range(3):
-            torch.manual_seed(derive_seed(4, "train", "fsa", "dropout", epoch))
-            for x, codes in source.epoch(epoch):
-                logits = scale * linear(normalize(module(x)), normalize(weight))
-                optimizer.zero_grad()
-                cross_entropy(logits, codes).backward()
-                optimizer.step()
-            scheduler.step()
-    torch.testing.assert_close(state(adapted.tuner), state(tuner), rtol=1e-5, atol=1e-7)
+    head, x = CosineHead(24, 3, 4, "fsa"), torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
+    assert float(head.weight.detach().abs().max()) <= 24**-0.5
+    torch.testing.assert_close(head(x), linear(normalize(x), normalize(head.weight)))
 
 
 def test_heads_have_streams_and_tuners_settings_of_their_own() -> None:
@@ -206,20 +184,6 @@ def test_more_epochs_do_not_change_the_random_projection() -> None:
     assert torch.equal(*layers)
 
 
-def test_without_adaptation_the_backbone_is_the_given_one() -> None:
-    (first, y1), (second, y2) = tasks()
-    backbone = tiny_vit()
-    model = FsaClassifier("simplecil", backbone, adapt=None).fit(first, y1).partial_fit(second, y2)
-    assert model.backbone_ is backbone
-    head = HEADS["simplecil"]()
-    for items, y in ((first, y1), (second, y2)):
-        head.partial_fit(encode(backbone, items, cache=False, join=False).X, y)
-    np.testing.assert_array_equal(
-        model.predict(first), head.predict(encode(backbone, first, cache=False, join=False).X)
-    )
-    assert model.cost_.trainable_parameters == 0
-
-
 def test_labels_may_be_strings_in_any_order_of_arrival() -> None:
     (first, y1), (second, y2) = tasks(4)
     names = np.array(["zebra", "ant", "moth", "bee"])
@@ -235,38 +199,12 @@ def test_labels_may_be_strings_in_any_order_of_arrival() -> None:
     assert len(model.classes_) == 4
 
 
-def test_two_classes_have_two_columns() -> None:
-    items, y = stripes(2, 6)
-    model = FsaClassifier("simplecil", tiny_vit(), adapt="ssf", epochs=1).fit(items, y)
-    scores = model.decision_function(items)
-    assert scores.shape == (12, 2)
-    np.testing.assert_array_equal(model.predict(items), scores.argmax(axis=1))
-    assert model.score(items, y) > 0.9
-
-
-def test_a_failed_fit_leaves_what_was_learned() -> None:
-    ((items, y), _) = tasks()
-    model = FsaClassifier("simplecil", tiny_vit(), adapt="ssf", epochs=1).fit(items, y)
-    before = model.predict(items)
-    with pytest.raises(LabelError, match="at least 2"):
-        model.fit(items, np.zeros(len(items), dtype=np.int64))
-    resnet = create_backbone("test_resnet", weights="random", device="cpu")
-    model.set_params(backbone=resnet, adapt="adapter")
-    with pytest.raises(UnsupportedModelError):
-        model.fit(items, y)
-    np.testing.assert_array_equal(model.predict(items), before)
-
-
 def test_names_and_options() -> None:
     assert {f"{name}+fsa" for name in HEADS.names()} <= set(list_methods())
     assert method_options("ranpac+fsa").items() >= {"adapt": "auto", "fsa": "ranpac", "n_units": 10_000}.items()
     model = create_method("ranpac+fsa", n_units=30, adapt="lora")
     assert model.get_params()["n_units"] == 30
     assert model.set_params(n_units=20).head_options == {"n_units": 20}
-    with pytest.raises(UnknownNameError, match="'n_units'"):
-        create_method("ranpac+fsa", n_unit=30)
-    with pytest.raises(UnknownNameError, match=r"ranpac\+fsa"):
-        create_method("ranpak+fsa")
     items, y = stripes(2, 2)
     with pytest.raises(UnknownNameError, match="'n_units'"):
         FsaClassifier("ranpac", tiny_vit(), n_unit=3).fit(items, y)
@@ -284,15 +222,3 @@ def test_wrong_input_is_refused() -> None:
         FsaClassifier("simplecil", tiny_vit()).fit(Texts(("a", "b")), [0, 1])
     with pytest.raises(LabelError, match="one label per row"):
         FsaClassifier("simplecil", tiny_vit()).fit(items, y[:-1])
-
-    class Other(Backbone):
-        spec = tiny_vit().spec
-
-        def encode(self, batch: Any) -> torch.Tensor:
-            return torch.zeros(len(batch), 24)
-
-        def to(self, device: Any) -> Other:
-            return self
-
-    with pytest.raises(ParameterError, match="ImageBackbone"):
-        FsaClassifier("simplecil", Other()).fit(items, y)

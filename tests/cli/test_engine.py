@@ -65,6 +65,7 @@ def test_what_does_not_go_with_an_engine_is_one_line(shell: Shell, data: Path, t
     fit = ("fit", data, "-m", tmp_path / "model.evg", *ENGINE)
     assert "--holdout does not work with --engine" in shell.error(*fit, "--holdout", 0.2)
     assert "--adapt does not work with --engine" in shell.error(*fit, "--adapt", "ssf")
+    assert "method 'simplecil' cannot start an empty learner" in shell.error(*fit, "--method", "simplecil")
     assert "No folder or file 'no'" in shell.error("fit", tmp_path / "no", "-m", tmp_path / "m.evg", *ENGINE)
     shell.run("fit", data, "-m", tmp_path / "model.evg", "--units", 20)
     assert "name a folder by --out" in shell.error("predict", tmp_path / "model.evg", data, *ENGINE)

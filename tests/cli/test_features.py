@@ -68,8 +68,6 @@ def test_an_unreadable_image_is_named_and_can_be_left_out(shell: Shell, folder: 
         (["-o", "x.csv"], "does not end in"),
         (["--features", "riche"], "--features must be 'auto', 'fast', 'rich', 'best' or blocks such as"),
         (["--features", "rich@0"], "view must be a size such as 320 or a zoom such as 64of72, of 1 to 4096 pixels"),
-        (["--features", "final,final"], "blocks of --features must differ, got 'final' twice"),
-        (["--features", "mean@-9"], "ResNet has -1 (layer4) to -4 (layer1)"),
     ],
 )
 def test_mistakes_leave_nothing(shell: Shell, more: list[str], message: str) -> None:

@@ -51,7 +51,6 @@ def test_existing_model_stays_unless_forced(shell, first, later, model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["absent/", "-m", "m.evg"], "absent"),
         (["empty", "-m", "m.evg"], "empty must hold one folder per class"),
         (["first.npz", "-m", "no/m.evg"], "There is no folder no for --model"),
         (["first.npz", "-m", "empty"], "empty is a folder; name a file for --model"),

@@ -1,3 +1,5 @@
+"""What a model is, and how two models or revisions differ."""
+
 from pathlib import Path
 
 import numpy as np

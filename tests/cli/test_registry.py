@@ -1,4 +1,4 @@
-"""One list of commands: help, completion and the application are made from it."""
+"""One list of commands: help, completion, how each leaves, and what none of them loads before it must."""
 
 from __future__ import annotations
 

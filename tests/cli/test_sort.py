@@ -69,3 +69,8 @@ def test_it_sorts_as_predict_answers(shell: Shell, image_model: Path, inbox: Pat
 def test_bad_input_is_one_line_and_touches_nothing(shell: Shell, inbox: Path, arguments: list, message: str) -> None:
     assert message in shell.error("sort", *arguments)
     assert not OUT.exists()
+
+
+def test_models_of_other_things_are_refused(shell: Shell, model: Path) -> None:
+    Path("inbox").mkdir()
+    assert "a model of images" in shell.error("sort", model, "inbox", "--into", OUT)

@@ -1,3 +1,5 @@
+"""Names, devices and seeds that are checked where they come in."""
+
 import sys
 from types import ModuleType
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from evergrow.core.errors import DatasetNotFoundError, InputError
+from evergrow.core.errors import InputError
 from evergrow.data.items import Images, Texts, check_widths, concat_items, join_blocks
 
 
@@ -28,11 +28,6 @@ def test_the_stamp_of_files_sees_names_sizes_and_times_but_not_the_folder(tmp_pa
     os.utime(tmp_path / "two" / "ä.jpg", ns=(5, 5))
     assert one.stamp() != two.stamp()
     assert one.identity() != two.identity()
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match=r"gone\.jpg"):
-        Images(("gone.jpg",), root=tmp_path).stamp()
 
 
 def test_the_stamp_of_arrays_sees_every_pixel_and_the_shape() -> None:

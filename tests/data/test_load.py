@@ -12,7 +12,6 @@ from tests.data.conftest import PNG, Tree
 from evergrow.core.errors import DataWarning, FileFormatError, LabelError, ParameterError, UnknownNameError
 from evergrow.data import DataOptions, Dataset, FeatureSet, inspect_data, load_data, load_features
 from evergrow.data.items import Images, Texts
-from evergrow.lab.streams import stream_of
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -67,14 +66,6 @@ def test_bad_image_arrays(changes: dict[str, np.ndarray], match: str, tmp_path: 
     np.savez(tmp_path / "bad.npz", **{**IMAGES, **changes})
     with pytest.raises(FileFormatError, match=match):
         load_data(tmp_path / "bad.npz")
-
-
-def test_real_cifar_images(shared: Path) -> None:
-    data = load_data(shared / "images" / "cifar100_32px.npz")
-    assert isinstance(data, Dataset)
-    assert (data.n_classes, len(data.train), len(data.test)) == (100, 6000, 3000)
-    assert data.class_names[:2] == ("apple", "aquarium_fish")
-    assert stream_of(data).order[:6].tolist() == [68, 56, 78, 8, 23, 84]
 
 
 # -- options ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.engine.clouds import OPTIONS, SMALL, learner, points, write_points
+from tests.learner.toys import write_folder
 
 from evergrow import Learner
 from evergrow.core.errors import EngineError, ParameterError
@@ -34,13 +35,7 @@ def model(data: Path) -> Learner:
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of two classes with nine images each, and one that is none."""
-    from PIL import Image
-
-    folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
-    for name, most in (("ant", 120), ("bee", 255)):
-        (folder / name).mkdir()
-        for number in range(9):
-            Image.fromarray(rng.integers(0, most, (24, 24, 3), dtype=np.uint8)).save(folder / name / f"{number}.png")
+    folder = write_folder(tmp_path_factory.mktemp("images") / "insects", {"ant": 0, "bee": 1}, n=9)
     (folder / "ant" / "none.png").write_bytes(b"no image")
     return folder
 

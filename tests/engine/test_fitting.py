@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import io
-import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.data.sources.samples import labelled, write_tar
 from tests.engine.clouds import SMALL, learned, learner, leftovers, points, scores, write_parts, write_points
 
 from evergrow import Learner
@@ -224,11 +223,7 @@ def test_tars_that_are_cut_off_are_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "tars"
     folder.mkdir()
     for number in range(3):
-        with tarfile.open(folder / f"{number}.tar", "w") as tar:
-            for row in range(8):
-                info = tarfile.TarInfo(f"{number}{row // 2}.{'cls' if row % 2 else 'jpg'}")
-                info.size = 300
-                tar.addfile(info, io.BytesIO(b"0" * 300))
+        write_tar(folder / f"{number}.tar", labelled(4 * number, 4))
     (folder / "1.tar").write_bytes((folder / "1.tar").read_bytes()[:3000])
     with pytest.raises(FileFormatError, match=r"1\.tar"):
         LocalEngine().manifest(folder)

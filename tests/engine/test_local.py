@@ -107,11 +107,6 @@ def test_a_worker_that_is_not_fit_ends_all_before_any_work(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_model_of_one(data: Path, tmp_path: Path) -> None:
-    assert (scores(learned(data, workers=2)) == scores(learned(data))).all()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", range(5))
 def test_a_worker_killed_at_any_moment_changes_nothing(data: Path, tmp_path: Path, monkeypatch, moment: int) -> None:
     sizes = {"shard_rows": 10, "first_rows": 150}  # 30 shards

@@ -1,4 +1,4 @@
-"""The manifest: the same for everybody, and never that of other data."""
+"""The manifest: the same for everybody, and never that of other data; and the order of its sums."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.engine.clouds import write_points
 from evergrow.core.errors import EngineError, FileFormatError, NewerSchemaError, ParameterError
 from evergrow.data import read
 from evergrow.engine import LocalEngine
+from evergrow.engine.fitting import FAN_IN, merge_tree
 from evergrow.engine.job import Job, begin_job, plan, read_job
 
 
@@ -107,3 +108,15 @@ def test_a_newer_job_says_what_it_needs(data: Path, tmp_path: Path) -> None:
 def test_shards_without_rows_are_refused() -> None:
     with pytest.raises(ParameterError, match="shard_rows must be"):
         LocalEngine(shard_rows=0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 64, 65, 1000])
+def test_every_shard_is_added_once(n: int) -> None:
+    levels = merge_tree(n)
+    (root,) = levels[-1]
+    assert list(root.leaves) == list(range(n))
+    for level in levels[1:]:
+        for number, node in enumerate(level):
+            assert node.number == number
+            assert 1 <= len(node.children) <= FAN_IN
+            assert [leaf for child in node.children for leaf in child.leaves] == list(node.leaves)

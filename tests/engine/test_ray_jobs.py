@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from tests.engine.conftest import ROOT, SMALL, alive, descendants, killing, wait_until
+from tests.learner.toys import write_folder
 
 from evergrow import Learner
 from evergrow.core.errors import EngineError
@@ -87,11 +87,7 @@ def test_a_model_of_a_cluster_is_that_of_one_process(cluster: Any, data: Path, l
 
 def test_features_of_images_are_the_same_to_the_last_bit(cluster: Any, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    draws = np.random.default_rng(0)
-    for number, pixels in enumerate(draws.integers(0, 256, size=(60, 32, 32, 3), dtype=np.uint8)):
-        place = tmp_path / "images" / f"class {number % 3}"
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(place / f"{number}.png")
+    write_folder(tmp_path / "images", {"ant": 0, "bee": 1, "cat": 2}, n=20)
     backbone = create_backbone("test_resnet", weights="random", device="cpu")
     there = {"address": cluster.address}
     engines = {

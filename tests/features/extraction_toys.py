@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ from PIL import Image
 from evergrow.data.items import Images, Items
 from evergrow.features.base import Backbone, BackboneSpec
 
-ROOT = Path(__file__).parents[2]
 SIDE = 8
 
 
@@ -101,18 +97,3 @@ def expected_features(items: Items, rows: Any = None) -> np.ndarray:
         mean = small.mean(axis=(0, 1))
         found.append(np.concatenate([mean, mean @ Toy.mixing.numpy().astype(np.float64)]))
     return np.array(found)
-
-
-def start_encoding(images: Images, cache: Path, *, workers: int) -> subprocess.Popen[bytes]:
-    """Start a process that encodes slowly, by chunks of four."""
-    code = (
-        "import time\n"
-        "from pathlib import Path\n"
-        "from tests.features.extraction_toys import Images, Toy\n"
-        "from evergrow.features import cache, encode, images\n"
-        "cache.CHUNK, decode = 4, images.decode_image\n"
-        "images.decode_image = lambda source, **options: time.sleep(0.05) or decode(source, **options)\n"
-        f"files = Images({images.names!r}, root=Path({str(images.root)!r}))\n"
-        f"encode(Toy(), files, cache={str(cache)!r}, on_error='skip', workers={workers}, batch_size=2)\n"
-    )
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ from tests.features.extraction_toys import (
     LetterCounter,
     Toy,
     expected_features,
-    start_encoding,
     synthetic,
     write_images,
 )
@@ -282,32 +278,3 @@ def test_half_precision_only_where_it_is_safe(scale: float, precision: str) -> N
 
 
 # -- interruption and size ------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX system: signals")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_killed_run_goes_on_at_its_last_whole_chunk(images: Images, tmp_path: Path, workers: int) -> None:
-    (images.root / "odd/003.png").write_text("no image")
-    cache = tmp_path / "cache"
-    process = start_encoding(images, cache, workers=workers)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        if any(info.done >= 8 for info in FeatureCache(cache).list()):
-            break
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    (info,) = FeatureCache(cache).list()
-    assert info.state == "unfinished"
-    assert (info.n_items, info.failures) == (23, 1)
-    with pytest.warns(DataWarning, match=r"odd/003\.png"):
-        result = encode(Toy(), images, cache=cache, on_error="skip", workers=0, batch_size=2)
-    assert result.computed == 23 - info.done
-    with pytest.warns(DataWarning):
-        whole = encode(Toy(), images, cache=False, on_error="skip", workers=0, batch_size=2)
-    np.testing.assert_array_equal(result.X, whole.X)
-    assert result.failures == whole.failures
-    assert result.rows.tolist() == whole.rows.tolist()

@@ -194,14 +194,3 @@ class TestOnGpu:
             assert gaps.max() < 0.1
             assert np.median(gaps) < 0.03
             assert ours.computed == computed
-
-    def test_broken_files_are_named(self, tmp_path):
-        whole = jpeg(picture())
-        (tmp_path / "cut.jpg").write_bytes(whole[:-400])
-        (tmp_path / "noise.jpg").write_bytes(b"\xff\xd8\xff" + bytes(range(256)) * 9 + b"\xff\xd9")
-        (tmp_path / "sound.jpg").write_bytes(whole)
-        items = Images(("cut.jpg", "noise.jpg", "sound.jpg"), root=tmp_path)
-        backbone = create_backbone("test_vit", weights="random", device="cuda")
-        with pytest.warns(UserWarning, match="could not be read"):
-            found = encode(backbone, items, decode="gpu", on_error="skip", cache=False)
-        assert [name for name, _ in found.failures] == ["cut.jpg", "noise.jpg"]

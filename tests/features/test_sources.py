@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import http.server
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import timm
 from safetensors.torch import save
+from tests.learner.hub_stand_in import Hub, running_hub
 
 from evergrow.core.errors import WeightsError
 from evergrow.features import best_backbone, create_backbone, list_backbones, sources
@@ -92,62 +90,38 @@ def test_the_best_one_is_the_first_with_weights(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
-    """Serve one weights file the way the hub does, and count what is asked for."""
-    body = save({k: v.contiguous() for k, v in timm.create_model("test_resnet", num_classes=1000).state_dict().items()})
-    seen = {"GET": 0, "HEAD": 0}
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            seen[self.command] += 1
-            right = self.path.startswith("/timm/test_resnet.r160_in1k/resolve/main/model.safetensors")
-            self.send_response(200 if right else 404)
-            if right:
-                self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
-                self.send_header("X-Repo-Commit", "0" * 40)
-                self.send_header("Accept-Ranges", "bytes")
-            else:
-                self.send_header("X-Error-Code", "EntryNotFound")
-            self.send_header("Content-Length", str(len(body) if right else 0))
-            self.end_headers()
-            if right and self.command == "GET":
-                self.wfile.write(body)
-
-        do_GET = do_HEAD = answer  # noqa: N815
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(sources, "_endpoint", lambda: f"http://127.0.0.1:{server.server_address[1]}")
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Serve one weights file the way the hub does."""
+    state = timm.create_model("test_resnet", num_classes=1000).state_dict()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(variable, raising=False)
-    yield seen
-    server.shutdown()
-    server.server_close()
+    with running_hub() as running:
+        running.repository("timm/test_resnet.r160_in1k").add({"model.safetensors": save(state)})
+        monkeypatch.setattr(sources, "_endpoint", lambda: running.address)
+        yield running
 
 
 def test_weights_are_downloaded_once_and_then_come_from_the_cache(
-    hub: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = create_backbone("test_resnet.r160_in1k", device="cpu")
     assert first.spec.weights == "hub"
-    asked = dict(hub)
-    assert asked["GET"] == 1
+    asked = list(hub.asked)
+    assert sum(line.startswith("GET") and "/resolve/" in line for line in asked) == 1
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert create_backbone("test_resnet.r160_in1k", weights="hub", device="cpu").spec == first.spec
-    assert hub == asked
+    assert hub.asked == asked
     with pytest.raises(WeightsError, match=rf"on another machine.*{tmp_path}"):
         create_backbone("test_vit.r160_in1k")
 
 
-def test_a_file_that_the_hub_does_not_have(hub: dict[str, int]) -> None:
+def test_a_file_that_the_hub_does_not_have(hub: Hub) -> None:
+    hub.repository("timm/test_vit.r160_in1k")
     with pytest.raises(WeightsError, match=r"the download failed \(\w*EntryNotFoundError"):
         create_backbone("test_vit.r160_in1k")
-    assert hub["HEAD"] >= 2  # both file names were tried
+    assert sum(line.startswith("HEAD") for line in hub.asked) >= 2  # both file names were tried
 
 
 @pytest.mark.usefixtures("offline")

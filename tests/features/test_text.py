@@ -119,20 +119,6 @@ def test_hidden_states_are_pooled_over_the_tokens_of_each_text_alone(backbone: T
     torch.testing.assert_close(rich.encode(TEXTS), torch.stack(rows), atol=1e-5, rtol=1e-4)
 
 
-def test_padding_and_order_change_nothing_in_any_block(backbone: TextBackbone) -> None:
-    most = backbone.with_recipe([*backbone.with_recipe("rich").spec.blocks.blocks, "max@-4", "spread@-3", "cls@-2"])
-    whole = most.encode(TEXTS)
-    alone = torch.cat([most.encode([text]) for text in TEXTS])
-    turned = most.encode(TEXTS[::-1]).flip(0)
-    for other in (alone, turned):
-        for block in range(len(most.spec.blocks.widths)):
-            columns = slice(384 * block, 384 * (block + 1))
-            cosine = functional.cosine_similarity(whole[:, columns], other[:, columns])
-            assert float((1 - cosine).abs().max()) < 1e-4
-    torch.testing.assert_close(whole[:, :384], backbone.encode(TEXTS), atol=1e-6, rtol=1e-5)
-    assert most.encode([]).shape == (0, most.n_features)
-
-
 def test_texts_have_no_views(backbone: TextBackbone) -> None:
     assert backbone.with_recipe("best").spec.blocks == backbone.with_recipe("rich").spec.blocks
     for recipe in ("rich:mirror", "final@320"):

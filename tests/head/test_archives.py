@@ -16,8 +16,7 @@ from tests.head.test_heads import OURS, data, fitted
 from evergrow import Classifier, SCLClassifier
 from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import FileFormatError, InputError, NewerSchemaError
-from evergrow.core.record import kind_of
-from evergrow.head import HEADS, IncrementalClassifier
+from evergrow.head import HEADS
 from evergrow.head.labels import StoredLabels
 from evergrow.lab.heads import SimpleCILClassifier
 
@@ -222,14 +221,6 @@ def test_what_does_not_fit_a_rival_is_a_file_error(name: str, place: int) -> Non
 def test_labels_that_json_cannot_hold_are_refused_on_writing() -> None:
     with pytest.raises(InputError, match="to be saved"):
         StoredLabels.of(np.array([b"a", b"b"]))
-
-
-def test_a_head_that_is_registered_nowhere_cannot_be_written(tmp_path: Path) -> None:
-    class Nameless(IncrementalClassifier):  # type: ignore[misc]
-        _check_params = _reset = _learn = _scores = _regroup = _contents = _restore = lambda self, *args: None
-
-    with pytest.raises(TypeError, match="Nameless is no record: it must be registered"):
-        kind_of(Nameless)
 
 
 def test_a_device_that_a_machine_lacks_is_the_cpu(tmp_path: Path) -> None:

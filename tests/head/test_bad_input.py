@@ -160,29 +160,3 @@ def test_a_gpu_where_none_is_and_classes_that_were_not_announced(model, blobs):
         SCLClassifier(**SMALL, device=f"cuda:{torch.cuda.device_count()}").fit(*blobs)
     with pytest.raises(LabelError, match="among the classes"):
         model.partial_fit(*blobs, classes=[0, 1])
-
-
-@pytest.mark.parametrize("form", ["float16", "float32", "fortran", "strided", "read-only", "list", "tensor", "half"])
-def test_other_forms_of_the_same_numbers_give_the_same_model(form, blobs):
-    X, y = blobs
-    X = X.astype(np.float16).astype(np.float64)  # representable everywhere
-    make = {
-        "float16": lambda: X.astype(np.float16),
-        "float32": lambda: X.astype(np.float32),
-        "fortran": lambda: np.asfortranarray(X),
-        "strided": lambda: np.repeat(X, 2, axis=1)[:, ::2],
-        "read-only": lambda: _frozen(X),
-        "list": lambda: X.tolist(),
-        "tensor": lambda: torch.from_numpy(X.copy()),
-        "half": lambda: torch.from_numpy(X.copy()).half(),
-    }
-    reference = SCLClassifier(**SMALL).fit(X, y)
-    given = make[form]()
-    other = SCLClassifier(**SMALL).fit(given, y)
-    assert np.allclose(reference.decision_function(X), other.decision_function(given), rtol=0, atol=1e-12)
-
-
-def _frozen(X):
-    X = X.copy()
-    X.setflags(write=False)
-    return X

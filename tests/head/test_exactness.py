@@ -1,17 +1,28 @@
-"""Learning in parts, merging and unlearning give what learning everything at once does, with every setting."""
+"""Parts, merged and unlearned, are the whole with every setting; blocks of features count as they should."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.head.models import assert_same, rows_in_blocks, small
 
+from evergrow import Classifier
+from evergrow.core.errors import FileFormatError, InputError, MergeError, ParameterError
 from evergrow.head.layers import GuidedLayer
+from evergrow.head.linalg.class_shapes import ClassShapes
 
-Data = tuple[np.ndarray, np.ndarray]
-BLOCKS = (8, 12, 5)
+SIZES = (8, 12, 5)
+make = partial(small, n_units=40, blocks=SIZES)
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[np.ndarray, np.ndarray]:
+    return rows_in_blocks()
+
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -19,21 +30,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "compact": {"solver": "compact"},
     "recursive": {"solver": "recursive"},
     "ridge": {"readout": "ridge"},
-    "ridge blocks": {"readout": "ridge", "blocks": BLOCKS},
+    "ridge blocks": {"readout": "ridge", "blocks": SIZES},
     "guided": {"layer": GuidedLayer(scales="auto", direct_link=True)},
-    "blocks": {"blocks": BLOCKS},
-    "blocks alone": {"blocks": BLOCKS, "n_units": 0},
-    "dense blocks": {"blocks": BLOCKS, "solver": "dense"},
+    "blocks": {"blocks": SIZES},
+    "blocks alone": {"blocks": SIZES, "n_units": 0},
+    "dense blocks": {"blocks": SIZES, "solver": "dense"},
 }
 
 
-@pytest.fixture(scope="module")
-def data() -> Data:
-    return rows_in_blocks()
-
-
 @pytest.mark.parametrize("name", list(SETTINGS))
-def test_parts_merged_and_unlearned_are_the_whole(data: Data, name: str) -> None:
+def test_parts_merged_and_unlearned_are_the_whole(data: tuple[np.ndarray, np.ndarray], name: str) -> None:
     X, y = data
     tolerance = 1e-6 if "blocks" in name else 1e-7  # weights of blocks are found by a search
     first, rest = np.flatnonzero(y < 3), np.flatnonzero(y >= 3)
@@ -49,3 +55,87 @@ def test_parts_merged_and_unlearned_are_the_whole(data: Data, name: str) -> None
     assert_same(merged, whole, X, tolerance)
     left = whole.branch().unlearn(X[rest[:9]], y[rest[:9]])
     assert_same(left, start.branch().partial_fit(X[rest[9:]], y[rest[9:]]), X, tolerance)
+
+
+def test_noise_counts_less_and_accuracy_gains(data):
+    X, y = data
+    model, plain = make().fit(X[::2], y[::2]), make(blocks=None, normalize="none").fit(X[::2], y[::2])
+    weights = model.block_weights_
+    assert weights[0] > 2 * weights[1]
+    assert np.mean(weights**2) == pytest.approx(1.0)
+    assert model.score(X[1::2], y[1::2]) >= plain.score(X[1::2], y[1::2])
+    assert plain.block_weights_ is None
+    assert plain.blocks_ is None
+    assert [block["columns"] for block in model.blocks_] == list(SIZES)
+
+
+def test_layers_of_other_blocks_do_not_merge(data):
+    X, y = data
+    model = make().fit(X, y)
+    for other in (make(blocks=(8, 17)), make(blocks=None, normalize="none")):
+        with pytest.raises(MergeError, match="one frozen layer"):
+            model.merge(other.fit(X[1:], y[1:]))
+
+
+def test_wrong_blocks_are_refused(data):
+    X, y = data
+    with pytest.raises(InputError, match=r"X must have 26 columns.*got 25"):
+        make(blocks=(8, 12, 6)).fit(X, y)
+    for blocks in ((), (0, 25), "ab", (1.5, 23.5), 25):
+        with pytest.raises(ParameterError, match="blocks must be"):
+            make(blocks=blocks, normalize="none").fit(X, y)
+    with pytest.raises(ParameterError, match="normalize must be 'auto' or 'none'"):
+        make(normalize="l2").fit(X, y)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": [1.0, float("nan"), 1.0]},
+        {"weights": [1.0, -1.0, 1.0]},
+        {"weights": [1.0, 0.0, 1.0]},
+        {"weights": [1.0, 1e30, 1.0]},
+        {"weights": [1.0, 1.0]},
+        {"weights": "abc"},
+        {"sizes": [8, 12, 6]},
+        {"sizes": [-8, 28, 5]},
+        {"sizes": []},
+        {"sizes": [2**62, 1, 1]},
+    ],
+)
+def test_nonsense_in_a_file_is_refused(data, change):
+    X, y = data
+    archive = make().fit(X, y).to_archive()
+    archive.parts["model"].parts["blocks"].meta.update(change)
+    with pytest.raises(FileFormatError):
+        Classifier.from_archive(archive)
+
+
+@pytest.mark.parametrize("weights", [[1.0, float("inf"), 1.0], [1.0, 1e9, 1.0], [1.0, 1.0], [0.0, 1.0, 1.0]])
+def test_nonsense_weights_of_a_solution_are_refused(data, weights):
+    X, y = data
+    model = make().fit(X, y)
+    model.predict(X[:2])
+    solution = model.solution()
+    solution.parts["choice"].meta["weights"] = weights
+    with pytest.raises(FileFormatError):
+        model.adopt_solution(solution)
+
+
+def test_directions_of_many_features_are_the_principal_ones(monkeypatch):
+    rows = torch.randn(300, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = rows * torch.logspace(0, -2, 200, dtype=torch.float64)
+    exact = ClassShapes.first(rows, 6).basis
+    monkeypatch.setattr("evergrow.head.linalg.class_shapes._WIDE", 100)
+    assert torch.allclose(ClassShapes.first(rows, 6).basis, exact, atol=1e-6)
+
+
+def test_directions_of_few_rows_are_those_of_the_whole_decomposition():
+    rows = torch.randn(9, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    rows = torch.cat([rows, rows[:3]])  # of rank 8 once they are centred, whatever their number
+    found = ClassShapes.first(rows, 128).basis
+    centred = rows - rows.mean(dim=0)
+    values, vectors = torch.linalg.eigh(centred.T @ centred)
+    assert found.shape == (40, int((values > 1e-10 * values.max()).sum()))
+    expected = vectors.flip(1)[:, : found.shape[1]]
+    assert torch.allclose((found.T @ expected).abs(), torch.eye(found.shape[1], dtype=torch.float64), atol=1e-9)

@@ -13,7 +13,6 @@ from tests.head.models import small
 from evergrow import Classifier
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.head import readout as solved
-from evergrow.head.layers.feature_map import normalize
 from evergrow.head.linalg.scatter import SolvedScatter
 from evergrow.head.novelty import TEMPERATURES, best_temperature
 from evergrow.head.readout import mean_log_losses
@@ -70,39 +69,6 @@ def test_rows_are_scored_as_by_a_model_that_never_saw_them(data: Data, settings:
     np.testing.assert_allclose(found.terms, terms, rtol=1e-6, atol=1e-8)
 
 
-def test_terms_are_the_formulas(data: Data) -> None:
-    X, y = data
-    model = make(X, y)
-    queries = np.concatenate([X[:20], 3.0 * X[:5, ::-1]])
-    H, Q = (
-        model.layer_.transform(normalize(torch.from_numpy(part.copy()), model._model.normalization)).numpy()
-        for part in (X, queries)
-    )
-    n = np.bincount(y).astype(float)
-    M = np.stack([H[y == c].mean(axis=0) for c in range(6)])
-    W = sum((H[y == c] - M[c]).T @ (H[y == c] - M[c]) for c in range(6))
-    f, B = len(y) - 6, np.linalg.inv(W + model.alpha_ * np.eye(H.shape[1]))
-    D, R = M - H.mean(axis=0), Q - H.mean(axis=0)
-    pair = lambda a, b: f * a @ B @ b.T  # noqa: E731
-    energy, z, q = np.diag(pair(R, R)), pair(R, D), np.diag(pair(D, D))
-    inside = np.einsum("ic,cd,id->i", z, np.linalg.pinv(pair(D, D), rcond=1e-10), z)
-    whole = np.linalg.inv(W + model.alpha_ * np.eye(H.shape[1]) + (D.T * n) @ D)
-    away = (energy[:, None] - 2 * z + q) / (1 + 1 / n)
-    used = np.trace(B @ W)
-    expected = np.stack(
-        [
-            away.min(axis=1) - f * np.einsum("ij,jk,ik->i", R, whole, R),
-            -(z / np.sqrt(energy[:, None] * q)).max(axis=1),
-            -(z / np.sqrt(inside[:, None] * q)).max(axis=1),
-            ((inside[:, None] - 2 * z + q) / (1 + 1 / n)).min(axis=1),
-            (energy - inside) / (used / (1 - used / f)),
-            1 / n[away.argmin(axis=1)],
-        ],
-        axis=1,
-    )
-    np.testing.assert_allclose(model.novelty_terms(queries), expected, rtol=1e-4, atol=1e-5)
-
-
 def test_small_batches_factor_nothing_of_the_order_of_the_layer(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = data
     model = make(X[5:], y[5:])
@@ -116,17 +82,6 @@ def test_small_batches_factor_nothing_of_the_order_of_the_layer(data: Data, monk
     monkeypatch.setattr(solved, "choose_ridge", refuse)
     model.fold_outs(X[:5], y[:5], np.arange(5))
     model.novelty_score(X)
-
-
-def test_without_calibration_novelty_is_about_standard_and_finds_other_things(data: Data) -> None:
-    X, y = data
-    rng = np.random.default_rng(1)
-    model = make(X, y)
-    fresh = model._solved.standard.score(model.fold_outs(X, y, np.arange(len(y)) % 7).terms)
-    assert abs(np.median(fresh)) < 2.5
-    assert 0.2 < fresh.std() < 5
-    strange = model.novelty_score(4.0 * rng.normal(size=(50, 12)))
-    assert np.median(strange) > np.quantile(fresh, 0.9)
 
 
 @pytest.mark.parametrize("solver", ["dense", "compact"])

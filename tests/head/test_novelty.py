@@ -119,11 +119,13 @@ def test_terms_are_those_of_their_definition_with_more_classes_than_coordinates_
     inside = np.einsum("nc,cd,nd->n", z, np.linalg.pinv(gram, rcond=1e-10), z)
     as_one = a - np.einsum("nc,cd,nd->n", z, np.linalg.inv(gram + np.diag(free / counts)), z)
     size, unsure = gram.diagonal(), 1.0 + 1.0 / counts
-    np.testing.assert_allclose(got[:, 0], ((a[:, None] - 2 * z + size) / unsure).min(axis=1) - as_one, rtol=1e-6)
+    away = (a[:, None] - 2 * z + size) / unsure
+    np.testing.assert_allclose(got[:, 0], away.min(axis=1) - as_one, rtol=1e-6)
     np.testing.assert_allclose(got[:, 1], -(z / np.sqrt(a[:, None] * size)).max(axis=1), rtol=1e-6)
     np.testing.assert_allclose(got[:, 2], -(z / np.sqrt(inside[:, None] * size)).max(axis=1), rtol=1e-6)
     np.testing.assert_allclose(got[:, 3], ((inside[:, None] - 2 * z + size) / unsure).min(axis=1), rtol=1e-5)
     np.testing.assert_allclose(got[:, 4] * terms.expected, a - inside, atol=1e-5 * a.max())
+    np.testing.assert_allclose(got[:, 5], 1 / counts[away.argmin(axis=1)])
 
 
 def test_what_is_expected_of_known_rows_holds_with_any_number_of_classes() -> None:

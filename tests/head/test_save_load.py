@@ -24,6 +24,8 @@ LAYERS = {
     "default": {"n_units": 40, "random_state": 0},
     "link alone": {"n_units": 0},
     "guided and linked": {"layer": GuidedLayer(scales=(0.5, 1.0), n_units=30, direct_link=True), "random_state": 0},
+    "blocks": {"n_units": 40, "blocks": (6, 4), "random_state": 0},
+    "blocks alone": {"n_units": 0, "blocks": (6, 4)},
     "by name": {"layer": "fourier", "n_units": 30, "readout": "ridge", "alpha": 0.1, "random_state": 0},
 }
 
@@ -62,18 +64,6 @@ def test_label_kinds_survive(labels, blobs, tmp_path):
     assert back.classes_.dtype.kind == model.classes_.dtype.kind
 
 
-def test_spawned_learner_can_travel(blobs, tmp_path):
-    X, y = blobs
-    home = SCLClassifier(scales="auto", **SMALL).fit(X[:150], y[:150])
-    home.spawn().save(tmp_path / "layer.evg")
-    away = SCLClassifier.load(tmp_path / "layer.evg")
-    away.partial_fit(X[150:], y[150:])
-    away.save(tmp_path / "away.evg")
-    home.merge(SCLClassifier.load(tmp_path / "away.evg"))
-    joint = home.spawn().partial_fit(X, y)
-    assert np.allclose(home.decision_function(X), joint.decision_function(X), atol=1e-8)
-
-
 def test_same_seed_same_file(blobs, tmp_path):
     files = []
     for name in "ab":
@@ -91,15 +81,9 @@ def test_random_state_objects_are_saved_by_what_they_gave(blobs, tmp_path):
     assert np.array_equal(SCLClassifier.load(tmp_path / "m.evg").decision_function(X), model.decision_function(X))
 
 
-@pytest.fixture
-def saved(blobs, tmp_path):
-    path = tmp_path / "m.evg"
-    SCLClassifier(scales="auto", **SMALL).fit(*blobs).save(path)
-    return path
-
-
-def test_file_is_plain_json_and_numbers(saved):
-    data = saved.read_bytes()
+def test_file_is_plain_json_and_numbers(blobs, tmp_path):
+    SCLClassifier(scales="auto", **SMALL).fit(*blobs).save(tmp_path / "m.evg")
+    data = (tmp_path / "m.evg").read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     assert json.loads(json.loads(header["__metadata__"]["evergrow"])["archive"])["version"] >= 1

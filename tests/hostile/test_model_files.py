@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import struct
 import sys
+from pathlib import Path
 
 import pytest
-from tests.hostile.samples import NAMES, Subject
+from tests.hostile.mutate import changes, join, mutations, split
+from tests.hostile.samples import NAMES, Subject, write_subjects
 from tests.hostile.trial import Job, Result, summary, try_all
 
 ORDINARY, SLOW = 300, 5_200
@@ -15,6 +19,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: li
 
 
 SIZED = ("head/recommended", "head/recursive", "head/loranpac", "learner/updated")
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> list[Subject]:
+    """Return whole files of all kinds."""
+    return write_subjects(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +66,28 @@ def test_no_number_in_a_file_decides_how_much_memory_is_taken(name: str, results
     assert any("n_features" in result.words for result in found)
     starved = [result for result in found if result.outcome.startswith(("memory", "crash", "hang"))]
     assert not starved, "\n" + summary(starved)
+
+
+# -- the generator of hostile files knows the format and leaves no sort of change out ----------------------------
+
+
+def test_what_is_not_changed_is_signed_as_it_was(subjects: list[Subject]) -> None:
+    """Fails where files have another format than the generator knows: then it must learn it."""
+
+    def head(data: bytes) -> dict:
+        (length,) = struct.unpack("<Q", data[:8])
+        return dict(json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["evergrow"]))
+
+    for subject in subjects:
+        data = Path(subject.file).read_bytes()
+        again = join(split(data))
+        assert split(again) == split(data), subject.name
+        assert head(again) == head(data), subject.name
+
+
+def test_all_sorts_of_changes_have_their_turn(subjects: list[Subject]) -> None:
+    for subject in subjects[::5]:
+        data = Path(subject.file).read_bytes()
+        assert len(changes(data)) == 15, subject.name
+        sorts = {words.partition(":")[0] for words, _ in mutations(data, 0, 200)}
+        assert sorts == set(changes(data)) | {"several"}, subject.name

@@ -1,3 +1,5 @@
+"""Figures of an evaluation are those of scikit-learn; levels of features are tried on held-out samples."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""The history of a model: states share pieces and come back byte for byte, within bounds, whoever wrote the folder."""
+"""The history of a model: states come back byte for byte, within bounds, wherever it lies and whoever wrote there."""
 
 from __future__ import annotations
 

@@ -255,6 +255,7 @@ def test_thresholds_of_two_classes(make: Any, digits: Any, labels: np.ndarray) -
     learner = make().fit(X, truth)
     scores = learner.decision_function(X)
     assert scores.shape == (300,)
+    assert np.array_equal(np.diff(learner.class_scores(X))[:, 0], scores)
     assert np.array_equal(labels[(scores > 0).astype(int)], learner.predict(X))
     for method, threshold in (("decision_function", 0.0), ("predict_proba", 0.5)):
         fixed = FixedThresholdClassifier(make(), threshold=threshold, response_method=method, pos_label=labels[1])

@@ -365,10 +365,10 @@ def test_a_kill_at_any_moment(photos: Path, tmp_path: Path, how: str, disk: str,
     moment = 0
     for moment in range(2000):
         place = tmp_path / f"{moment}"
-        photos_, out = Path(shutil.copytree(photos, place / "photos")), place / "out"
+        images, out = Path(shutil.copytree(photos, place / "photos")), place / "out"
         before = tree(place)
-        killed = killed_at(moment, partial(sort_folder, Reader(), photos_, out, how))
-        there = [*texts(photos_).values(), *texts(out).values()]
+        killed = killed_at(moment, partial(sort_folder, Reader(), images, out, how))
+        there = [*texts(images).values(), *texts(out).values()]
         assert set(there) >= set(FILES.values()), "something is lost"
         if moment // 2 % 2:  # taken back at once
             if (out / TABLE).is_file():
@@ -377,13 +377,13 @@ def test_a_kill_at_any_moment(photos: Path, tmp_path: Path, how: str, disk: str,
                 shutil.rmtree(out, ignore_errors=True)  # nothing but an empty folder and leftovers of the table
             assert tree(place) == before
         else:  # or completed
-            sort_folder(Reader(), photos_, out, how)
+            sort_folder(Reader(), images, out, how)
             assert texts(out) == SORTED, "something is doubled or missing"
             assert sorted(set(os.listdir(out))) == ["cat", "dog", TABLE, "unknown", "unsure"]
             undone = killed_at(moment, partial(undo_sort, out / TABLE))
             if undone and (out / TABLE).is_file():
                 assert undo_sort(out / TABLE) == []
-            assert texts(photos_) == {name: value[0] for name, value in tree(photos_).items() if value}
+            assert texts(images) == {name: value[0] for name, value in tree(images).items() if value}
             assert {name for name in tree(place) if not name.startswith("out")} == set(before)
         shutil.rmtree(place)
         if not killed:

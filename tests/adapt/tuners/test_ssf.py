@@ -37,41 +37,6 @@ def test_vit_is_scaled_after_eight_kinds_of_layers(make_model, images, shaken) -
     assert len(state) == 2 * (1 + 2 * 6 + 1)
 
 
-def test_resnet_is_scaled_after_every_convolution_and_norm(make_model, images, shaken) -> None:
-    model = make_model("test_resnet", small=False, num_classes=4)
-    tuner = shaken(create_tuner("ssf", model))
-    state = tuner.state_dict()
-
-    def ssf(x, name):
-        return x * state[f"layers.{name}.gamma"][:, None, None] + state[f"layers.{name}.beta"][:, None, None]
-
-    def step(x, name):
-        return ssf(model.get_submodule(name)(x), name)
-
-    tuner.disable()
-    x = step(images, "conv1.0")
-    x = model.conv1[2](step(x, "conv1.1"))
-    x = model.conv1[5](step(step(x, "conv1.3"), "conv1.4"))
-    x = model.maxpool(model.act1(step(step(x, "conv1.6"), "bn1")))
-    for name in ("layer1.0", "layer2.0", "layer3.0", "layer4.0"):
-        block = model.get_submodule(name)
-        numbers = [n for n in (1, 2, 3) if hasattr(block, f"conv{n}")]
-        y = x
-        for n in numbers:
-            y = step(step(y, f"{name}.conv{n}"), f"{name}.bn{n}")
-            if n != numbers[-1]:
-                y = block.get_submodule(f"act{n}")(y)
-        if block.downsample is not None:
-            paths = [(f"{name}.downsample.{i}", part) for i, part in enumerate(block.downsample)]
-            for path, part in paths:
-                x = step(x, path) if f"layers.{path}.gamma" in state else part(x)
-        x = block.get_submodule(f"act{numbers[-1]}")(y + x)
-    expected = model.forward_head(x)
-    tuner.enable()
-    torch.testing.assert_close(model(images), expected)
-    assert "layers.fc.gamma" not in state
-
-
 def test_starts_near_the_base_model() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 20_000))
     state = create_tuner("ssf", model).state_dict()

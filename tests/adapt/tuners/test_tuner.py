@@ -12,10 +12,9 @@ from evergrow.adapt.tuners import (
     UnsupportedModelError,
     create_tuner,
     list_tuners,
-    load_tuner,
     tuners_of,
 )
-from evergrow.core.errors import EvergrowError, FileFormatError, ParameterError, UnknownNameError
+from evergrow.core.errors import EvergrowError, ParameterError, UnknownNameError
 
 
 def test_unknown_names_and_settings_name_the_nearest(make_model) -> None:
@@ -68,18 +67,6 @@ def test_models_without_blocks_are_refused(make_model, name) -> None:
     assert issubclass(UnsupportedModelError, TypeError)
 
 
-@pytest.mark.parametrize("order", ["prompts first", "adapter first"])
-def test_adapters_see_prompts_before_they_are_dropped(make_model, images, shaken, order) -> None:
-    model = make_model()
-    names = ("vpt-deep", "adapter") if order == "prompts first" else ("adapter", "vpt-deep")
-    for name in names:
-        shaken(create_tuner(name, model))
-    other = make_model()
-    for name in reversed(names):
-        shaken(create_tuner(name, other))
-    torch.testing.assert_close(model(images), other(images), rtol=1e-5, atol=1e-5)
-
-
 def test_a_removed_tuner_keeps_its_parameters_only(make_model, tmp_path) -> None:
     tuner = create_tuner("lora", make_model())
     tuner.remove()
@@ -89,28 +76,6 @@ def test_a_removed_tuner_keeps_its_parameters_only(make_model, tmp_path) -> None
     assert not tuner.enabled
     with pytest.raises(TunerError, match="it was removed: create a new one"):
         tuner.enable()
-
-
-def test_removal_inside_a_disabled_stretch(make_model, images) -> None:
-    model = make_model()
-    expected = model(images)
-    tuner = create_tuner("ssf", model)
-    with tuner.disable():
-        tuner.remove()
-    torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
-
-
-def test_files_of_another_architecture_and_broken_ones_change_nothing(make_model, images, tmp_path) -> None:
-    model = make_model()
-    expected = model(images)
-    path = tmp_path / "tuner.safetensors"
-    create_tuner("adapter", make_model(depth=3), bottleneck=4).save(path)
-    with pytest.raises(FileFormatError, match=r"must hold the parameters .* \"layers.blocks.2"):
-        load_tuner(path, model)
-    path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(FileFormatError, match="whole"):
-        load_tuner(path, model)
-    torch.testing.assert_close(model(images), expected, rtol=0, atol=0)
 
 
 def test_a_copied_model_has_tuners_of_its_own(make_model, images, shaken) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable
+import tarfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from evergrow.data import Samples, Source
 
 LARGE = 1 << 30
 NAMES = ["bee", "ant", "cat"]
+
+Members = Sequence[tuple[str, bytes]]
 
 
 def jpeg(seed: int, side: int = 24) -> bytes:
@@ -49,6 +52,44 @@ def image_set(n: int, side: int = 24) -> Any:
         "note": ["-"] * n,
     }
     return datasets.Dataset.from_dict(rows, features=features)
+
+
+def write_tar(path: Path, members: Members, form: int = tarfile.PAX_FORMAT) -> Path:
+    with tarfile.open(path, "w", format=form) as archive:
+        for name, body in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            archive.addfile(info, io.BytesIO(body))
+    return path
+
+
+def labelled(first: int, count: int, side: int = 24) -> list[tuple[str, bytes]]:
+    members = []
+    for row in range(first, first + count):
+        members += [(f"{row:06d}.jpg", jpeg(row, side)), (f"{row:06d}.cls", str(row % 3).encode())]
+    return members
+
+
+def write_parquet(path: Path) -> None:
+    """Write a table of six images in two groups."""
+    pytest.importorskip("pyarrow.parquet").write_table(images_table(6), path, row_group_size=3)
+
+
+def write_arrow(path: Path) -> None:
+    """Write five images as one file of the Hugging Face library."""
+    image_set(5).save_to_disk(path.parent / "whole")
+    next((path.parent / "whole").glob("*.arrow")).rename(path)
+
+
+ROWS = {"X": np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32), "y": np.arange(60)}
+FILES: dict[str, Callable[[Path], object]] = {
+    "a.npz": lambda path: np.savez(path, **ROWS),
+    "b.npz": lambda path: np.savez_compressed(path, **ROWS),
+    "a.parquet": write_parquet,
+    "a.arrow": write_arrow,
+    "a.tar": lambda path: write_tar(path, labelled(0, 10)),
+}
+"""Names of small files of every format, and what writes them."""
 
 
 def parts_of(source: Source, rows: int = 99, size: int = LARGE) -> list[Samples]:

@@ -30,7 +30,7 @@ from evergrow.data import (
 from evergrow.data.intake import read_items
 from evergrow.data.items import Images
 from evergrow.data.load import load_data
-from evergrow.lab.streams import Protocol, stream_of
+from evergrow.lab.streams import stream_of
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -103,15 +103,6 @@ def test_fingerprint_follows_the_contents_only() -> None:
     two = FeatureSet("two", *(value.copy() for value in ARRAYS.values()))
     other = FeatureSet("one", X + 1, *list(ARRAYS.values())[1:])
     assert one.fingerprint == two.fingerprint != other.fingerprint
-
-
-def test_rows_are_copied_task_by_task() -> None:
-    data = FeatureSet("toy", *ARRAYS.values())
-    for task in stream_of(data, Protocol(increment=1)):
-        features, labels = data.train(task.train)
-        assert features.shape == (2, 4)
-        assert set(labels.tolist()) == set(task.classes.tolist())
-        assert not np.shares_memory(features, data.X_train)
 
 
 def test_a_file_without_a_test_part(tmp_path: Path) -> None:

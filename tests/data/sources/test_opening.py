@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.data.sources.samples import LARGE, image_set, images_table, labels_of, parts_of
-from tests.data.sources.test_webdataset import labelled, write_tar
+from tests.data.sources.samples import FILES, LARGE, labels_of, parts_of
 from tests.engine.object_storage import upload
 
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError, ParameterError
-from evergrow.data import Samples, Shard, Source, read, source_from
-from evergrow.data.items import Texts
-from evergrow.data.readers import READERS, register_reader
-from evergrow.data.sources import make_source, part_of_files, spans
+from evergrow.data import Shard, Source, read, source_from
+from evergrow.data.sources import make_source, part_of_files
 
 
 @pytest.fixture
@@ -36,25 +32,6 @@ def test_parts_go_by_whole_words() -> None:
     assert part_of_files(files, "train") == {"train/0.tar": 1}
     assert part_of_files(files, "test") == {"val/0.tar": 2}
     assert part_of_files(files, "all") == files
-
-
-def test_spans_hold_all_rows_once_within_limits() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(100):
-        each = int(rng.integers(0, 2)) * 10
-        blocks = [(int(n), int(n) * each) for n in rng.integers(0, 30, int(rng.integers(0, 12)))]
-        rows, size = int(rng.integers(1, 40)), int(rng.integers(1, 400))
-        starts = np.cumsum([0, *(n for n, _ in blocks)])
-        found = list(spans(blocks, rows, size))
-        taken = [
-            row
-            for span in found
-            for row in range(starts[span.first] + span.skip, starts[span.first] + span.skip + span.rows)
-        ]
-        assert taken == list(range(starts[-1]))
-        assert all(0 < span.rows <= rows for span in found)
-        assert all(span.size <= size or span.rows == 1 for span in found)
-        assert all(starts[span.first] + span.skip + span.rows <= starts[span.last] for span in found)
 
 
 def test_names_with_marks_of_patterns_are_names_where_they_exist(vectors: Path) -> None:
@@ -123,35 +100,15 @@ def test_limits_are_checked(vectors: Path) -> None:
         read(vectors / "a.xyz")
 
 
-def write_parquet(path: Path) -> None:
-    table = images_table(6)
-    pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=3)
-
-
-def write_arrow(path: Path) -> None:
-    image_set(5).save_to_disk(path.parent / "saved")
-    next((path.parent / "saved").glob("*.arrow")).rename(path)
-
-
-ROWS = {"X": np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32), "y": np.arange(500)}
 HEAD, TAIL, ENDS = (0, 2048), (-2500, 0), (-200, 200)
 
 
 @pytest.mark.parametrize(
-    ("name", "write", "places"),
-    [
-        ("a.npz", lambda path: np.savez(path, **ROWS), ENDS),
-        ("b.npz", lambda path: np.savez_compressed(path, **ROWS), ENDS),
-        ("a.parquet", write_parquet, TAIL),
-        ("a.arrow", write_arrow, HEAD),
-        ("a.tar", lambda path: write_tar(path, labelled(0, 10)), HEAD),
-    ],
+    ("name", "places"), [("a.npz", ENDS), ("b.npz", ENDS), ("a.parquet", TAIL), ("a.arrow", HEAD), ("a.tar", HEAD)]
 )
-def test_damaged_files_never_end_in_another_error(
-    name: str, write: Callable[[Path], object], places: tuple[int, int], tmp_path: Path
-) -> None:
+def test_damaged_files_never_end_in_another_error(name: str, places: tuple[int, int], tmp_path: Path) -> None:
     path = tmp_path / name
-    write(path)
+    FILES[name](path)
     body = path.read_bytes()
     said = []
     for number in range(120):
@@ -170,31 +127,6 @@ def test_damaged_files_never_end_in_another_error(
             said.append(str(error))
     assert len(said) >= 40  # a changed byte may leave a sound file, a cut one does not
     assert all(name in message for message in said)
-
-
-def test_a_source_of_ones_own(tmp_path: Path) -> None:
-    @register_reader("lines", suffixes=(".lines",))
-    class LineSource(Source):
-        """Texts, one in a file."""
-
-        format = "lines"
-        suffixes = (".lines",)
-        kind = "text"
-
-        def _parts(self, rows: int, size: int) -> Iterator[Shard]:
-            for name, length in self.files.items():
-                yield Shard(0, 1, length, {"file": name})
-
-        def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
-            return Samples("text", Texts((self.tree.text(shard.where["file"]),)), labels=np.array(["x"]))
-
-    try:
-        (tmp_path / "a.lines").write_text("hello")
-        source = read(tmp_path / "a.lines")
-        assert [source_from(source.describe()).read(shard).items.raw(0) for shard in source.shards(9, 9)] == ["hello"]
-        assert source.dataset().train.items.texts == ("hello",)
-    finally:
-        del READERS["lines"]
 
 
 def _labels(description: dict[str, Any], shard: Shard, source: Source, answers: Any) -> None:

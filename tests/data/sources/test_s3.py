@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-from tests.data.sources.samples import LARGE, bodies, image_set, images_table
-from tests.data.sources.test_webdataset import labelled, write_tar
+from tests.data.sources.samples import FILES, LARGE, bodies, image_set, labelled, write_tar
 from tests.engine.object_storage import upload
 
 from evergrow.core.errors import DatasetNotFoundError, EngineError
@@ -20,44 +17,26 @@ from evergrow.data.storage import Tree, write_file
 from evergrow.engine.parquet_out import write_features
 
 
-def make_folder(root: Path, images: Path) -> str:
-    shutil.copytree(images / "classes", root / "set")
-    return "set"
-
-
-def make_tars(root: Path, images: Path) -> str:
-    for number in range(3):
-        write_tar(root / f"train-{number:03d}.tar", labelled(5 * number, 5))
-    return "train-*.tar"
-
-
-def make_parquet(root: Path, images: Path) -> str:
-    pq.write_table(images_table(), root / "train.parquet", row_group_size=4)
-    return "train.parquet"
-
-
-def make_npz(root: Path, images: Path) -> str:
-    X = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
-    np.savez(root / "features.npz", X=X, y=np.arange(50) % 4)
-    return "features.npz"
-
-
-def make_arrow(root: Path, images: Path) -> str:
-    image_set(20).save_to_disk(root / "saved", num_shards=2)
-    return "saved"
-
-
 def content(data: Samples) -> object:
     held = bodies(data) if data.items is not None else data.features.tobytes()
     return held, data.names(), data.labels.tolist()
 
 
-@pytest.mark.parametrize("make", [make_folder, make_tars, make_parquet, make_npz, make_arrow])
-def test_the_same_as_on_disk(s3: str, images: Path, tmp_path: Path, make: Callable[[Path, Path], str]) -> None:
-    name = make(tmp_path, images)
-    address = f"{s3}/{make.__name__}"
-    upload(tmp_path, address)
-    far, local = read(f"{address}/{name}"), read(tmp_path / name)
+SETS: dict[str, Callable[[Path], object]] = {
+    **FILES,
+    "*.tar": lambda path: [write_tar(path.with_name(f"{n}.tar"), labelled(5 * n, 5)) for n in range(3)],
+    "saved": lambda path: image_set(20).save_to_disk(path, num_shards=2),
+    "classes": lambda path: None,
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_same_as_on_disk(s3: str, images: Path, tmp_path: Path, name: str) -> None:
+    root = images if name == "classes" else tmp_path
+    SETS[name](root / name)
+    address = f"{s3}/{list(SETS).index(name)}"
+    upload(root, address)
+    far, local = read(f"{address}/{name}"), read(root / name)
     shards = list(far.shards(rows=3, size=LARGE))
     assert shards == list(local.shards(rows=3, size=LARGE))
     assert far.identity() == local.identity()
@@ -92,14 +71,14 @@ def test_a_wrong_bucket_and_lacking_rights_are_one_line(s3: str) -> None:
 def test_keys_given_to_the_source_stay_with_it(
     s3_server: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_npz(tmp_path, tmp_path)
+    FILES["a.npz"](tmp_path / "a.npz")
     upload(tmp_path, f"{s3}/keys")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name)
     storage = {"key": "someone", "secret": "a-secret-key", "endpoint_url": s3_server}
-    source = read(f"{s3}/keys/features.npz", storage=storage)
-    (shard,) = source.shards(50, LARGE)
-    assert len(source.read(shard)) == 50
+    source = read(f"{s3}/keys/a.npz", storage=storage)
+    (shard,) = source.shards(60, LARGE)
+    assert len(source.read(shard)) == 60
     description = source.describe()
     assert description["options"]["storage"] == {"endpoint_url": s3_server}
     assert "a-secret-key" not in json.dumps(description)

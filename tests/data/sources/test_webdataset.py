@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.data.sources.conftest import Traffic
-from tests.data.sources.samples import LARGE, bodies, jpeg, labels_of, names_of, parts_of
+from tests.data.sources.samples import LARGE, Members, bodies, jpeg, labelled, labels_of, names_of, parts_of, write_tar
 from tests.engine.object_storage import upload
 
 from evergrow.core.errors import DatasetNotFoundError, EvergrowError, FileFormatError, InputError
 from evergrow.data import read, source_from
-
-Members = Sequence[tuple[str, bytes]]
-
-
-def write_tar(path: Path, members: Members, form: int = tarfile.PAX_FORMAT) -> Path:
-    with tarfile.open(path, "w", format=form) as archive:
-        for name, body in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(body)
-            archive.addfile(info, io.BytesIO(body))
-    return path
-
-
-def labelled(first: int, count: int, side: int = 24) -> list[tuple[str, bytes]]:
-    members = []
-    for row in range(first, first + count):
-        members += [(f"{row:06d}.jpg", jpeg(row, side)), (f"{row:06d}.cls", str(row % 3).encode())]
-    return members
 
 
 @pytest.fixture
