@@ -23,7 +23,25 @@ PANEL = "On several processes or machines"
 
 
 @dataclass(frozen=True)
-class EngineOptions(OptionGroup):
+class WorkerOptions(OptionGroup):
+    """Where work is done that several workers share.
+
+    Parameters
+    ----------
+    address
+        Of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (finds or starts one) or local.
+    gpus_per_worker
+        GPUs, or a share of one, of each worker.
+    """
+
+    engine: Annotated[Literal["local", "ray"] | None, typer.Option(rich_help_panel=PANEL)] = None
+    workers: Annotated[int | None, typer.Option(min=1, rich_help_panel=PANEL)] = None
+    address: Rare[str] = "auto"
+    gpus_per_worker: Rare[float] = 0.0
+
+
+@dataclass(frozen=True)
+class EngineOptions(WorkerOptions):
     """Where a command does its work: here and at once, or shard by shard on an engine.
 
     Parameters
@@ -33,10 +51,6 @@ class EngineOptions(OptionGroup):
         s3://bucket/train/ too.
     workers
         Workers at a time.
-    address
-        Of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (finds or starts one) or local.
-    gpus_per_worker
-        GPUs, or a share of one, of each worker.
     cpus_per_worker
         Cores of each worker on a cluster: those beside the first decode images.
     out_dir
@@ -49,10 +63,6 @@ class EngineOptions(OptionGroup):
         Most samples that the layer is grown on.
     """
 
-    engine: Annotated[Literal["local", "ray"] | None, typer.Option(rich_help_panel=PANEL)] = None
-    workers: Annotated[int | None, typer.Option(min=1, rich_help_panel=PANEL)] = None
-    address: Rare[str] = "auto"
-    gpus_per_worker: Rare[float] = 0.0
     cpus_per_worker: Rare[int] = 1
     out_dir: Rare[Path | None] = None
     shard_rows: Rare[int] = 4096

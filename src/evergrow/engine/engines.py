@@ -21,8 +21,8 @@ from evergrow.data import Source, read
 from evergrow.engine.fitting import RunOptions, all_shards, fit, model_job, portable, update
 from evergrow.engine.job import SHARD_MIB, SHARD_ROWS, Job, JobReport, Manifest, begin_job, extraction_settings, plan
 from evergrow.engine.parquet_out import escaped, read_table
-from evergrow.engine.runners import LocalRunner, RayRunner, Runner
-from evergrow.engine.worker_tasks import perform
+from evergrow.engine.runners import LocalRunner, Perform, RayRunner, Runner
+from evergrow.engine.worker_tasks import perform as shard_task
 from evergrow.features.base import Backbone
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
@@ -58,8 +58,8 @@ class Engine(ABC):
             check_number(name, getattr(self, name), low=low, integer=True)
 
     @abstractmethod
-    def runner(self) -> Runner:
-        """Return what runs the tasks."""
+    def runner(self, perform: Perform = shard_task) -> Runner:
+        """Return what runs the tasks, each done by ``perform``, which workers import by its module and name."""
 
     @contextmanager
     def open(self, device: Any, weights: Any = None, *, lasting: bool = False) -> Iterator[tuple[Path, RunOptions]]:
@@ -229,7 +229,7 @@ class LocalEngine(Engine):
 
     workers: int = 1
 
-    def runner(self) -> Runner:
+    def runner(self, perform: Perform = shard_task) -> Runner:
         """Return the processes."""
         return LocalRunner(perform, self.workers)
 
@@ -259,7 +259,7 @@ class RayEngine(Engine):
     gpus_per_worker: float = 0.0
     cpus_per_worker: int = 1
 
-    def runner(self) -> Runner:
+    def runner(self, perform: Perform = shard_task) -> Runner:
         """Return the cluster's workers."""
         return RayRunner(
             perform,

@@ -21,7 +21,12 @@ def test_run_then_show(folder: Path) -> None:
     assert "2 ok; records in" in result.stdout
     again = lab("run", folder / "spec.toml", "-o", folder / "out")
     assert "0 to do, 2 finished" in again.stderr
-    for kind, sign in (("table", "NCM"), ("markdown", "| NCM |"), ("latex", "\\toprule"), ("csv", "NCM,Blobs")):
+    for kind, sign in (
+        ("table", "NCM"),
+        ("markdown", "| NCM |"),
+        ("latex", "\\toprule"),
+        ("csv", "NCM,Blobs"),
+    ):
         shown = lab("show", folder / "out", "--format", kind, "--metric", "a_last", "--metric", "f_avg")
         assert shown.exit_code == 0, shown.output
         assert sign in shown.stdout

@@ -117,8 +117,10 @@ def test_changed_data_under_the_same_name_runs_again(folder: Path) -> None:
     run(folder / "spec.toml")
     arrays = dict(np.load(folder / "blobs.npz"))
     np.savez(folder / "blobs.npz", **{**arrays, "X_train": arrays["X_train"] + np.float16(1)})
-    planned = plan_grid(load_spec(folder / "spec.toml"), output=folder / "out").steps
-    assert [step.action for step in planned] == ["run", "run"]
+    assert [step.action for step in plan_grid(load_spec(folder / "spec.toml"), output=folder / "out").steps] == [
+        "run",
+        "run",
+    ]
 
 
 def test_data_that_vanishes_or_changes_during_the_grid_fails_its_runs_only(

@@ -22,8 +22,13 @@ def test_spec_expands_to_the_product_of_its_parts(write_spec: WriteSpec) -> None
     assert len({run.run_id for run in runs}) == len({run.file_name for run in runs}) == 12
     assert [entry.label for entry in spec.methods] == ["NCM", "test-ncm (alpha=0)", "test-ncm (alpha=2.5)"]
     assert spec.output == Path("runs/tiny")
-    given = {"n_units": 4, "alpha": 1.0, "fail": "", "device": "cpu"}
-    assert runs[0].options == {**given, "random_state": runs[0].seed}
+    assert runs[0].options == {
+        "n_units": 4,
+        "alpha": 1.0,
+        "fail": "",
+        "random_state": runs[0].seed,
+        "device": "cpu",
+    }
 
 
 def test_options_of_the_spec_beat_seed_and_device(write_spec: WriteSpec) -> None:

@@ -81,6 +81,15 @@ def _execute_analysis(run: Run, datasets: DataSource) -> Record:
     return _record(run, account, results=results, analysis=analysis.name, settings=settings)
 
 
+def failed_record(run: Run, error: Exception) -> Record:
+    """Return the record of a run that could not even begin."""
+
+    def work() -> None:
+        raise error
+
+    return _record(run, watched(resolve_device("cpu"), work))
+
+
 def _record(run: Run, account: dict[str, Any], **entries: Any) -> Record:
     return Record(
         run_id=run.run_id,

@@ -17,6 +17,7 @@ import torch
 from evergrow.core.errors import FileFormatError, NewerSchemaError, ParameterError
 from evergrow.core.files import locked
 from evergrow.core.registry import nearest
+from evergrow.engine import Engine
 from evergrow.lab.bench.data import DataSource
 from evergrow.lab.bench.execute import execute
 from evergrow.lab.bench.run import AnalysisEntry, MethodEntry, Run
@@ -216,6 +217,7 @@ def run_grid(
     only: Iterable[str] = (),
     retry_failed: bool = False,
     say: Callable[[str], None] = lambda line: None,
+    engine: Engine | None = None,
 ) -> GridResult:
     """Carry out every run or analysis of a spec that has no finished record yet.
 
@@ -229,26 +231,30 @@ def run_grid(
         As for :func:`plan_grid`.
     say : callable, optional
         Told one line for people about the plan, and one about every run that has ended.
+    engine : Engine, optional
+        Several processes or machines that carry out runs side by side, such as
+        ``evergrow.engine.LocalEngine(workers=2)``. Results are the same; times are those of runs that share a machine.
 
     Raises
     ------
     BusyError
         If another process works on the same folder.
     """
+    from evergrow.lab.bench.workers import run_on_engine
+
     datasets = DataSource(spec.device)
     folder = spec.output if output is None else Path(output)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder), _compute_threads(spec.threads), _collecting_new_objects():
+    with locked(folder), compute_threads(spec.threads), _collecting_new_objects():
         remove_partial(folder)
         result = plan_grid(spec, output=folder, only=only, retry_failed=retry_failed, datasets=datasets)
         try:
             todo = [step for step in result.steps if step.action == "run"]
             _say_plan(result.steps, "analyses" if spec.analyses else "runs", say)
-            for number, step in enumerate(todo, start=1):
-                step.record = execute(step.run, datasets)
-                write_record(folder / step.run.file_name, step.record)
-                _release_memory()
-                say(f"[{number}/{len(todo)}] {step.status} | {step.run.title} | {step.record.summary}")
+            done = run_on_engine(engine, spec, folder, todo) if engine else _one_by_one(folder, todo, datasets)
+            for number, step in enumerate(done, start=1):
+                summary = step.record.summary if step.record else "no record"
+                say(f"[{number}/{len(todo)}] {step.status} | {step.run.title} | {summary}")
                 if step.status == "cancelled":
                     result.cancelled = True
                     break
@@ -264,6 +270,14 @@ def _say_plan(steps: Sequence[Step], noun: str, say: Callable[[str], None]) -> N
     for step in steps:
         if step.note:
             say(f"{step.run.title}: {step.note}")
+
+
+def _one_by_one(folder: Path, steps: Sequence[Step], datasets: DataSource) -> Iterator[Step]:
+    for step in steps:
+        step.record = execute(step.run, datasets)
+        write_record(folder / step.run.file_name, step.record)
+        release_memory()
+        yield step
 
 
 def _planned(folder: Path, run: Run, retry_failed: bool) -> Step:
@@ -286,7 +300,7 @@ def _planned(folder: Path, run: Run, retry_failed: bool) -> Step:
     return Step(run, "run", record, f"runs again: it was {record.status}")
 
 
-def _release_memory() -> None:
+def release_memory() -> None:
     """Let go of what a run held: its learner is gone by now, and the next run's peak memory must be its own."""
     gc.collect()
     if torch.cuda.is_available():
@@ -307,7 +321,7 @@ def _collecting_new_objects() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _compute_threads(threads: int | None) -> Iterator[None]:
+def compute_threads(threads: int | None) -> Iterator[None]:
     """Compute with that many threads, and put torch's setting back afterwards."""
     before = torch.get_num_threads()
     if threads is not None:

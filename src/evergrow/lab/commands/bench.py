@@ -4,23 +4,51 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evergrow.cli.console import Answer, note_line
+from evergrow.cli.engine import WorkerOptions
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.options import Json
 from evergrow.cli.registry import command, command_group
 from evergrow.core.errors import InputError
 
 if TYPE_CHECKING:
+    from evergrow.engine import Engine
     from evergrow.lab.bench import GridResult, Step
 
 command_group("lab", "Compare methods: grids of experiments, their records, tables and figures.")
 
+
+@dataclass(frozen=True)
+class SideBySide(WorkerOptions):
+    """Where runs are carried out: here and one after the other, or several at a time on an engine.
+
+    Parameters
+    ----------
+    engine
+        Several runs at a time, on processes of this machine or a Ray cluster; the records are the same.
+    workers
+        Runs at a time.
+    """
+
+    def opened(self) -> Engine | None:
+        """Return the engine that was asked for."""
+        from evergrow.engine import LocalEngine, RayEngine
+
+        if self.engine is None:
+            return None
+        if self.engine == "local":
+            return LocalEngine(workers=self.workers or 1)
+        return RayEngine(address=self.address, workers=self.workers, gpus_per_worker=self.gpus_per_worker)
+
+
+ONE_BY_ONE = SideBySide()
+"""Here, one after the other."""
 
 Folder = Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the records.")]
 Only = Annotated[list[str] | None, typer.Option(help="Filter such as method=ranpac,klda or dataset='cub*'.")]
@@ -35,6 +63,7 @@ def run_command(
     only: Only = None,
     retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
+    placing: SideBySide = ONE_BY_ONE,
     as_json: Json = False,
 ) -> Answer:
     """Run everything in SPEC that has no finished record yet.
@@ -42,7 +71,7 @@ def run_command(
     Exit codes: 0 all fine, 1 some runs failed, 2 the spec or the data is wrong, 3 another process runs in the same
     folder, 130 interrupted: the same command goes on where this one stopped.
     """
-    return _run(spec, "runs", output, only, retry_failed, dry_run)
+    return _run(spec, "runs", output, only, retry_failed, dry_run, placing)
 
 
 @command("lab mechanism")
@@ -52,6 +81,7 @@ def mechanism_command(
     only: Only = None,
     retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
+    placing: SideBySide = ONE_BY_ONE,
     as_json: Json = False,
 ) -> Answer:
     """Run the mechanism analyses in SPEC that have no finished record yet.
@@ -59,7 +89,7 @@ def mechanism_command(
     Exit codes: 0 all fine, 1 some analyses failed, 2 the spec or the data is wrong, 3 another process runs in the same
     folder, 130 interrupted: the same command goes on where this one stopped.
     """
-    return _run(spec, "analyses", output, only, retry_failed, dry_run)
+    return _run(spec, "analyses", output, only, retry_failed, dry_run, placing)
 
 
 def _run(
@@ -69,6 +99,7 @@ def _run(
     only: list[str] | None,
     retry_failed: bool,
     dry_run: bool,
+    placing: SideBySide,
 ) -> Answer:
     from evergrow.lab.bench import load_spec, plan_grid, run_grid
 
@@ -82,7 +113,7 @@ def _run(
         lines = [f"{step.action:6}  {step.run.run_id}  {step.run.title}" for step in planned.steps]
         lines.append(f"{len(planned.steps)} {noun}: {_counted(step.action for step in planned.steps)}")
         return Answer({noun: [_step_values(step) for step in planned.steps]}, lines)
-    done = run_grid(spec, say=note_line, **chosen)
+    done = run_grid(spec, say=note_line, engine=placing.opened(), **chosen)
     values = {noun: [_step_values(step) for step in done.steps]}
     note = f"the records are in {done.folder}"
     return Answer(values, _result_lines(done, noun), code=ExitCode(done.exit_code), done=note)
