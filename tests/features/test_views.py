@@ -12,7 +12,7 @@ from PIL import Image
 from tests.features.extraction_toys import write_images
 
 from evergrow.core.errors import ParameterError
-from evergrow.data.items import Images, block_slices
+from evergrow.data.items import Images
 from evergrow.features import BackboneSpec, ImageBackbone, backbone_from_spec, create_backbone, encode
 from evergrow.features.encoding import encode_batch
 from evergrow.features.images import decode_image, median_side
@@ -170,4 +170,3 @@ def test_the_median_side_is_read_from_headers(tmp_path: Path) -> None:
     mixed = Images((tmp_path / images.names[1], (tmp_path / images.names[2]).read_bytes(), Image.new("L", (9, 7))))
     assert (median_side(images), median_side(mixed)) == (10, 10)
     assert median_side(Images((b"nothing",))) is None
-    assert block_slices((2, 3))[1] == slice(2, 5)

@@ -74,13 +74,17 @@ def test_noise_counts_less_and_accuracy_gains(data):
     [
         ({"blocks": (8, 17)}, "one frozen layer"),
         ({"blocks": None, "normalize": "none"}, "one frozen layer"),
+        ({"random_state": 9}, "one frozen layer"),
         ({"shape_directions": 0}, "shapes of classes in the same directions"),
     ],
 )
 def test_learners_of_other_layers_or_shapes_do_not_merge(data, settings, message):
     X, y = data
+    model = make().fit(X, y)
+    before = model.decision_function(X)
     with pytest.raises(MergeError, match=message):
-        make().fit(X, y).merge(make(**settings).fit(X, y))
+        model.merge(make(**settings).fit(X, y))
+    assert np.array_equal(before, model.decision_function(X))
 
 
 def test_wrong_blocks_are_refused(data):

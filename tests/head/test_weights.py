@@ -14,7 +14,6 @@ from evergrow.core.errors import InputError, LabelError, UnlearnError, Unsupport
 from evergrow.head import Classifier, SCLClassifier
 from evergrow.head.base import HEADS
 from evergrow.lab.heads import SimpleCILClassifier
-from evergrow.lab.methods import create_method, list_methods
 
 Data = tuple[np.ndarray, np.ndarray]
 head = partial(small, n_units=40)
@@ -99,12 +98,6 @@ def test_refusals(data: Data) -> None:
 
 
 # -- settings that every head takes ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", list_methods())
-def test_every_method_takes_a_seed_and_a_device(name: str) -> None:
-    made = create_method(name, random_state=0, device="cpu")
-    assert (made.random_state, made.device) == (0, "cpu")
 
 
 def test_one_class_to_begin_with(data: Data) -> None:
