@@ -49,11 +49,6 @@ def test_other_arrays_are_refused(pixels: np.ndarray) -> None:
         Images(pixels)
 
 
-def test_parts_come_in_the_order_asked_for() -> None:
-    assert Texts(("a", "b", "c")).take([2, 0]).texts == ("c", "a")
-    assert Images(("a", "b", "c"), root=Path("x")).take(np.array([1, 1])).names == ("b", "b")
-
-
 def test_files_of_several_folders_go_together(tmp_path: Path) -> None:
     parts = []
     for number, folder in enumerate(("a", "b")):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evergrow.core.errors import DatasetNotFoundError, EngineError, ImageError, MissingExtraError, ParameterError
+from evergrow.core.errors import DatasetNotFoundError, EngineError, MissingExtraError, ParameterError
 from evergrow.data import read, source_from
 from evergrow.data.storage import Tree, public_storage, write_file
 
@@ -31,14 +31,6 @@ def test_files_are_listed_read_and_replaced(tree: Tree) -> None:
     assert tree.is_file("a.bin")
     assert not tree.is_file("b")
     assert not tree.is_file("none")
-
-
-def test_several_files_with_one_that_is_not_there() -> None:
-    write_file("memory://several", "a", b"0123456789")
-    first, second = Tree("memory://several").read_all(["a", "none"], [2, 2])
-    assert first == b"01"
-    assert isinstance(second, ImageError)
-    assert "none" in str(second)
 
 
 def test_what_is_not_there(tree: Tree) -> None:

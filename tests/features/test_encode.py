@@ -31,7 +31,6 @@ from evergrow.features import EncodeConfig, create_backbone, encode, encode_batc
 from evergrow.features import cache as cache_module
 from evergrow.features import images as decoding
 from evergrow.features.cache import FeatureCache
-from evergrow.features.encoding import distance
 from evergrow.features.images import choose_workers
 
 
@@ -247,13 +246,6 @@ def test_images_sent_as_bytes_give_the_features_of_the_transform(images: Images,
     settings: dict[str, Any] = {"cache": False, "precision": "float32", "batch_size": len(images)}
     for workers in (0, 2):
         np.testing.assert_array_equal(encode(backbone, images, workers=workers, **settings, join=False).X, expected)
-
-
-def test_distance_is_relative_to_each_row() -> None:
-    exact = torch.tensor([[1.0, 0.0], [100.0, 0.0]])
-    assert distance(torch.tensor([[1.0, 0.01], [100.0, 0.0]]), exact) == pytest.approx(0.01)
-    assert distance(torch.tensor([[1.0, 0.0], [torch.inf, 0.0]]), exact) == torch.inf
-    assert distance(torch.tensor([[torch.nan, 0.0], [1.0, 0.0]]), exact) == torch.inf
 
 
 @pytest.mark.cuda

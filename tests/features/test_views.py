@@ -12,11 +12,10 @@ from PIL import Image
 from tests.features.extraction_toys import write_images
 
 from evergrow.core.errors import ParameterError
-from evergrow.data.items import Images, block_slices
-from evergrow.features import BackboneSpec, ImageBackbone, Preprocessing, backbone_from_spec, create_backbone, encode
+from evergrow.data.items import Images
+from evergrow.features import BackboneSpec, ImageBackbone, backbone_from_spec, create_backbone, encode
 from evergrow.features.encoding import encode_batch
 from evergrow.features.images import decode_image, median_side
-from evergrow.features.preprocess import view_sheet
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 230, 300, 3), dtype=np.uint8)
 
@@ -164,20 +163,6 @@ def test_an_image_of_one_pixel_has_all_views() -> None:
 # -- sheets -------------------------------------------------------------------------------------------------
 
 
-def test_a_sheet_holds_the_views_side_by_side() -> None:
-    own = Preprocessing((48, 48), (56, 56), mean=(0.0,) * 3, std=(1.0,) * 3)
-    parts = [own, own.for_view(64, 64), own.for_view(48, 60)]
-    sheet, image = view_sheet(own, (None, (64, 64), None, (48, 60))), decode_image(PIXELS[0])
-    assert view_sheet(own, (None, None)) is own
-    made = sheet.pixels(image)
-    assert made.shape == (3, 64, 160)
-    for part, (_, columns) in zip(parts, sheet.cuts(), strict=True):
-        assert torch.equal(made[:, : part.size[0], columns], part.pixels(image))
-    assert not made[:, 48:, :48].any()
-    assert sheet.window(100, 100) is not None
-    assert view_sheet(Preprocessing((48, 48), (48, 48), "border"), (None, (64, 64))).window(50, 90) is None
-
-
 def test_the_median_side_is_read_from_headers(tmp_path: Path) -> None:
     images = write_images(tmp_path, 5)  # of 12 x 10 pixels
     assert median_side(images) == 10
@@ -185,4 +170,3 @@ def test_the_median_side_is_read_from_headers(tmp_path: Path) -> None:
     mixed = Images((tmp_path / images.names[1], (tmp_path / images.names[2]).read_bytes(), Image.new("L", (9, 7))))
     assert (median_side(images), median_side(mixed)) == (10, 10)
     assert median_side(Images((b"nothing",))) is None
-    assert block_slices((2, 3))[1] == slice(2, 5)

@@ -10,7 +10,6 @@ import torch
 from tests.head.models import small
 
 from evergrow import Classifier
-from evergrow.core.errors import MergeError
 
 
 @pytest.fixture(scope="module")
@@ -100,14 +99,6 @@ def test_answers_without_settling_are_those_of_the_last_choice(data):
     fresh = small().fit(X[:180], y[:180]).partial_fit(X[180:], y[180:])
     fresh._solved.choice = choice
     np.testing.assert_allclose(followed, fresh.class_scores(X[:20]), rtol=1e-8, atol=1e-8)
-
-
-def test_learners_with_and_without_shapes_do_not_merge(data):
-    X, y = data
-    one = small().fit(X, y)
-    other = small(shape_directions=0).fit(X, y)
-    with pytest.raises(MergeError, match="shapes of classes in the same directions"):
-        one.merge(other)
 
 
 def test_a_class_of_five_is_recognised():

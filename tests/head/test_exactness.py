@@ -69,12 +69,22 @@ def test_noise_counts_less_and_accuracy_gains(data):
     assert [block["columns"] for block in model.blocks_] == list(SIZES)
 
 
-def test_layers_of_other_blocks_do_not_merge(data):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"blocks": (8, 17)}, "one frozen layer"),
+        ({"blocks": None, "normalize": "none"}, "one frozen layer"),
+        ({"random_state": 9}, "one frozen layer"),
+        ({"shape_directions": 0}, "shapes of classes in the same directions"),
+    ],
+)
+def test_learners_of_other_layers_or_shapes_do_not_merge(data, settings, message):
     X, y = data
     model = make().fit(X, y)
-    for other in (make(blocks=(8, 17)), make(blocks=None, normalize="none")):
-        with pytest.raises(MergeError, match="one frozen layer"):
-            model.merge(other.fit(X[1:], y[1:]))
+    before = model.decision_function(X)
+    with pytest.raises(MergeError, match=message):
+        model.merge(make(**settings).fit(X, y))
+    assert np.array_equal(before, model.decision_function(X))
 
 
 def test_wrong_blocks_are_refused(data):

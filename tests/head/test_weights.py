@@ -13,9 +13,7 @@ from tests.head.models import small
 from evergrow.core.errors import InputError, LabelError, UnlearnError, UnsupportedError
 from evergrow.head import Classifier, SCLClassifier
 from evergrow.head.base import HEADS
-from evergrow.head.linalg.scatter import ClassGeometry
 from evergrow.lab.heads import SimpleCILClassifier
-from evergrow.lab.methods import create_method, list_methods
 
 Data = tuple[np.ndarray, np.ndarray]
 head = partial(small, n_units=40)
@@ -99,23 +97,7 @@ def test_refusals(data: Data) -> None:
         SimpleCILClassifier().partial_fit(X, y, sample_weight=np.full(300, 2.0))
 
 
-def test_a_weight_below_one_is_still_a_mean(data: Data) -> None:
-    X, y = data
-    light = head(alpha=0.5, n_units=0, shape_directions=0).partial_fit(X[:10], y[:10], sample_weight=np.full(10, 0.1))
-    scatter = ClassGeometry.of(light.model_.state.reduced(), light.model_.masses)
-    rows = torch.cat([part for _, part in light.model_.activations(torch.from_numpy(X[:10]))])
-    reduced = light.model_.state.reduced().project(rows)
-    for code in range(5):
-        torch.testing.assert_close(scatter.means[:, code], reduced[torch.from_numpy(y[:10] == code)].mean(dim=0))
-
-
 # -- settings that every head takes ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", list_methods())
-def test_every_method_takes_a_seed_and_a_device(name: str) -> None:
-    made = create_method(name, random_state=0, device="cpu")
-    assert (made.random_state, made.device) == (0, "cpu")
 
 
 def test_one_class_to_begin_with(data: Data) -> None:

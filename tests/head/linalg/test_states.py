@@ -186,29 +186,22 @@ def test_the_papers_regime_keeps_its_digits():
     assert relative(H @ recursive.solve(0.01).weights, truth) < 1e-6
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Blocks of 50 rows, and a list of the numbers of rows that the compact form was given."""
-    monkeypatch.setattr(module, "BLOCK_ROWS", 50)
-    monkeypatch.setattr(module, "DENSE_BELOW", 20)
-    given = []
-    original = RidgeStatistics._accumulate_compact
+def test_auto_leaves_the_compact_form_in_the_middle_of_a_batch(rng, monkeypatch):
+    """Rows of full rank are not all taken in compactly first: after two blocks it is plain what is coming."""
+    given, original = [], RidgeStatistics._accumulate_compact
 
     def accumulate(self, H, Y, sign):
         given.append(len(H))
         return original(self, H, Y, sign)
 
     monkeypatch.setattr(RidgeStatistics, "_accumulate_compact", accumulate)
-    return given
-
-
-def test_auto_leaves_the_compact_form_in_the_middle_of_a_batch(rng, small_blocks):
-    """Rows of full rank are not all taken in compactly first: after two blocks it is plain what is coming."""
+    monkeypatch.setattr(module, "BLOCK_ROWS", 50)
+    monkeypatch.setattr(module, "DENSE_BELOW", 20)
     H, Y = problem(rng, n=1000, L=300)
     state = RidgeStatistics.create(300, 4, "auto", floor=ALPHA * 1e-9)
     state = state.accumulate([(H[:700], Y[:700]), (H[700:], Y[700:])])
     assert state.form == "dense"
-    assert small_blocks in ([50], [50, 50])
+    assert given in ([50], [50, 50])
     assert state.count == 1000
     assert relative(state.solve(ALPHA).weights, batch_ridge(H, Y)) < 1e-9
 
