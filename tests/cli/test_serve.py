@@ -25,7 +25,7 @@ def test_it_says_where_things_are_kept_and_where_the_page_is(
     seen: list[Any] = []
 
     def run_server(config: Any, announce: Any, *, log_level: str) -> None:
-        announce(ADDRESS)
+        announce(ADDRESS, "a code\n" if config.lan else "")
         seen.append(log_level)
 
     def opened(address: str) -> bool:
@@ -44,6 +44,8 @@ def test_it_says_where_things_are_kept_and_where_the_page_is(
     assert f"serving {tmp_path} on {ADDRESS}\nwhat you teach is kept in {tmp_path.resolve()}; Ctrl-C" in result.stdout
     assert (f"no browser can be opened here: go to {ADDRESS}" in result.stderr) == told
     assert seen[-1] == "warning"  # no line for every request
+    assert "a code" not in result.stdout
+    assert "a code" in evergrow("serve", tmp_path, "--lan").stdout
     assert (ADDRESS in seen) == (display != "" and browser is not None)
 
 

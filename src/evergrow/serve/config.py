@@ -159,14 +159,9 @@ class Tokens:
                 return None
         elif scheme.casefold() != "bearer":
             return None
-        digest = _digest(secret)
+        digest = token_digest(secret)
         found = [token for known, token in self.entries.items() if hmac.compare_digest(known, digest)]
         return found[0] if found and found[0].expires > time.time() else None
-
-    @classmethod
-    def of(cls, secret: str, token: Token) -> Tokens:
-        """Return one token."""
-        return cls({_digest(secret): token})
 
     @classmethod
     def parse(cls, text: str, name: str) -> Tokens:
@@ -193,16 +188,17 @@ class Tokens:
                 raise ParameterError(f"line {number} of {name} must be 'read TOKEN [NAME]' or 'teach TOKEN [NAME]'")
             if len(words[1]) < SHORTEST_TOKEN:
                 raise ParameterError(f"token on line {number} of {name} must have at least {SHORTEST_TOKEN} characters")
-            if _digest(words[1]) in entries:
+            if token_digest(words[1]) in entries:
                 raise ParameterError(f"{name} holds the same token twice")
             holder = words[2] if len(words) > 2 else f"line {number}"
-            entries[_digest(words[1])] = Token(holder, "teach" if words[0] == "teach" else "read")
+            entries[token_digest(words[1])] = Token(holder, "teach" if words[0] == "teach" else "read")
         if not entries:
             raise ParameterError(f"{name} holds no token: write a line 'read TOKEN' or 'teach TOKEN'")
         return cls(entries)
 
 
-def _digest(secret: str) -> bytes:
+def token_digest(secret: str) -> bytes:
+    """Return what is remembered of a token."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import re
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -60,7 +61,11 @@ class KeptImages:
 
     def record(self) -> KeptRecord:
         """Return what is kept, the oldest first, under the present names of classes."""
-        found = [self._read(path) for path in (self.folder.iterdir() if self.on else ())]
+        try:
+            names = os.listdir(self.folder) if self.on else []
+        except FileNotFoundError:  # somebody switched it off meanwhile
+            names = []
+        found = [self._read(self.folder / name) for name in names]
         images = sorted((entry[0] for entry in found if entry), key=lambda image: (image.when, image.id))
         size, limits = sum(image.bytes for image in images), self._limits
         return KeptRecord(
@@ -69,22 +74,22 @@ class KeptImages:
 
     def add(self, images: list[tuple[KeptImage, bytes]]) -> KeptRecord:
         """Keep images, each once; if that is more than may be kept, raise the problem 413 and keep none."""
-        with locked(self.folder, wait=True):
-            remove_leftovers(self.folder)
-            now, limits = self.record(), self._limits
-            present = {image.id for image in now.images}
-            new = {image.id: (image, data) for image, data in images if image.id not in present}
-            size = now.bytes + sum(len(data) for _, data in new.values())
-            if len(present) + len(new) > limits.kept_images or size > limits.kept_bytes:
-                most = f"{limits.kept_images:,} images and {limits.kept_bytes:,} bytes"
-                raise Problem(413, f"at most {most} of a model are kept: remove some first", "TooMany")
-            try:
+        try:
+            with locked(self.folder, wait=True):
+                remove_leftovers(self.folder)
+                now, limits = self.record(), self._limits
+                present = {image.id for image in now.images}
+                new = {image.id: (image, data) for image, data in images if image.id not in present}
+                size = now.bytes + sum(len(data) for _, data in new.values())
+                if len(present) + len(new) > limits.kept_images or size > limits.kept_bytes:
+                    most = f"{limits.kept_images:,} images and {limits.kept_bytes:,} bytes"
+                    raise Problem(413, f"at most {most} of a model are kept: remove some first", "TooMany")
                 for image, data in new.values():
                     with atomic_path(self.folder / image.id) as temporary:
                         temporary.write_bytes(image.model_dump_json().encode() + b"\n" + data)
-            except OSError as error:
-                raise ModelWriteError(f"the image cannot be written: {error.strerror}") from error
-            return self.record()
+                return self.record()
+        except OSError as error:  # also where somebody switched it off meanwhile
+            raise ModelWriteError(f"the images cannot be written: {error.strerror}") from error
 
     def find(self, known: UUID) -> tuple[KeptImage, bytes]:
         """Return an image and its bytes, or raise the problem 404."""

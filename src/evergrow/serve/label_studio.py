@@ -84,10 +84,6 @@ class TaughtAnnotation:
     since: int
     moment: str = ""
 
-    def current_label(self, changes: Sequence[Change]) -> str | None:
-        """Return the name of its class now, or None if it was forgotten since."""
-        return name_now(self.label, changes[self.since + 1 :])
-
 
 @record("serve/annotations")
 @dataclass(frozen=True, eq=False)
@@ -111,6 +107,11 @@ class Ledger:
     def check(self) -> None:
         """Raise unless there is a row for each annotation."""
         require(len(self.rows) == len(self.taught), "it has other numbers of annotations and rows")
+
+
+def _current_label(entry: TaughtAnnotation, changes: Sequence[Change]) -> str | None:
+    """Return the name of an annotation's class now, or None if it was forgotten since."""
+    return name_now(entry.label, changes[entry.since + 1 :])
 
 
 def _read_ledger(learner: Learner) -> tuple[dict[str, tuple[TaughtAnnotation, NDArray[Any]]], list[str]]:
@@ -138,7 +139,7 @@ def annotate(learner: Learner, annotations: Iterable[Annotation]) -> None:
             continue
         if key in taught:
             entry, row = taught[key]
-            former = entry.current_label(learner.history_)
+            former = _current_label(entry, learner.history_)
             same = annotation.row is not None and former == label and np.array_equal(row, annotation.row)
             if same or (annotation.moment and annotation.moment < entry.moment):
                 continue
@@ -161,7 +162,7 @@ def forget_classes(learner: Learner, names: Iterable[str]) -> None:
     """Forget classes, and with them the feature vectors of their annotations."""
     learner.forget_classes(list(names))
     taught, deleted = _read_ledger(learner)
-    kept = {key: value for key, value in taught.items() if value[0].current_label(learner.history_) is not None}
+    kept = {key: value for key, value in taught.items() if _current_label(value[0], learner.history_) is not None}
     if len(kept) < len(taught):
         _write_ledger(learner, kept, deleted)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from evergrow.core.errors import ParameterError
 from evergrow.core.optional import require
-from evergrow.serve.config import Token, Tokens
+from evergrow.serve.config import Token, Tokens, token_digest
 from evergrow.serve.schemas import LanRecord
 
 LIFE = 3600.0
@@ -47,7 +47,7 @@ class LanAccess:
         if self._expires - now < LIFE / 2:
             self._secret, self._expires = secrets.token_urlsafe(24), now + LIFE
             living = {digest: token for digest, token in self.tokens.entries.items() if token.expires > now}
-            self.tokens = Tokens({**living, **Tokens.of(self._secret, Token("phone", "page", self._expires)).entries})
+            self.tokens = Tokens({**living, token_digest(self._secret): Token("phone", "page", self._expires)})
         return f"https://{self.host}:{self._port}/#token={self._secret}"
 
     def record(self) -> LanRecord:

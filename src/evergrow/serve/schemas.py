@@ -99,6 +99,7 @@ Whole = Annotated[int, BeforeValidator(lambda n: int(n) if isinstance(n, float) 
 Note = Annotated[str, Field(max_length=500, description="For people, kept in the history.")]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1, max_length=20_000)]
+ImageFiles = Annotated[list[UploadFile], Field(min_length=1, max_length=1024, description="Image files.")]
 Texts = Annotated[
     list[Text], Field(min_length=1, max_length=1024, examples=[["where is my card", "block it"]], fail_fast=True)
 ]
@@ -137,10 +138,7 @@ class JsonSamples(RequestModel):
 class SampleForm(RequestModel):
     """Samples in a form: image files, or feature vectors in one file."""
 
-    images: (
-        Annotated[list[UploadFile], Field(min_length=1, max_length=1024, description="Image files.")]
-        | SkipJsonSchema[None]
-    ) = None
+    images: ImageFiles | SkipJsonSchema[None] = None
     rows: Annotated[UploadFile, Field(description="A .npy file: a matrix of numbers.")] | SkipJsonSchema[None] = None
 
 
@@ -185,7 +183,7 @@ class PreviewForm(RequestModel):
 class KeptForm(Labels):
     """Images to be kept on the server: test images with their classes, or images to be reviewed."""
 
-    images: Annotated[list[UploadFile], Field(min_length=1, max_length=1024, description="Image files.")]
+    images: ImageFiles
     set: KeptSet
 
 
