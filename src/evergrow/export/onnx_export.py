@@ -520,7 +520,9 @@ def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
     for turn in signs:
         turned = shaped(graph.node("Mul", turned, graph.constant(turn)), -1, len(second), len(first))
         turned = graph.node("Transpose", graph.node("MatMul", turned, graph.constant(first)), perm=[0, 2, 1])
-        turned = shaped(graph.node("MatMul", turned, graph.constant(second)), -1, blocks, order)
+        # As rows of their own: older runtimes join a transposition and a product, and then lack it in double precision.
+        turned = graph.node("MatMul", shaped(turned, -1, len(second)), graph.constant(second))
+        turned = shaped(turned, -1, blocks, order)
     turned = shaped(turned, -1, blocks * order)
     ends = (graph.array(np.asarray([end], dtype=np.int64)) for end in (0, units.width, 1))
     pre = graph.node("Mul", graph.node("Slice", turned, *ends), graph.number(units.bandwidth / order))
