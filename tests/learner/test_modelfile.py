@@ -344,7 +344,7 @@ def test_who_changed_a_model_is_in_its_history(tmp_path: Path, blobs: Data, monk
 
 @needs_fork
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("step", [25, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [25, pytest.param(5, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_the_model_is_old_or_new(tmp_path: Path, step: int) -> None:
     path = tmp_path / "model.evg"
     X, y = np.random.default_rng(0).normal(size=(20, 8)), np.arange(20) % 2
