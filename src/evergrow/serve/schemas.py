@@ -297,15 +297,20 @@ class Thresholds(BaseModel):
     calibrated_on: int
 
 
-class ModelRecord(BaseModel):
-    """A model."""
+class ModelFacts(BaseModel):
+    """What a model knows."""
 
-    name: str
-    kind: SampleKind
     state: ModelState
     revision: int
     classes: list[ClassCount]
     n_samples: int
+
+
+class ModelRecord(ModelFacts):
+    """A model."""
+
+    name: str
+    kind: SampleKind
     n_features: int | None
     method: str
     options: dict[str, Any]
@@ -342,18 +347,14 @@ class Predictions(BaseModel):
     answers: list[SampleAnswer]
 
 
-class ChangeAnswer(BaseModel):
+class ChangeAnswer(ModelFacts):
     """What a change did; it is on disk."""
 
     model: str
-    state: ModelState
-    revision: int
     etag: str
     change: ChangeRecord
     new_classes: list[str]
     gone_classes: list[str]
-    classes: list[ClassCount]
-    n_samples: int
     warnings: list[str]
     replayed: bool = Field(description="Whether the same Idempotency-Key was answered before; nothing changed now.")
 
