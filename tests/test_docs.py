@@ -208,7 +208,7 @@ def test_commands_on_the_page_about_clusters_are_understood(tmp_path):
                 found = found.commands[arguments.pop(0)]
             found.make_context("evergrow", arguments)
             seen.add(found.name)
-    assert seen == {"fit", "update", "merge", "spawn", "run"}
+    assert seen == {"fit", "update", "merge", "spawn"}
 
 
 def test_the_page_on_the_learner_runs_as_printed():
