@@ -14,7 +14,7 @@ from tests.learner.toys import Data, part
 from evergrow import Learner
 from evergrow.core.errors import FewSamplesWarning, FileFormatError, NotFittedError
 from evergrow.core.record import from_values, to_values
-from evergrow.head.novelty import TEMPERATURES
+from evergrow.head.novelty import TEMPERATURES, term_units
 from evergrow.learner.calibration import ENOUGH, Calibration, Scores, assign_folds
 
 
@@ -51,7 +51,8 @@ def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned()
     calibration = learner._state().calibration
     folds = assign_folds(np.searchsorted(head.classes_, y[:300].astype(str)), head.class_counts_, seed=0)
     found = head.fold_outs(X[:300], y[:300].astype(str), folds)
-    scores, points = calibration.pool().standard().score(found.terms), np.asarray(calibration.parts[0].points)
+    standard = calibration.pool().standard().from_units(term_units(head.expected_terms()))
+    scores, points = standard.score(found.terms), np.asarray(calibration.parts[0].points)
     assert len(points) == 200
     np.testing.assert_allclose(points, Scores.of(scores, 300).points)
     assert np.median(learner.novelty_score(X[:300])) < 0.8 * np.median(scores)
@@ -126,8 +127,7 @@ def test_false_alarms_with_few_samples_and_later_classes(per_class: int) -> None
             learner.partial_fit((A[part], b[part]))
         rates.append(learner.is_unknown(A[rest]).mean())
         found.append(learner.is_unknown(rng.uniform(0, 16, size=(200, 64))).mean())
-    # Over twelve draws: 8 to 10 % with 8 samples of a class, whatever the units.
-    assert 0.015 < np.mean(rates) < (0.12 if per_class == 8 else 0.09)
+    assert 0.015 < np.mean(rates) < 0.08
     assert np.mean(found) > 0.95
 
 
@@ -213,6 +213,25 @@ def test_the_ridge_readout_learns_novelty_and_has_its_own_temperature() -> None:
     assert calibration.unknown
     assert all(part.losses is None and part.terms is not None for part in calibration.parts)
     assert calibration.temperature() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [10, 1])
+def test_false_alarms_of_ten_draws_of_ten_species_with_twenty_images(shared: Path, at_once: int) -> None:
+    found = np.load(shared / "features" / "cub200_efficientnet_lite0.npz")
+    X, y, T, t = (found[name] for name in ("X_train", "y_train", "X_test", "y_test"))
+    rates = []
+    for seed in range(10):
+        species = np.random.default_rng(seed).permutation(200)
+        learner = Learner(None, device="cpu")
+        for first in range(0, 10, at_once):
+            rows = np.concatenate([np.flatnonzero(y == one)[:20] for one in species[first : first + at_once]])
+            learner.partial_fit((X[rows], y[rows]))
+        asked = species[:10], species[10:30]
+        rates.append([learner.is_unknown(T[np.isin(t, some)]).mean() for some in asked])
+    known, new = np.mean(rates, axis=0)
+    assert 0.03 < known < 0.08
+    assert new > 0.4
 
 
 @pytest.mark.slow
