@@ -295,8 +295,9 @@ def calibrated(
         weights = None if block.weights is None else block.weights[rows]
         found, expected = head.fold_outs(block.X[rows], labels[rows], folds[rows], weights), head.expected_terms()
         size, units = sum(counts.values()), term_units(expected)
-        unscored = min(size - len(labels), len(expected))
-        if not before.parts and unscored:  # rows as the statistics expect them stand in for what was learned before
+        unscored = min(size - len(labels) - len(rows), len(expected))
+        if not before.parts and unscored > 0:
+            # Most of what was learned was never scored: rows as the statistics expect them stand in for the surplus.
             drawn = expected[np.linspace(0, len(expected) - 1, unscored).astype(np.int64)]
             before = before.with_fold_outs(replace(found, terms=(drawn - units[0]) / units[1], log_losses=None), size)
         before = before.with_fold_outs(replace(found, terms=(found.terms - units[0]) / units[1]), size)
