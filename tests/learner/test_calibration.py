@@ -12,8 +12,20 @@ from tests.learner.toys import Data, part
 
 from evergrow import Learner
 from evergrow.core.errors import FewSamplesWarning
-from evergrow.head.novelty import TEMPERATURES
-from evergrow.learner.calibration import ENOUGH
+from evergrow.head.novelty import TEMPERATURES, term_units
+from evergrow.learner.calibration import ENOUGH, Scores, assign_folds
+
+
+def test_folds_leave_something_of_every_class() -> None:
+    codes = np.array([0] * 25 + [1] * 2 + [2, 3])
+    counts = np.array([25, 2, 1, 4])  # of class 3 more was learned before
+    folds = assign_folds(codes, counts, seed=0)
+    assert (np.bincount(folds[:25], minlength=10) <= 3).all()
+    assert folds[25] != folds[26]
+    assert folds[27] == -1
+    assert folds[28] >= 0
+    assert np.array_equal(folds, assign_folds(codes, counts, seed=0))
+    assert not np.array_equal(folds, assign_folds(codes, counts, seed=1))
 
 
 def test_large_batches_are_scored_in_part() -> None:
@@ -29,6 +41,14 @@ def test_large_batches_are_scored_in_part() -> None:
 
 def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned() -> None:
     X, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))  # as they lie, later ones are by other writers
+    X, y = X[order], y[order]
+    learner = Learner(None, options={"n_units": 100}, device="cpu").fit((X[:300], y[:300]))
+    head, calibration = learner.head_, learner._state().calibration
+    folds = assign_folds(np.searchsorted(head.classes_, y[:300].astype(str)), head.class_counts_, seed=0)
+    found = head.fold_outs(X[:300], y[:300].astype(str), folds)
+    standard = calibration.pool().standard().from_units(term_units(head.expected_terms()))
+    np.testing.assert_allclose(calibration.parts[0].points, Scores.of(standard.score(found.terms), 300).points)
     ratios = []
     for seed in range(6):  # of one draw of units and rows the ratio varies by 0.3
         rows = np.random.default_rng(seed).permutation(len(y))  # as they lie, later ones are by other writers
@@ -57,8 +77,7 @@ def test_false_alarms_with_few_samples_and_later_classes(per_class: int) -> None
             learner.partial_fit((A[part], b[part]))
         rates.append(learner.is_unknown(A[rest]).mean())
         found.append(learner.is_unknown(rng.uniform(0, 16, size=(200, 64))).mean())
-    # Over twelve draws: 8 to 10 % with 8 samples of a class, whatever the units.
-    assert 0.015 < np.mean(rates) < (0.12 if per_class == 8 else 0.09)
+    assert 0.015 < np.mean(rates) < 0.08
     assert np.mean(found) > 0.95
 
 
@@ -135,6 +154,25 @@ def test_rows_without_doubt_leave_the_temperature_at_the_guess() -> None:
     X = X + 0.01 * np.random.default_rng(0).normal(size=X.shape)
     learner = small().fit((X, y))
     assert learner.head_.temperature_ > 10 * TEMPERATURES[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [10, 1])
+def test_false_alarms_of_ten_draws_of_ten_species_with_twenty_images(shared: Path, at_once: int) -> None:
+    found = np.load(shared / "features" / "cub200_efficientnet_lite0.npz")
+    X, y, T, t = (found[name] for name in ("X_train", "y_train", "X_test", "y_test"))
+    rates = []
+    for seed in range(10):
+        species = np.random.default_rng(seed).permutation(200)
+        learner = Learner(None, device="cpu")
+        for first in range(0, 10, at_once):
+            rows = np.concatenate([np.flatnonzero(y == one)[:20] for one in species[first : first + at_once]])
+            learner.partial_fit((X[rows], y[rows]))
+        asked = species[:10], species[10:30]
+        rates.append([learner.is_unknown(T[np.isin(t, some)]).mean() for some in asked])
+    known, new = np.mean(rates, axis=0)
+    assert 0.03 < known < 0.08
+    assert new > 0.4
 
 
 @pytest.mark.slow

@@ -192,6 +192,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     predict_proba: Any = Lacking("give class probabilities")
     novelty_score: Any = Lacking("say how unlike anything learned something is")
     novelty_terms: Any = Lacking("say how unlike anything learned something is")
+    expected_terms: Any = Lacking("say how unlike anything learned something is")
     fold_outs: Any = Lacking("score learned rows as if they had not been learned")
     calibrate: Any = Lacking("be calibrated")
     adopt_solution: Any = Lacking("keep solved weights in a file")

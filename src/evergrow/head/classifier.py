@@ -329,6 +329,11 @@ class Classifier(IncrementalClassifier):
         self._require_fitted()
         return np.asarray(self._solved.novelty_terms(self._features(X, self.device_)).cpu().numpy())
 
+    def expected_terms(self) -> NDArray[np.float64]:
+        """Return the terms of novelty (256, 6) that the statistics alone expect of known rows."""
+        self._require_fitted()
+        return self._solved.expected_terms
+
     # -- calibration --------------------------------------------------------------------------------------
 
     def fold_outs(self, X: Any, y: Any, folds: Any = None, sample_weight: Any = None) -> FoldOuts:

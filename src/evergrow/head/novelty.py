@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -90,7 +90,7 @@ _UNKNOWN_AGEING = 2
 
 _TERMS = len(TERMS)
 _COLUMNS = _TERMS + 1  # the last is 1 / count of the nearest class
-_FLAT = 1e-3  # least spread of a term, in units of its mean: one that never varies must not decide
+_FLAT = 1e-3  # least spread of a term, in units of its mean (or 1): one that never varies must not decide
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,6 +407,11 @@ class NoveltyStandard:
         # What is too large for arithmetic is as unknown as can be.
         return np.asarray(np.where(np.isfinite(scores), scores, np.finfo(np.float64).max))
 
+    def from_units(self, units: NDArray[np.float64]) -> NoveltyStandard:
+        """Return the same score of terms as they come, where this one is of terms in units (:func:`term_units`)."""
+        mean, scale = units[0] + units[1] * np.asarray(self.mean), units[1, :_TERMS] * np.asarray(self.scale)
+        return replace(self, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))
+
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless a file holds numbers of all terms."""
         lengths = (len(self.weights), len(self.mean), len(self.scale))
@@ -498,7 +503,23 @@ class NoveltyPool:
         # A term that never varies, as one does with two classes, may come out below zero by rounding.
         np.fill_diagonal(covariance, np.maximum(covariance.diagonal(), 0.0))
         variance = np.maximum(covariance.diagonal()[:_TERMS], 1e-24)
-        return mean, np.maximum(np.sqrt(variance), _FLAT * np.abs(mean[:_TERMS])), covariance
+        return mean, np.maximum(np.sqrt(variance), _FLAT * np.maximum(np.abs(mean[:_TERMS]), 1.0)), covariance
+
+
+def term_units(expected: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return origin and unit (2, 6) of each term: what a model's statistics alone expect of known rows.
+
+    Terms drift while a model learns classes. In these units those of a younger model can be pooled with later ones.
+
+    Parameters
+    ----------
+    expected : ndarray of shape (n, 6)
+        Terms of rows as the statistics expect them. 1 / count keeps its own unit.
+    """
+    mean = expected.mean(axis=0)
+    spread = np.maximum(expected.std(axis=0), _FLAT * np.abs(mean))
+    mean[_TERMS], spread[_TERMS] = 0.0, 1.0
+    return np.stack([mean, np.where(spread > 0.0, spread, 1.0)])
 
 
 def ageing_weights(numbers: Sequence[int], sizes: Sequence[int]) -> NDArray[np.float64]:

@@ -327,8 +327,8 @@ class SolvedCache:
         if self.known_scatter is not None and self.known_scatter[1].basis is None:
             known = self.known_scatter[0].select(order), model.state.reduced()
         made = replace(self, model=model, solution=solution, known_scatter=known)
-        if "standard" in vars(self):
-            made.standard = self.standard
+        if "expected_terms" in vars(self):
+            made.expected_terms = self.expected_terms
         return made
 
     def refreshed(self) -> SolvedCache:
@@ -424,8 +424,12 @@ class SolvedCache:
     @cached_property
     def standard(self) -> NoveltyStandard:
         """How terms become a score where nothing was calibrated: by what the statistics say of known rows."""
-        rows = np.asarray(self.terms.expected_rows().cpu().numpy())
-        return NoveltyPool((KnownTerms.of(rows, int(self.model.counts.sum())),)).standard()
+        return NoveltyPool((KnownTerms.of(self.expected_terms, int(self.model.counts.sum())),)).standard()
+
+    @cached_property
+    def expected_terms(self) -> NDArray[np.float64]:
+        """Terms of rows drawn as the statistics say known ones are."""
+        return np.asarray(self.terms.expected_rows().cpu().numpy())
 
     def fold_outs(self, Z: Tensor, codes: Tensor, folds: Tensor, weights: Tensor | None = None) -> FoldOuts:
         """Score learned rows, each as if its fold had not been learned.

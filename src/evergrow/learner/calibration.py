@@ -2,9 +2,10 @@
 
 Every time a model learns, it scores samples of the batch, each as if the fold of the batch that it is in had not been
 learned; this is exact and takes no second model. The scores of all batches are pooled, those of younger models counting
-less, and a threshold for a stated share of false alarms is a quantile of them. The same samples give the temperature of
-probabilities (of the denoised readout) and, with those of new classes before they are learned, the weights of the terms
-of novelty. No sample is kept, only such scores and sums.
+less, and a threshold for a stated share of false alarms is a quantile of them. Terms of novelty are pooled in units of
+what the statistics of the scoring model expect of known rows, so that they follow the model as it grows. The
+same samples give the temperature of probabilities (of the denoised readout) and, with those of new classes before they
+are learned, the weights of the terms of novelty. No sample is kept, only such scores and sums.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from evergrow.head.novelty import (
     ageing_weights,
     best_temperature,
     guess_losses,
+    term_units,
 )
 
 if TYPE_CHECKING:
@@ -126,7 +128,10 @@ class Calibration:
         return sum(part.n for part in self.parts)
 
     def with_fold_outs(self, found: FoldOuts, size: int) -> Calibration:
-        """Return the calibration with one more batch, as a model of so many samples sees it that has not learned it."""
+        """Return the calibration with one more batch, as a model of so many samples sees it that has not learned it.
+
+        Terms are in the units of that model (:func:`~evergrow.head.novelty.term_units`).
+        """
         pool = self.pool()
         terms = KnownTerms.of(found.terms, size)
         novelty = replace(pool, known=(*pool.known, terms)).standard().score(found.terms)
@@ -151,8 +156,10 @@ class Calibration:
     def apply(self, head: IncrementalClassifier) -> None:
         """Let a head give probabilities and novelty as calibrated; nothing for heads that are not calibrated so."""
         if hasattr(head, "calibrate"):
-            pool = self.pool()
-            head.calibrate(temperature=self.temperature(), novelty=pool.standard() if pool.known else None)
+            pool, standard = self.pool(), None
+            if pool.known:
+                standard = pool.standard().from_units(term_units(head.expected_terms()))
+            head.calibrate(temperature=self.temperature(), novelty=standard)
 
     def merged(self, other: Calibration, base: Calibration | None = None) -> Calibration:
         """Return both sides' parts; what both have from a common ancestor counts once."""
@@ -254,7 +261,8 @@ def before_new_classes(
     if not counts or not len(new) or not pool.known or not hasattr(head, "novelty_terms"):
         return before
     rows = new[np.linspace(0, len(new) - 1, min(len(new), ENOUGH)).astype(np.int64)]
-    found = pool.measured(head.novelty_terms(block.X[rows]), sum(counts.values()))
+    units = term_units(head.expected_terms())
+    found = pool.measured((head.novelty_terms(block.X[rows]) - units[0]) / units[1], sum(counts.values()))
     return before if found is None else replace(before, unknown=(*before.unknown, found))
 
 
@@ -285,7 +293,13 @@ def calibrated(
     rows = np.flatnonzero((folds >= 0) & (earlier[folds] < ENOUGH))
     if len(rows):
         weights = None if block.weights is None else block.weights[rows]
-        found = head.fold_outs(block.X[rows], labels[rows], folds[rows], weights)
-        before = before.with_fold_outs(found, sum(counts.values()))
+        found, expected = head.fold_outs(block.X[rows], labels[rows], folds[rows], weights), head.expected_terms()
+        size, units = sum(counts.values()), term_units(expected)
+        unscored = min(size - len(labels) - len(rows), len(expected))
+        if not before.parts and unscored > 0:
+            # Most of what was learned was never scored: rows as the statistics expect them stand in for the surplus.
+            drawn = expected[np.linspace(0, len(expected) - 1, unscored).astype(np.int64)]
+            before = before.with_fold_outs(replace(found, terms=(drawn - units[0]) / units[1], log_losses=None), size)
+        before = before.with_fold_outs(replace(found, terms=(found.terms - units[0]) / units[1]), size)
     before.apply(head)
     return before

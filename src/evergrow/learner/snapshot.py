@@ -522,7 +522,6 @@ def with_head(now: Snapshot, device: str | torch.device | None, name: str) -> Sn
         raise
     except (EvergrowError, TypeError, ValueError) as error:
         raise FileFormatError(f"{name} does not go with its method: {error}") from error
-    now.calibration.apply(head)
     return replace(now, head=head)
 
 
