@@ -200,7 +200,7 @@ def test_commands_on_the_page_about_clusters_are_understood(tmp_path):
                 found = found.commands[arguments.pop(0)]
             found.make_context("evergrow", arguments)
             seen.add(found.name)
-    assert seen == {"fit", "update", "merge", "spawn"}
+    assert seen == {"fit", "update", "merge", "spawn", "run"}
 
 
 def test_names_that_pages_import_exist():
