@@ -828,7 +828,7 @@ class Learner(Estimator):
         false_alarm : float
             Share of false alarms that the threshold is for.
         keep_samples : bool
-            Whether to keep what was answered about each sample, with its certainty and novelty.
+            Whether to keep what was answered about each sample, and how surely.
 
         Returns
         -------
@@ -870,7 +870,7 @@ class Learner(Estimator):
         kept = None
         if keep_samples:
             things = None if items[0] is None else concat_items(items)
-            kept = SampleAnswers(things, rows, true, told, sure, novel, strange, threshold)
+            kept = SampleAnswers(things, rows, true, told, sure)
         seconds = time.perf_counter() - started
         return dataclasses.replace(result, left_out=tuple(left_out), samples=kept, seconds=seconds)
 
