@@ -358,7 +358,7 @@ class Snapshot:
     told : Told or None
         What people are told of the head; only in files.
     extra : Extra
-        What others attached to the model, and optional contents of a file that a later evergrow wrote.
+        Optional contents of a file that a later evergrow wrote.
     """
 
     recipe: HeadRecipe
