@@ -365,7 +365,7 @@ class Job:
         return JobReport(dict(found.rows), left_out, {}, dict(found.failed), dict(self.manifest.unreadable))
 
 
-EXTRACTION = ("on_error", "batch_size", "precision", "decode")
+EXTRACTION = ("on_error", "batch_size", "precision")
 """Settings of an extraction that a job takes over from a learner; the others are those of the machine."""
 
 
