@@ -10,7 +10,7 @@ import torch
 
 from evergrow import Classifier
 from evergrow.head.linalg.recursive import RecursiveState
-from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
+from evergrow.head.linalg.statistics import RidgeStatistics
 
 SOLVERS = ("auto", "dense", "compact", "recursive")
 
@@ -23,7 +23,7 @@ def small(solver: str = "auto", **settings: Any) -> Classifier:
 def with_solver(model: Classifier, solver: str) -> Classifier:
     """Return a classifier whose statistics are kept in one form."""
 
-    def empty_state(width: int, floor: float, device: torch.device) -> RidgeState:
+    def empty_state(width: int, floor: float, device: torch.device) -> RidgeStatistics:
         return create_state(solver, width, 0, alpha=model._fixed_alpha() or floor, floor=floor, device=device)
 
     model._empty_state = empty_state
@@ -57,8 +57,8 @@ def rows_in_blocks() -> tuple[np.ndarray, np.ndarray]:
 
 def create_state(
     solver: str, n_features: int, n_targets: int, *, alpha: float, floor: float, device: torch.device | str = "cpu"
-) -> RidgeState:
+) -> RidgeStatistics:
     """Return statistics of no rows in any form."""
     if solver == "recursive":
-        return RecursiveState.create(n_features, n_targets, alpha=alpha, device=device)
+        return RecursiveState.of(RidgeStatistics.create(n_features, n_targets, device=device), alpha)
     return RidgeStatistics.create(n_features, n_targets, solver, floor=floor, device=device)

@@ -33,10 +33,10 @@ from evergrow.head.layers.feature_map import (
 )
 from evergrow.head.layers.fourier import FourierLayer
 from evergrow.head.linalg.class_shapes import ClassShapes
-from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
+from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.maps import LayerMap, ShapeMap, layer_map
 from evergrow.head.novelty import NoveltyStandard
-from evergrow.head.readout import READOUTS, Choice, FoldOuts, Readout, SolvedCache
+from evergrow.head.readout import READOUTS, Choice, FoldOuts, SolvedCache
 from evergrow.head.ridge_model import RidgeModel
 
 GCV_FLOOR = 1e-6
@@ -129,7 +129,6 @@ class Classifier(IncrementalClassifier):
 
     learned_as: ClassVar[type] = Learned
     takes_weights: ClassVar[bool] = True
-    ridge_rules: ClassVar[tuple[str, ...]] = ("gcv",)
     readout: str
     normalize: str
     shape_directions: int
@@ -168,7 +167,7 @@ class Classifier(IncrementalClassifier):
     def _check_params(self) -> None:
         self._chosen_layer()
         if isinstance(self.alpha, str):
-            check_choice("alpha", self.alpha, self.ridge_rules)
+            check_choice("alpha", self.alpha, ("gcv",))
         else:
             check_number("alpha", self.alpha, low=0, low_open=True)
         check_choice("readout", self.readout, READOUTS)
@@ -231,7 +230,7 @@ class Classifier(IncrementalClassifier):
         state = self._empty_state(layer.n_outputs, floor, Z.device)
         return RidgeModel.start(layer, rule, state, shapes=shapes, blocks=blocks)
 
-    def _empty_state(self, width: int, floor: float, device: torch.device) -> RidgeState:
+    def _empty_state(self, width: int, floor: float, device: torch.device) -> RidgeStatistics:
         """Return statistics of no rows, in the form that costs least; no ridge will be below ``floor``."""
         return RidgeStatistics.create(width, 0, "auto", floor=floor, device=device)
 

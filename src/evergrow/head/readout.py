@@ -21,14 +21,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergrow.core.record import Between, Spec, record
+from evergrow.core.record import Between, record
 from evergrow.head.block_weights import ENOUGH_ROWS, cautious_weights, choose_block_weights
 from evergrow.head.layers.feature_map import check_weights
 from evergrow.head.linalg.class_shapes import ShapeScores
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.ridge_choice import choose_by_gcv, choose_ridge
 from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
-from evergrow.head.linalg.statistics import LARGEST_WEIGHT, RidgeState, RidgeStatistics
+from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.novelty import TEMPERATURES, KnownTerms, NoveltyPool, NoveltyStandard, NoveltyTerms, bounded
 from evergrow.head.ridge_model import RidgeModel, row_energy
 
@@ -45,41 +45,15 @@ UNCALIBRATED = 0.06
 of image and text features the calibrated temperature is 0.03 to 0.12 of that energy."""
 
 
-@record("readout")
-@dataclass(frozen=True, eq=False)
-class Readout:
-    """Linear class scores ``h @ weights + offset``.
-
-    Parameters
-    ----------
-    weights : Tensor of shape (L, C)
-        Weights.
-    offset : Tensor of shape (C,)
-        Added to every row.
-    alpha : float
-        The ridge used.
-    minimiser : float
-        The ridge with the smallest GCV score where one was chosen, else ``alpha``.
-    jitter : float
-        What the factorisation needed beyond ``alpha``.
-    """
-
-    weights: Annotated[Tensor, Spec(("L", "C"), largest=LARGEST_WEIGHT)]
-    offset: Annotated[Tensor, Spec(("C",), largest=LARGEST_WEIGHT)]
-    alpha: Annotated[float, Between(0.0)]
-    minimiser: Annotated[float, Between(0.0)]
-    jitter: Annotated[float, Between(0.0)]
-
-
 # -- ridge regression -----------------------------------------------------------------------------------------
 
 
-def solve_ridge(state: RidgeState, masses: Tensor, alpha: float | None, rows: float | None = None) -> Readout:
+def solve_ridge(state: RidgeStatistics, masses: Tensor, alpha: float | None, rows: float | None = None) -> Readout:
     """Solve the ridge regression on one-hot targets.
 
     Parameters
     ----------
-    state : RidgeState
+    state : RidgeStatistics
         The statistics.
     masses : Tensor of shape (C,)
         Samples per class, or the sum of their weights.
@@ -88,16 +62,10 @@ def solve_ridge(state: RidgeState, masses: Tensor, alpha: float | None, rows: fl
     rows : float, optional
         Rows behind the statistics, where that is not their count.
     """
-    minimiser = alpha
     if alpha is None:
-        stats = state.reduced()
-        state = stats = stats if rows is None else replace(stats, count=round(rows))
-        choice = choose_by_gcv(stats, row_energy(stats, masses, float(max(stats.count, 1))))
-        alpha, minimiser = choice.alpha, choice.minimiser
-    solution = state.solve(alpha)
-    # Row by row, as a file holds them: a product with the columns of a solver rounds otherwise, in the last place.
-    weights = solution.weights.contiguous()
-    return Readout(weights, weights.new_zeros(weights.shape[1]), alpha, minimiser or alpha, solution.jitter)
+        stats = state if rows is None else replace(state, count=round(rows))
+        alpha = choose_by_gcv(stats, row_energy(stats, masses, float(max(stats.count, 1))))[0]
+    return state.solve(alpha)
 
 
 def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
@@ -107,7 +75,7 @@ def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
     ``a = 1 - (1 - t) / (1 - df / n)`` estimates that score on new rows (leave one out, on average), and the temperature
     is ``sqrt(a) / (4 ln C)``; the constant was measured on image and text features.
     """
-    stats, n = model.state.reduced(), model.pooled_rows
+    stats, n = model.state, model.pooled_rows
     factor = safe_cholesky(stats.gram, shift=readout.alpha)
     dof = stats.gram.shape[0] - readout.alpha * factor.trace_inverse()
     learned = float((factor.solve(stats.cross) * stats.cross).sum()) / n
@@ -159,7 +127,7 @@ def choose_weights(model: RidgeModel) -> tuple[float, ...]:
         return ()
     if float(model.masses.sum()) < ENOUGH_ROWS:
         return tuple(w / g for w, g in zip(cautious_weights(len(blocks.sizes)), blocks.weights, strict=True))
-    gram, cross, basis = model.state.reduced().part(link)
+    gram, cross, basis = model.state.part(link)
     return choose_block_weights(gram, cross, model.masses, blocks.sizes, blocks.weights, basis)
 
 
@@ -168,7 +136,7 @@ def column_scale(model: RidgeModel, weights: tuple[float, ...]) -> Tensor | None
     link = model.layer.link_columns()
     if not weights or link is None or model.blocks is None:
         return None
-    scale = model.state.reduced().gram.new_ones(model.layer.n_outputs)
+    scale = model.state.gram.new_ones(model.layer.n_outputs)
     scale[link] = torch.repeat_interleave(scale.new_tensor(weights), torch.tensor(model.blocks.sizes).to(scale.device))
     return scale
 
@@ -182,7 +150,7 @@ def weighted_rows(model: RidgeModel, weights: tuple[float, ...], Z: Tensor) -> T
 
 def weighted_geometry(model: RidgeModel, weights: tuple[float, ...]) -> ClassGeometry:
     """Return class means and scatter of the statistics with the weights of blocks."""
-    stats, scale = model.state.reduced(), column_scale(model, weights)
+    stats, scale = model.state, column_scale(model, weights)
     return ClassGeometry.of(stats if scale is None else stats.scaled(scale), model.masses)
 
 
@@ -289,7 +257,7 @@ class SolvedCache:
     def after(self, model: RidgeModel, fixed: float | None, scatter: SolvedScatter | None = None) -> SolvedCache:
         """Return the cache of another model, which begins where this one's choices ended."""
         # A solution that was followed is in the coordinates of the features.
-        known = None if scatter is None else (scatter, model.state.reduced())
+        known = None if scatter is None else (scatter, model.state)
         return SolvedCache(model, self.kind, fixed, self.choice, known)
 
     def followed(
@@ -311,7 +279,7 @@ class SolvedCache:
             What the rows count for, where that is not one.
         """
         scatter = None
-        if self.known_scatter is not None and self.choice is not None and model.state.reduced().basis is None:
+        if self.known_scatter is not None and self.choice is not None and model.state.basis is None:
             before, stats = self.known_scatter
             if stats.basis is None and before.can_follow(len(codes)):
                 H = weighted_rows(model, self.choice.weights, Z)
@@ -325,7 +293,7 @@ class SolvedCache:
         if solution is not None:
             solution = replace(solution, weights=solution.weights[:, order], offset=solution.offset[order])
         if self.known_scatter is not None and self.known_scatter[1].basis is None:
-            known = self.known_scatter[0].select(order), model.state.reduced()
+            known = self.known_scatter[0].select(order), model.state
         made = replace(self, model=model, solution=solution, known_scatter=known)
         if "expected_terms" in vars(self):
             made.expected_terms = self.expected_terms
@@ -350,7 +318,7 @@ class SolvedCache:
             self.warmth = guessed_temperature(estimates.spread)
             lifted = stats.lift(estimates.weights)
             lifted = lifted if scale is None else scale[:, None] * lifted
-            self.solution = Readout(lifted, estimates.offset, choice.alpha, choice.alpha, scatter.factor.jitter)
+            self.solution = Readout(lifted, estimates.offset, choice.alpha, scatter.factor.jitter)
         return self.solution
 
     def scatter(self) -> tuple[Choice, SolvedScatter, RidgeStatistics]:

@@ -22,7 +22,7 @@ from evergrow.head.linalg.class_shapes import ClassShapes, counts_or_one
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.ridge_choice import alpha_grid
 from evergrow.head.linalg.scatter import ClassGeometry
-from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics, sum_columns
+from evergrow.head.linalg.statistics import RidgeStatistics, sum_columns
 
 LARGEST_MASS = 1e15
 """Sums of weights beyond this are no longer exact to one sample."""
@@ -39,7 +39,7 @@ class RidgeModel:
         The layer.
     normalization : str
         What is done to features before it.
-    state : RidgeState
+    state : RidgeStatistics
         Sufficient statistics of (activations, one-hot labels).
     counts : Tensor of shape (C,)
         Samples per class, int64.
@@ -55,7 +55,7 @@ class RidgeModel:
 
     layer: FeatureMap
     normalization: Literal["none", "l2", "sqrt-l2"]
-    state: RidgeState
+    state: RidgeStatistics
     counts: Annotated[Tensor, Spec(("C",), dtype="int64")]
     masses: Annotated[Tensor, Spec(("C",))]
     lineage: frozenset[str] = frozenset()
@@ -63,7 +63,7 @@ class RidgeModel:
     blocks: FeatureBlocks | None = None
 
     @classmethod
-    def start(cls, layer: FeatureMap, normalization: Any, state: RidgeState, **parts: Any) -> RidgeModel:
+    def start(cls, layer: FeatureMap, normalization: Any, state: RidgeStatistics, **parts: Any) -> RidgeModel:
         """Return a model with a frozen layer and empty statistics, that has learned nothing; parts: shapes, blocks."""
         counts = torch.zeros(0, dtype=torch.int64, device=state.device)
         return cls(layer, normalization, state, counts, counts.to(torch.float64), **parts)
@@ -76,7 +76,7 @@ class RidgeModel:
     @property
     def row_energy(self) -> float:
         """Mean energy of a row around the mean of all rows."""
-        return row_energy(self.state.reduced(), self.masses, self.pooled_rows)
+        return row_energy(self.state, self.masses, self.pooled_rows)
 
     @property
     def pooled_rows(self) -> float:
@@ -140,7 +140,7 @@ class RidgeModel:
         if bool(((masses <= slack) & kept).any()) or bool(((masses.abs() > slack) & ~kept).any()):
             raise UnlearnError("samples to unlearn must have the weights that they were learned with, got others")
         # Rows that were learned satisfy H (G + alpha I)^-1 H^T < I; others usually do not.
-        stats = self.state.reduced()
+        stats = self.state
         factor = safe_cholesky(stats.gram, shift=alpha)
         for H, _ in self._batches(Z, codes, n_classes, weights):
             for part in torch.split(H, 1024):
@@ -172,7 +172,7 @@ class RidgeModel:
         alpha : float or None
             The ridge that will be asked for; None if it will be chosen from the statistics.
         """
-        stats, old = self.state.reduced(), before.state.reduced()
+        stats, old = self.state, before.state
         floor = alpha_grid(self.row_energy)[0] if alpha is None else alpha
         rounding = float(torch.finfo(old.gram.dtype).eps * old.gram.diagonal().sum())
         if 1e3 * rounding < floor:  # so that a factorisation is spared where it cannot fail
@@ -191,7 +191,7 @@ class RidgeModel:
         The means of the others are gone; the spread of their samples around these stays in the pooled statistics.
         """
         dropped = [column for column in range(len(self.counts)) if column not in set(columns)]
-        stats = self.state.reduced()
+        stats = self.state
         sums = stats.lift(stats.cross[:, dropped])
         rows = (sums / counts_or_one(self.masses[dropped].to(sums)).sqrt()).T.contiguous()
         state = self.state.accumulate([(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1)

@@ -177,7 +177,7 @@ class KLDAClassifier(IncrementalClassifier):
         return 2.0 * torch.cat(parts)
 
     def _solve(self, member: RidgeModel) -> Discriminant:
-        geometry = ClassGeometry.of(member.state.reduced(), member.counts)
+        geometry = ClassGeometry.of(member.state, member.counts)
         if self.inverse == "ridge":
             reduced = geometry.factor(float(self.alpha)).solve(geometry.means)
         else:
