@@ -132,14 +132,12 @@ def test_novelty_finds_unknown_classes():
     assert roc_auc_score(~known[~train], model.novelty_score(X[~train])) > 0.85
 
 
-def test_log_status_and_diagnostics(blobs):
+def test_log_and_status(blobs):
     X, y = blobs
     model = SCLClassifier(alpha=0.01, scales=(1.0, 3.0), block_size=10, tol=0.05, random_state=0).fit(X, y)
     assert model.status_ == "converged"
     assert model.construction_log_[-1].n_units == model.n_units_
-    figures = model.diagnostics()
-    assert figures["samples"] == 300
-    assert 0 < figures["order"] <= model.n_units_
+    assert 0 < model.model_.state.order <= model.n_units_
     assert model.layer_.n_features_in == 10
 
 

@@ -95,10 +95,12 @@ class ModelChange:
     def settle(self) -> None:
         """Solve for the class weights, and note what that came to."""
         learner = self.learner
-        before = _ridge(learner)  # an update that calibrates has solved, though perhaps with the ridge of fewer samples
+        before = getattr(
+            learner.head_, "solved_alpha_", None
+        )  # an update that calibrates has solved, though perhaps with the ridge of fewer samples
         started = time.perf_counter()
         learner.settle()
-        seconds, ridge = time.perf_counter() - started, _ridge(learner)
+        seconds, ridge = time.perf_counter() - started, getattr(learner.head_, "solved_alpha_", None)
         self.settled = {"solved": ridge is not None, "seconds": seconds, "ridge": ridge}
         note = f"nothing to settle: models of method {learner.method} have no solution to keep"
         if ridge is not None:
@@ -119,12 +121,6 @@ def revisions_note(numbers: Sequence[int]) -> str:
     if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"revisions {numbers[0]} to {numbers[-1]}"
     return f"revision{'s' * (len(numbers) != 1)} {listed([str(number) for number in numbers])}"
-
-
-def _ridge(learner: Learner) -> float | None:
-    """Return the ridge of a solution that is there to be kept; None where there is none."""
-    solution = learner.head_.solution()
-    return None if solution is None or "readout" not in solution.parts else solution.parts["readout"].meta["alpha"]
 
 
 @contextmanager

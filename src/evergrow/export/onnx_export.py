@@ -256,7 +256,7 @@ def _assemble(
     helper, proto = onnx.helper, onnx.TensorProto
     graph = GraphBuilder(found.dtype)
     wide = graph.cast(FEATURES, graph.onnx_dtype)
-    double = needs_double(found, head.n_features_in_)
+    double = needs_double(head)
     names = add_answers(graph, add_scores(graph, found, wide), temperature, double=double)
     weights = source.nbytes + sum(len(constant.raw_data) for constant in graph.constants)
     if weights >= SIZE_LIMIT:  # before the backbone is exported, which takes long
@@ -378,13 +378,13 @@ def score_spread(scores: NDArray[np.float64]) -> float:
     return max(spread, 1e-6 * float(np.abs(scores).max()), 1e-12)
 
 
-def needs_double(found: LayerMap, width: int) -> bool:
+def needs_double(head: IncrementalClassifier) -> bool:
     """Return whether float32 would round scores by more than 1e-5 of their spread.
 
     Log-likelihoods of a discriminant share a part that is the same for all classes and may be thousands of times larger
     than what tells classes apart.
     """
-    scores = found.scores(torch.from_numpy(random_features(width).astype(np.float64))).to(torch.float64).numpy()
+    scores = head.class_scores(random_features(head.n_features_in_))
     return float(np.abs(scores).max()) * float(np.finfo(np.float32).eps) > 0.1 * AGREEMENT * score_spread(scores)
 
 

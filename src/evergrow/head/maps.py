@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evergrow.head.layers.feature_map import FeatureBlocks, FeatureMap, normalize
+from evergrow.head.layers.feature_map import FeatureBlocks, FeatureMap
 from evergrow.head.linalg.class_shapes import LIKELIEST, ClassShapes, ShapeScores
 from evergrow.head.ridge_model import RidgeModel
 
@@ -67,17 +67,6 @@ class ShapeMap:
             min(LIKELIEST, classes),
         )
 
-    def add(self, Z: Tensor, scores: Tensor) -> Tensor:
-        """Return scores (n, C) with the terms of normalised features Z (n, d) added."""
-        P = Z @ self.directions.to(Z) + self.shift.to(Z)
-        outer = (P[:, :, None] * P[:, None, :]).flatten(1)
-        terms = outer @ self.quadratic.to(Z) + P @ self.linear.to(Z) + self.constant.to(Z)
-        terms = torch.maximum(terms, self.floor.to(Z))
-        likeliest = scores.topk(self.likeliest, dim=1).indices
-        own = terms.gather(1, likeliest)
-        lowest = own.min(dim=1, keepdim=True).values.clamp_max(0.0)
-        return scores + lowest.expand_as(scores).scatter(1, likeliest, own)
-
 
 @dataclass(frozen=True)
 class LayerMap:
@@ -108,9 +97,8 @@ class LayerMap:
     --------
     >>> import torch
     >>> from evergrow.lab.heads import SimpleCILClassifier
-    >>> found = SimpleCILClassifier().fit([[2.0, 0.0], [0.0, 3.0]], ["a", "b"]).linear_map()
-    >>> found.scores(torch.tensor([[5.0, 0.0]], dtype=torch.float64)).tolist()
-    [[1.0, 0.0]]
+    >>> SimpleCILClassifier().fit([[2.0, 0.0], [0.0, 3.0]], ["a", "b"]).linear_map().linear.tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
     """
 
     normalization: str
@@ -121,17 +109,6 @@ class LayerMap:
     dtype: torch.dtype = torch.float64
     shape: ShapeMap | None = None
     blocks: FeatureBlocks | None = None
-
-    def scores(self, Z: Tensor) -> Tensor:
-        """Return scores (n, C) of features Z (n, d)."""
-        Z = normalize(Z, self.normalization).to(self.dtype)
-        Z = Z if self.blocks is None else self.blocks.apply(Z)
-        total = self.constant.expand(Z.shape[0], -1)
-        if self.units is not None and self.readout is not None:
-            total = total + self.units.transform(Z) @ self.readout
-        if self.linear is not None:
-            total = total + Z @ self.linear
-        return total if self.shape is None else self.shape.add(Z, total)
 
 
 def layer_map(model: RidgeModel, weights: Tensor, offset: Tensor | None = None, factor: float = 1.0) -> LayerMap:

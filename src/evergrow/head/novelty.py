@@ -14,10 +14,11 @@ With ``A = S_w + alpha I``, f degrees of freedom, class means m_c of n_c rows an
 
 Of one class alone the first term is the distance itself, and those in the span are zero.
 
-With fewer classes than coordinates, quadratic forms in ``K^-1`` and ``(K + f N^-1)^-1`` are solved as they stand (N:
-counts on a diagonal). With more, nothing of the order of the classes is factored: with ``B = sum n_c (m_c - m)(...)^T``
+With no more classes than coordinates, quadratic forms in ``K^-1`` and ``(K + f N^-1)^-1`` are solved as they stand (N:
+counts on a diagonal). With more, nothing of the order of the classes is factored: their means span everything, and with
+``B = sum n_c (m_c - m)(m_c - m)^T``, of which the sum of products of all rows tells,
 
-    z^T (K + t N^-1)^-1 z = f (h - m)^T (A^-1 - (A + f / t B)^-1) (h - m)
+    z^T (K + f N^-1)^-1 z = f (h - m)^T (A^-1 - (A + B)^-1) (h - m)
 
 No one of them is good everywhere, so their weights are learned from the stream. Rows that are scored as if they had not
 been learned are what a model knows; rows of a new class, before they are learned, are what it does not know. With the
@@ -34,35 +35,19 @@ a fixed grid of temperatures is a mean over rows, so it can be pooled over batch
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import InputError, NumericalError
+from evergrow.core.errors import InputError
 from evergrow.core.record import Between, record, require
-from evergrow.core.seeding import generator
-
-if TYPE_CHECKING:  # what is pooled is read and thresholds are told without torch
-    from torch import Tensor
-
-    from evergrow.head.linalg.factor import CholeskyFactor
-    from evergrow.head.linalg.scatter import SolvedScatter
-
-TOO_LARGE = 1e50
-"""Features beyond this may have a square, in the metric of what was learned, that overflows."""
 
 TERMS = ("relative-mahalanobis", "whitened-cosine", "span-cosine", "span-distance", "rest")
 
 REST = TERMS.index("rest")
-
-_DRAWN = 256
-_BLOCK = 256
-_REST_SPREAD = 0.3
-"""Spread of the rest of known rows, in units of its expectation, where no row was ever scored as if not learned."""
 
 DEFAULT_WEIGHTS = np.array([1.0, 1.0, 1.0, 1.0, 0.0])
 """w_0: all terms alike, but for the energy outside the span of the means, which serves far things."""
@@ -91,213 +76,6 @@ _UNKNOWN_AGEING = 2
 _TERMS = len(TERMS)
 _COLUMNS = _TERMS + 1  # the last is 1 / count of the nearest class
 _FLAT = 1e-3  # least spread of a term, in units of its mean (or 1): one that never varies must not decide
-
-
-@dataclass(frozen=True, eq=False)
-class NoveltyTerms:
-    """What the terms need, worked out once.
-
-    Parameters
-    ----------
-    scatter : SolvedScatter
-        Class means solved against the scatter.
-    centre : Tensor of shape (k,)
-        m.
-    directions : Tensor of shape (k, C)
-        ``f A^-1 (m_c - m)``.
-    energies : Tensor of shape (C,)
-        The diagonal of K.
-    metric : Tensor of shape (C, C) or (k, k)
-        K where there are fewer classes than coordinates, else A; lower triangles will do.
-    span, total : CholeskyFactor
-        Of K, and of ``K + f N^-1``; else of ``A + f / t B`` for a small t, and of ``A + B``.
-    expected : float
-        Energy of a new row of a known class.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from evergrow.head.novelty import NoveltyTerms
-    >>> from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
-    >>> from evergrow.head.linalg.statistics import RidgeStatistics
-    >>> H = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> codes = torch.arange(60) % 3
-    >>> H[torch.arange(60), codes] += 9.0
-    >>> Y = torch.nn.functional.one_hot(codes, 3).double()
-    >>> stats = RidgeStatistics.create(4, 3).update(H, Y)
-    >>> terms = NoveltyTerms.of(SolvedScatter.of(ClassGeometry.of(stats, Y.sum(dim=0)), alpha=0.1))
-    >>> known, new = terms.of_rows(H).mean(dim=0), terms.of_rows(H.flip(1))[codes == 0].mean(dim=0)
-    >>> bool((new > known)[:5].all())
-    True
-    """
-
-    scatter: SolvedScatter
-    centre: Tensor
-    directions: Tensor
-    energies: Tensor
-    metric: Tensor
-    span: CholeskyFactor
-    total: CholeskyFactor
-    expected: float
-
-    @classmethod
-    def of(cls, scatter: SolvedScatter) -> NoveltyTerms:
-        """Prepare the terms: matrices of the order of the classes are factored, or of that of the layer if smaller."""
-        import torch
-
-        from evergrow.head.linalg.factor import safe_cholesky
-
-        counts, free = scatter.counts, scatter.freedom
-        shares = counts / counts.sum()
-        centre, solved = scatter.means @ shares, scatter.solve_means()
-        directions = free * (solved - (solved @ shares)[:, None])
-        means = scatter.means - centre[:, None]
-        energies = (means * directions).sum(dim=0).clamp_min(1e-12)
-        # The means less their mean are linearly dependent; a shift this small leaves their span as it is.
-        shift = 1e-8 * float(energies.mean())
-        if len(counts) < len(centre):
-            metric = means.T @ directions
-            metric = 0.5 * (metric + metric.T)
-            span = safe_cholesky(metric, shift=shift)
-            total = safe_cholesky(metric + torch.diag(free / counts))
-        else:
-            metric = _lower_product(scatter.factor.lower, triangular=True)
-            metric += _lower_product(scatter.columns, scatter.signs)
-            between = _lower_product(means, counts)
-            span = safe_cholesky(metric + free / (shift * float(counts.mean())) * between)
-            total = safe_cholesky(metric + between)
-        energy = scatter.noise_energy()
-        return cls(scatter, centre, directions, energies, metric, span, total, energy if energy > 0.0 else 1.0)
-
-    @property
-    def _by_class(self) -> bool:
-        return len(self.energies) < len(self.centre)
-
-    def of_rows(self, H: Tensor, outside: Tensor | None = None) -> Tensor:
-        """Return the terms (n, 5) of rows and, as a sixth column, 1 / count of the class nearest to each.
-
-        Parameters
-        ----------
-        H : Tensor of shape (n, k)
-            Rows in the coordinates of the statistics.
-        outside : Tensor of shape (n,), optional
-            Energy that rows have outside of these coordinates, where nothing was learned.
-        """
-        centred = H - self.centre
-        energy = self.scatter.quadratic(centred.T)
-        if outside is not None:
-            energy = energy + outside / self.scatter.alpha
-        return self._terms(centred, centred @ self.directions, self.scatter.freedom * energy)
-
-    def expected_rows(self) -> Tensor:
-        """Return terms (256, 6) of rows drawn as the statistics say known ones are: what to expect before any was seen.
-
-        Rows of a class lie about its mean with the common scatter. Drawn are their products with the class means, or
-        with more classes than coordinates the rows themselves, and their energy outside the span of the means.
-        """
-        import torch
-
-        scatter, counts = self.scatter, self.scatter.counts
-        source = generator(0, "novelty", "expected")
-        spots = (torch.arange(_DRAWN, dtype=torch.float64) + 0.5) / _DRAWN
-        chances = torch.cumsum(counts / counts.sum(), dim=0).cpu()
-        codes = torch.searchsorted(chances, spots).clamp_max(len(counts) - 1).to(counts.device)
-        lower = self._noise_factor()
-        noise = torch.randn(_DRAWN, lower.shape[1], generator=source, dtype=torch.float64).to(lower) @ lower.T
-        unsure = 1.0 + 1.0 / counts[codes]
-        centred = scatter.means[:, codes].T - self.centre
-        if self._by_class:
-            within = float(self.span.half_solve(lower).square().sum())
-            noise = noise * unsure.sqrt()[:, None]
-            inside, own = self._explained(self.span, centred, noise), noise.gather(1, codes[:, None])[:, 0]
-            products = centred @ self.directions + noise
-        else:
-            inside = self._explained(self.span, noise, noise)
-            within, inside = float(inside.mean()), inside * unsure
-            noise = noise * unsure.sqrt()[:, None]
-            own, centred = (noise * self.directions[:, codes].T).sum(dim=1), centred + noise
-            products = centred @ self.directions
-        rest = max(self.expected - within, 0.05 * self.expected)
-        spread = torch.randn(_DRAWN, generator=source, dtype=torch.float64).to(counts)
-        outside = rest * (1.0 + _REST_SPREAD * spread).clamp_min(0.1)
-        return self._terms(centred, products, self.energies[codes] + 2.0 * own + inside + outside)
-
-    def _noise_factor(self) -> Tensor:
-        """Return a factor of the covariance of products with the class means, or of rows, about the mean of a class."""
-        import torch
-
-        from evergrow.head.linalg.factor import safe_cholesky
-
-        scatter, free = self.scatter, self.scatter.freedom
-        known, ridge = scatter.noise_energy(inside=True), scatter.alpha + scatter.factor.jitter
-        shift = 1e-8 * float((self.energies if self._by_class else self.metric.diagonal()).mean())
-        if scatter.noise_energy() <= 0.0:  # nothing is known of the spread but that of the means
-            if not self._by_class:
-                return (scatter.means - self.centre[:, None]) / math.sqrt(len(self.energies))
-            return safe_cholesky(self.metric @ self.metric / len(self.energies), shift=shift).lower
-        if self._by_class:
-            covariance = self.metric - (ridge / free) * (self.directions.T @ self.directions)
-        else:
-            covariance = (self.metric - torch.diag(self.metric.new_full((len(self.centre),), ridge))) / free
-            shift = shift / free
-        return safe_cholesky(covariance * max(self.expected / max(known, 1e-300), 1.0), shift=shift).lower
-
-    def _explained(self, factor: CholeskyFactor, centred: Tensor, products: Tensor) -> Tensor:
-        """Return ``z^T (K + t N^-1)^-1 z`` (n,) for the t of a factor; z are products of rows less the mean of all."""
-        if self._by_class:
-            return factor.half_solve(products.T).square().sum(dim=0)
-        inside = self.scatter.quadratic(centred.T) - factor.half_solve(centred.T).square().sum(dim=0)
-        return self.scatter.freedom * inside
-
-    def _terms(self, centred: Tensor, products: Tensor, energy: Tensor) -> Tensor:
-        import torch
-
-        counts = self.scatter.counts
-        energy, energies = energy.clamp_min(1e-9), self.energies
-        inside = self._explained(self.span, centred, products).clamp_min(1e-12)
-        rest = (energy - inside).clamp_min(1e-9)
-        unsure = 1.0 + 1.0 / counts  # the mean of few rows is off by a share of the spread itself
-        nearest = ((energy[:, None] - 2.0 * products + energies) / unsure).min(dim=1)
-        as_one = energy - self._explained(self.total, centred, products)
-        whole = (products / (energy[:, None] * energies).sqrt()).amax(dim=1)
-        span = (products / (inside[:, None] * energies).sqrt()).amax(dim=1)
-        distance = ((inside[:, None] - 2.0 * products + energies).clamp_min(0.0) / unsure).amin(dim=1)
-        columns = [nearest.values - as_one, -whole, -span, distance, rest / self.expected]
-        if len(counts) == 1:  # with one mean there is nothing to be relative to, and no span: what is left is distance
-            none = torch.zeros_like(energy)
-            columns = [nearest.values, none, none, none, rest / self.expected]
-        return torch.stack([*columns, 1.0 / counts[nearest.indices]], dim=1)
-
-
-def _lower_product(factor: Tensor, weights: Tensor | None = None, *, triangular: bool = False) -> Tensor:
-    """Return the lower triangle of ``F diag(w) F^T`` and zeros above; half of the products are spared, or more."""
-    order = len(factor)
-    found = factor.new_zeros(order, order)
-    heavy = factor if weights is None else factor * weights
-    for start in range(0, order, _BLOCK):
-        stop = min(start + _BLOCK, order)
-        width = stop if triangular else factor.shape[1]
-        found[start:stop, :stop] = heavy[start:stop, :width] @ factor[:stop, :width].T
-    return found
-
-
-def bounded(found: Tensor, H: Tensor) -> Tensor:
-    """Return terms (n, k) with the largest number there is for rows too large to be squared.
-
-    Raises
-    ------
-    NumericalError
-        If those of a row of ordinary size are not finite: the statistics are not those of samples.
-    """
-    import torch
-
-    finite = torch.isfinite(found).all(dim=1)
-    if not bool((finite | (H.abs().amax(dim=1) > TOO_LARGE)).all()):
-        raise NumericalError("novelty must be finite, but the statistics are not those of samples")
-    return torch.where(finite[:, None], found, torch.finfo(found.dtype).max)
-
-
-# -- weights ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -585,8 +363,7 @@ def best_temperature(losses: Sequence[float] | NDArray[np.float64]) -> float:
     Examples
     --------
     >>> from evergrow.head.novelty import TEMPERATURES, best_temperature
-    >>> import math
-    >>> round(best_temperature([math.log(T / 3.0) ** 2 for T in TEMPERATURES]), 6)
+    >>>     >>> round(best_temperature([math.log(T / 3.0) ** 2 for T in TEMPERATURES]), 6)
     3.0
     """
     values = np.asarray(losses, dtype=np.float64)

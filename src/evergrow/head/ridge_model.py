@@ -152,14 +152,15 @@ class RidgeModel:
                         "samples to unlearn must have been learned before, but at least one of the "
                         f"{part.shape[0]} given lies where nothing was learned"
                     ) from None
+        masses, shapes = torch.where(kept, masses, torch.zeros_like(masses)), self.shapes
         try:
             state = self.state.accumulate(self._batches(Z, codes, n_classes, weights), sign=-1)
+            if shapes is not None:
+                shapes = shapes.add(shapes.rows(self.inputs(Z)), codes, -1.0, weights)
         except NumericalError as error:
             raise UnlearnError(f"samples to unlearn must have been learned before: {error}") from error
-        shapes = self.shapes
-        if shapes is not None:
-            shapes = shapes.remove(shapes.rows(self.inputs(Z)), codes, self.masses, weights)
-        masses = torch.where(kept, masses, torch.zeros_like(masses))
+        if shapes is not None and not shapes.is_plausible(masses):
+            raise UnlearnError("samples to unlearn must have been learned before, but some were not")
         return dataclasses.replace(self, state=state, counts=self.counts - removed, shapes=shapes, masses=masses)
 
     def require_sound(self, before: RidgeModel, alpha: float | None) -> None:

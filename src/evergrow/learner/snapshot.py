@@ -384,8 +384,6 @@ class Snapshot:
         Seed of the head and of the adaptation.
     adaptation : Archive or None
         What the backbone was adapted with, where it was: an :class:`~evergrow.adapt.fsa.Adaptation`.
-    solution : Archive or None
-        What the head has worked out for its answers; only in files.
     label_kind : {"name", "integer", "boolean"}
         What the labels were that were learned; the head knows them by their names.
     widths : tuple of int
@@ -408,7 +406,6 @@ class Snapshot:
     reason: str = ""
     seed: Annotated[int, Between(-(2**63), 2**64)] = 0
     adaptation: Archive | None = None
-    solution: Archive | None = None
     label_kind: Literal["name", "integer", "boolean"] = "name"
     widths: tuple[Count, ...] = ()
     columns: tuple[str, ...] = ()
@@ -458,7 +455,7 @@ class Snapshot:
         if self.head is None:
             return to_archive(replace(self, recipe=self.recipe.plain()))
         told = self.told if isinstance(self.head, StoredHead) else Told.of(self.head)
-        written: Any = {"head": self.head.to_archive(), "solution": self.head.solution(), "told": told}
+        written: Any = {"head": self.head.to_archive(), "told": told}
         return to_archive(replace(self, recipe=self.recipe.plain(), **written))
 
     def check(self) -> None:
@@ -496,8 +493,8 @@ def read_snapshot(archive: Archive, name: str) -> Snapshot:
     now = from_archive(Snapshot, archive, name=name)
     head: Any = now.head
     if head is not None:
-        head = StoredHead(now.recipe.method, head, now.solution, name=f"{name}: head")
-    return replace(now, head=head, solution=None)
+        head = StoredHead(now.recipe.method, head, name=f"{name}: head")
+    return replace(now, head=head)
 
 
 def with_head(now: Snapshot, device: str | torch.device | None, name: str) -> Snapshot:

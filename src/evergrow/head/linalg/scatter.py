@@ -229,6 +229,10 @@ class SolvedScatter:
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
+    def matrix(self) -> Tensor:
+        """Return ``A`` (k, k)."""
+        return self.factor.lower @ self.factor.lower.T + (self.columns * self.signs) @ self.columns.T
+
     def solve_means(self) -> Tensor:
         """Return ``A^-1 M`` of shape (k, C), without a product of order ``k^2 C``."""
         return self.solved_means - self.solved_columns @ self._correct(self.solved_columns.T @ self.means)

@@ -193,7 +193,7 @@ class JointLinearProbe(IncrementalClassifier):
                     loss.backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
         learned = (scale * torch.nn.functional.normalize(weights)).detach().T.to(torch.float64)
-        return Readout(learned, learned.new_zeros(n_classes), 0.0, 0.0, 0.0)
+        return Readout(learned, learned.new_zeros(n_classes), 0.0, 0.0)
 
     def _contents(self) -> _Learned:
         if self.solver == "sgd":
