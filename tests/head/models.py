@@ -13,7 +13,7 @@ from evergrow import Classifier
 from evergrow.head.layers.feature_map import normalize
 from evergrow.head.linalg.recursive import RecursiveState
 from evergrow.head.linalg.statistics import RidgeStatistics
-from evergrow.head.maps import LayerMap
+from evergrow.head.ridge_model import LayerMap
 
 SOLVERS = ("auto", "dense", "compact", "recursive")
 

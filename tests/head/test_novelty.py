@@ -9,8 +9,9 @@ import torch
 from evergrow.core.errors import FileFormatError
 from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
 from evergrow.head.linalg.statistics import RidgeStatistics
-from evergrow.head.novelty import DEFAULT_WEIGHTS, KnownTerms, NoveltyPool, UnknownTerms
+from evergrow.head.novelty import DEFAULT_WEIGHTS
 from evergrow.head.readout import NoveltyTerms
+from evergrow.learner.novelty_pool import KnownTerms, NoveltyPool, UnknownTerms
 
 
 def known(seed: int, n: int = 300, size: int = 1000) -> KnownTerms:

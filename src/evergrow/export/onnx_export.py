@@ -36,7 +36,7 @@ from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.layers import ACTIVATIONS, FeatureMap
 from evergrow.head.layers.feature_map import DenseMap
 from evergrow.head.layers.fourier import FourierMap
-from evergrow.head.maps import LayerMap, ShapeMap
+from evergrow.head.ridge_model import LayerMap, ShapeMap
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
@@ -530,7 +530,7 @@ def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
 
 
 def _add_shape(graph: GraphBuilder, shape: ShapeMap, features: str, scores: str) -> str:
-    """Add the terms of class shapes to linear scores; see :class:`~evergrow.head.maps.ShapeMap`."""
+    """Add the terms of class shapes to linear scores; see :class:`~evergrow.head.ridge_model.ShapeMap`."""
     k = shape.directions.shape[1]
     inside = graph.node("MatMul", features, graph.constant(shape.directions))
     inside = graph.node("Add", inside, graph.constant(shape.shift))

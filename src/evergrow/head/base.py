@@ -27,6 +27,7 @@ from evergrow.core.errors import (
     ParameterError,
     UnsupportedError,
 )
+from evergrow.core.estimator import Estimator, not_fitted, plain_value
 from evergrow.core.record import (
     Between,
     check_kind,
@@ -39,7 +40,6 @@ from evergrow.core.record import (
 )
 from evergrow.core.registry import Registry
 from evergrow.core.validation import as_weights, check_keys, check_matrix, resolve_device
-from evergrow.head.estimator import Estimator, not_fitted, plain_value
 from evergrow.head.labels import (
     BUILT_IN,
     ClassChange,
@@ -479,11 +479,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     @classmethod
     def from_archive(
-        cls,
-        archive: Archive,
-        device: str | torch.device | None = None,
-        *,
-        name: str = "the archive",
+        cls, archive: Archive, device: str | torch.device | None = None, *, name: str = "the archive"
     ) -> Self:
         """Rebuild a classifier from what :meth:`to_archive` gave.
 

@@ -33,10 +33,9 @@ from evergrow.head.layers.feature_map import (
 from evergrow.head.layers.fourier import FourierLayer
 from evergrow.head.linalg.class_shapes import ClassShapes
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
-from evergrow.head.maps import LayerMap, ShapeMap, layer_map
 from evergrow.head.novelty import NoveltyStandard
 from evergrow.head.readout import READOUTS, Choice, FoldOuts, SolvedCache
-from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.ridge_model import LayerMap, RidgeModel, ShapeMap, layer_map
 
 GCV_FLOOR = 1e-6
 """Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
@@ -129,10 +128,6 @@ class Classifier(IncrementalClassifier):
 
     learned_as: ClassVar[type] = Learned
     takes_weights: ClassVar[bool] = True
-    readout: str
-    normalize: str
-    shape_directions: int
-    blocks: tuple[int, ...] | None
     verbose: int = 0
     _model: RidgeModel
     _solved: SolvedCache
@@ -552,12 +547,6 @@ class Classifier(IncrementalClassifier):
     def _settle(self) -> None:
         self._solved = self._solved.refreshed()
         self._solved.temperature()
-
-    @property
-    def solved_alpha_(self) -> float | None:
-        """The ridge of the class weights that are there, and that a file keeps; None where they must be solved for."""
-        self._require_started()
-        return None if self._solved.solution is None else self._solved.solution.alpha
 
     def _contents(self) -> Learned:
         solved, solution = self._solved, None

@@ -31,7 +31,7 @@ from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky
 from evergrow.head.linalg.ridge_choice import choose_by_gcv, choose_ridge
 from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
-from evergrow.head.novelty import TEMPERATURES, KnownTerms, NoveltyPool, NoveltyStandard
+from evergrow.head.novelty import TEMPERATURES, NoveltyStandard
 from evergrow.head.ridge_model import RidgeModel, row_energy
 
 READOUTS = ("denoised", "ridge")
@@ -572,7 +572,8 @@ class SolvedCache:
     @cached_property
     def standard(self) -> NoveltyStandard:
         """How terms become a score where nothing was calibrated: by what the statistics say of known rows."""
-        return NoveltyPool((KnownTerms.of(self.expected_terms, int(self.model.counts.sum())),)).standard()
+        terms = self.expected_terms
+        return NoveltyStandard.of(terms.mean(axis=0), terms.T @ terms / len(terms))
 
     @cached_property
     def expected_terms(self) -> NDArray[np.float64]:

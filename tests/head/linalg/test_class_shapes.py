@@ -24,7 +24,9 @@ def rows():
 
 def learn(P, codes, classes=3):
     k = P.shape[1]
-    return ClassShapes.empty(P.new_zeros(k), torch.eye(k).to(P)).group([[]] * classes).add(P, codes)
+    ranks = torch.zeros(0, dtype=torch.int64)
+    empty = ClassShapes(P.new_zeros(k), torch.eye(k).to(P), P.new_zeros(0, k), ranks, P.new_zeros(0))
+    return empty.group([[]] * classes).add(P, codes)
 
 
 def test_nothing_is_refused_without_bound(rows):

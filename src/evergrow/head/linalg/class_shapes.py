@@ -126,13 +126,8 @@ class ClassShapes:
         # A direction is as good as its opposite: the largest entry decides, so that every machine takes the same.
         largest = basis.abs().argmax(dim=0)
         basis = basis * basis.gather(0, largest[None, :]).sign()
-        return cls.empty(centre, basis.contiguous())
-
-    @classmethod
-    def empty(cls, centre: Tensor, basis: Tensor) -> ClassShapes:
-        """Return directions in which nothing was learned."""
         ranks = torch.zeros(0, dtype=torch.int64, device=basis.device)
-        return cls(centre, basis, basis.new_zeros(0, basis.shape[1]), ranks, basis.new_zeros(0))
+        return cls(centre, basis.contiguous(), basis.new_zeros(0, kept), ranks, basis.new_zeros(0))
 
     @property
     def directions(self) -> int:

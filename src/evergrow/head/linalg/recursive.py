@@ -14,14 +14,7 @@ from typing_extensions import Self
 from evergrow.core.errors import NumericalError
 from evergrow.core.record import Between, Spec, record, require
 from evergrow.head.linalg.factor import safe_cholesky
-from evergrow.head.linalg.statistics import (
-    LARGEST_WEIGHT,
-    Batch,
-    Readout,
-    RidgeStatistics,
-    check_gram,
-    sum_columns,
-)
+from evergrow.head.linalg.statistics import LARGEST_WEIGHT, Batch, Readout, RidgeStatistics, check_gram, sum_columns
 
 BLOCK_ROWS = 512
 """Rows per Woodbury step: larger ones cost a larger inner Cholesky for no gain."""

@@ -15,8 +15,7 @@ from evergrow.head.layers.feature_map import check_contrast, normalize, resolve_
 from evergrow.head.linalg.ridge_choice import choose_by_gcv
 from evergrow.head.linalg.scatter import ClassGeometry
 from evergrow.head.linalg.statistics import Readout
-from evergrow.head.maps import LayerMap, layer_map
-from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
 from evergrow.lab.heads.random_layer import RandomLayerRidge, empty_model, one_hot
 
 FLOOR = 1e-2

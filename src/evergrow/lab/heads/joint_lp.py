@@ -16,10 +16,9 @@ from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers.feature_map import check_contrast, link_only, normalize
-from evergrow.head.linalg.statistics import RidgeStatistics
-from evergrow.head.maps import LayerMap, layer_map
-from evergrow.head.readout import Readout, solve_ridge
-from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.linalg.statistics import Readout, RidgeStatistics
+from evergrow.head.readout import solve_ridge
+from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,7 @@ from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap, Layer
 from evergrow.head.layers.feature_map import check_contrast
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
-from evergrow.head.maps import LayerMap, layer_map
-from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
 
 EXACTNESS = 1e-4
 """Share of the smallest ridge that the compact form of the statistics is told to stay exact for: what it may
