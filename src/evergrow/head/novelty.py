@@ -165,7 +165,8 @@ def best_temperature(losses: Sequence[float] | NDArray[np.float64]) -> float:
     Examples
     --------
     >>> from evergrow.head.novelty import TEMPERATURES, best_temperature
-    >>>     >>> round(best_temperature([math.log(T / 3.0) ** 2 for T in TEMPERATURES]), 6)
+    >>> import math
+    >>> round(best_temperature([math.log(T / 3.0) ** 2 for T in TEMPERATURES]), 6)
     3.0
     """
     values = np.asarray(losses, dtype=np.float64)

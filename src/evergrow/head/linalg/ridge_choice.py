@@ -62,9 +62,9 @@ def gcv_scores(stats: RidgeStatistics, alphas: Sequence[float]) -> list[float]:
     >>> import torch
     >>> from evergrow.head.linalg.ridge_choice import gcv_scores
     >>> from evergrow.head.linalg.statistics import RidgeStatistics
-    >>> H = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> state = RidgeStatistics.create(3, 1).update(H, H @ torch.ones(3, 1, dtype=torch.float64))
-    >>> small, large = gcv_scores(state, (0.1, 1.0))
+    >>> H = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> state = RidgeStatistics.create(3, 1).update(H[:, :3], H.sum(dim=1, keepdim=True))
+    >>> small, large = gcv_scores(state, (1.0, 1000.0))
     >>> small < large
     True
     """
