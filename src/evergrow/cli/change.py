@@ -36,6 +36,7 @@ def update_command(
     run: options.ImageOptions = options.RUN_IMAGES,
     wait: options.Wait = False,
     again: bool = False,
+    unlabelled: bool = False,
     spread: EngineOptions = HERE,
 ) -> Answer:
     """Teach a model more: new classes, more of old ones, or both. No earlier data is needed or touched.
@@ -54,6 +55,8 @@ def update_command(
 
       evergrow update birds.evg more-birds/ --test birds/test
 
+      evergrow update birds.evg photos/ --unlabelled
+
       evergrow update birds.evg s3://bucket/more-birds/ --engine ray
 
     Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), or not confirmed, 2 bad input, or the
@@ -64,14 +67,18 @@ def update_command(
     ----------
     again
         Learn data once more that were learned before: they count twice.
+    unlabelled
+        DATA has no labels: learn it as what it looks like, as far as it does; forget MODEL --unlabelled undoes that.
     """
     from evergrow.data.intake import read_labelled
     from evergrow.learner.comparison import measured_change
 
+    if unlabelled and spread.engine is None:
+        return _learned_without_labels(model, data, test, reading, settle, run, wait)
     if spread.engine is not None:
         from evergrow.data import read
 
-        spread.refuse(test=test)
+        spread.refuse(test=test, unlabelled=unlabelled)
         source = read(data, reading.options(), part="train")
 
         def job(engine: Engine) -> tuple[models.ModelChange, JobReport]:
@@ -100,9 +107,44 @@ def update_command(
     return change.answer(lines, code=code, **timed, test=tested)
 
 
+def _learned_without_labels(
+    model: Path,
+    data: str,
+    test: str | None,
+    reading: options.Reading,
+    settle: bool,
+    run: options.ImageOptions,
+    wait: bool,
+) -> Answer:
+    from evergrow.cli.predict import check_items, read_question
+    from evergrow.learner.comparison import measured_change
+
+    check_items([data])
+    with models.changing_model(model, run, settle=settle, wait=wait) as change:
+        learner = change.learner
+        things, names = read_question(learner.kind_, [data], [], reading)
+        with measured_change(learner, test, reading.options()) as trial:
+            report = learner.learn_unlabelled(things)
+    left = [f"{n:,} {why}" for n, why in ((report.unknown, "look unknown"), (report.repeated, "are copies")) if n]
+    said = f"learned {plural(report.used, 'sample')} without labels{f' ({listed(left)}: left out)' if left else ''}"
+    code = models.skipped_code(len(names) - report.used - report.unknown - report.repeated)
+    tested = None if trial.tested is None else trial.tested.to_dict()
+    return change.answer(
+        [said, *models.trial_lines(learner, trial)],
+        code=code,
+        unlabelled=vars(report),
+        settled=change.settled,
+        test=tested,
+    )
+
+
 @command("forget", panel="Edit")
 def forget_command(
-    model: options.ModelFile, classes: Classes, settle: options.Settle = False, wait: options.Wait = False
+    model: options.ModelFile,
+    classes: Annotated[list[str] | None, typer.Argument(metavar="CLASS...")] = None,
+    unlabelled: bool = False,
+    settle: options.Settle = False,
+    wait: options.Wait = False,
 ) -> Answer:
     """Forget whole classes: they are never predicted again. Needs no data and no backbone.
 
@@ -115,6 +157,8 @@ def forget_command(
 
       evergrow forget birds.evg crow raven --json
 
+      evergrow forget birds.evg --unlabelled
+
     Exit codes: 0 forgotten, 2 a class is not known and nothing changed (the message has the nearest names), 3 another
     process is changing the model, 130 interrupted and nothing changed.
 
@@ -122,9 +166,19 @@ def forget_command(
     ----------
     classes
         Classes to forget.
+    unlabelled
+        Forget what was learned without labels instead: the model is, bit for bit, one that never saw it.
     """
+    if bool(classes) == unlabelled:
+        raise ParameterError("Name classes to forget, or give --unlabelled to forget what was learned without labels.")
     with models.changing_model(model, settle=settle, wait=wait) as change:
-        change.learner.forget_classes(classes)
+        if unlabelled:
+            change.learner.forget_unlabelled()
+        else:
+            change.learner.forget_classes(classes or [])
+    if unlabelled:
+        said = f"forgot {plural(change.record.samples, 'sample')} without labels"
+        return change.answer([said], settled=change.settled)
     said = f"forgot {plural(change.record.samples, 'sample')}{models.classes_note(change.record.classes, 'whole')}"
     return change.answer([said], settled=change.settled)
 
