@@ -68,8 +68,8 @@ class GuessReport:
         for label, rows in (other.classes or {}).items():
             total[label] = total.get(label, 0) + rows
         ordered = dict(sorted(total.items(), key=lambda entry: -entry[1]))
-        sums = (getattr(self, name) + getattr(other, name) for name in ("used", "unknown", "repeated"))
-        return GuessReport(*sums, ordered)
+        used, unknown = self.used + other.used, self.unknown + other.unknown
+        return GuessReport(used, unknown, self.repeated + other.repeated, ordered)
 
 
 @record("guesses")
