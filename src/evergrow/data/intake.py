@@ -387,22 +387,16 @@ def frame_values(frame: Any, kind: str | None) -> tuple[NDArray[Any] | list[Any]
     if any(strings) and not all(strings):
         raise InputError("columns of a frame must all have strings for names, or none of them, got some of each")
     if array.dtype.kind not in "fiu":
-        array = np.column_stack([_numbers(frame, name) for name in names])
+        try:
+            if array.dtype.kind not in "bO":
+                raise TypeError
+            array = array.astype(np.float64)  # gaps become NaN, which is refused where rows are named
+        except (TypeError, ValueError):
+            raise InputError(
+                "columns of a frame must be numbers to be features, got others; texts and paths are one column, such "
+                "as frame['text']"
+            ) from None
     return array, tuple(names) if all(strings) else ()
-
-
-def _numbers(frame: Any, name: Any) -> NDArray[np.float64]:
-    """Return a column as numbers; gaps become NaN, which is refused where rows are named."""
-    column = np.asarray(frame[name].to_numpy())
-    try:
-        if column.dtype.kind not in "biufO":
-            raise TypeError
-        return column.astype(np.float64)
-    except (TypeError, ValueError):
-        raise InputError(
-            f"columns of a frame must be numbers to be features, got {name!r} of {frame[name].dtype}; texts and paths "
-            "are one column, such as frame['text']"
-        ) from None
 
 
 def check_columns(given: Sequence[str], learned: Sequence[str]) -> None:
