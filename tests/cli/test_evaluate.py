@@ -220,5 +220,3 @@ def test_samples_are_kept_on_request_only(shell, model, first):
     X = np.load(first)["X_test"]
     np.testing.assert_array_equal(kept.predicted, learner.predict(X))
     np.testing.assert_allclose(kept.certainty, learner.predict_proba(X).max(axis=1))
-    np.testing.assert_allclose(kept.novelty, learner.novelty_score(X))
-    assert kept.threshold == learner.threshold()

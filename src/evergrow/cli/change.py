@@ -32,7 +32,6 @@ def update_command(
     data: options.Data,
     test: options.TestData = None,
     reading: options.Reading = options.AS_FOUND,
-    settle: options.Settle = False,
     run: options.ImageOptions = options.RUN_IMAGES,
     wait: options.Wait = False,
     again: bool = False,
@@ -49,8 +48,6 @@ def update_command(
       evergrow update birds.evg more-birds/
 
       evergrow update intents.evg new.csv --json
-
-      evergrow update birds.evg more-birds/ --settle
 
       evergrow update birds.evg more-birds/ --test birds/test
 
@@ -75,16 +72,16 @@ def update_command(
         source = read(data, reading.options(), part="train")
 
         def job(engine: Engine) -> tuple[models.ModelChange, JobReport]:
-            with models.changing_model(model, run, settle=settle, wait=wait) as change:
+            with models.changing_model(model, run, wait=wait) as change:
                 return change, engine.partial_fit(change.learner, source)
 
         change, report = spread.run(job, model=model, quiet=run.as_json)
-        timed: dict[str, Any] = {"seconds": change.seconds, "settled": change.settled}
-        return change.answer([models.learned_line(change)], report.summary(), **timed, engine=report.to_values())
-    with models.changing_model(model, run, settle=settle, wait=wait) as change:
+        more: dict[str, Any] = {"seconds": change.seconds, "engine": report.to_values()}
+        return change.answer([models.learned_line(change)], report.summary(), **more)
+    with models.changing_model(model, run, wait=wait) as change:
         learner = change.learner
         samples = read_labelled(data, "train", learner.kind_, reading.options())
-        with measured_change(learner, test, reading.options()) as trial:
+        with measured_change(learner, test, reading.options()):
             try:
                 learner.partial_fit(samples, again=again)
             except KnownSamplesError as error:
@@ -94,16 +91,12 @@ def update_command(
                 typer.confirm(f"{said}. Learn them once more?", abort=True)
                 learner.partial_fit(samples)
     code = models.skipped_code(len(samples) - change.record.samples)
-    tested = None if trial.tested is None else trial.tested.to_dict()
-    lines = [models.learned_line(change), *models.trial_lines(learner, trial)]
-    timed = {"seconds": change.seconds, "settled": change.settled}
-    return change.answer(lines, code=code, **timed, test=tested)
+    lines = [models.learned_line(change), *models.tested_lines(change)]
+    return change.answer(lines, code=code, seconds=change.seconds, test=change.tested)
 
 
 @command("forget", panel="Edit")
-def forget_command(
-    model: options.ModelFile, classes: Classes, settle: options.Settle = False, wait: options.Wait = False
-) -> Answer:
+def forget_command(model: options.ModelFile, classes: Classes, wait: options.Wait = False) -> Answer:
     """Forget whole classes: they are never predicted again. Needs no data and no backbone.
 
     Label, count and mean of each class are gone; what its samples add to the pooled spread of all classes stays. Use
@@ -123,10 +116,10 @@ def forget_command(
     classes
         Classes to forget.
     """
-    with models.changing_model(model, settle=settle, wait=wait) as change:
+    with models.changing_model(model, wait=wait) as change:
         change.learner.forget_classes(classes)
     said = f"forgot {plural(change.record.samples, 'sample')}{models.classes_note(change.record.classes, 'whole')}"
-    return change.answer([said], settled=change.settled)
+    return change.answer([said])
 
 
 @command("unlearn", panel="Edit")
@@ -134,7 +127,6 @@ def unlearn_command(
     model: options.ModelFile,
     data: options.Data,
     reading: options.Reading = options.AS_FOUND,
-    settle: options.Settle = False,
     run: options.RunOptions = options.RUN,
     wait: options.Wait = False,
 ) -> Answer:
@@ -153,10 +145,10 @@ def unlearn_command(
     """
     from evergrow.data.intake import read_labelled
 
-    with models.changing_model(model, run, settle=settle, wait=wait) as change:
+    with models.changing_model(model, run, wait=wait) as change:
         change.learner.unlearn(read_labelled(data, "train", change.learner.kind_, reading.options()))
     said = f"unlearned {plural(change.record.samples, 'sample')}{models.classes_note(change.record.classes, 'whole')}"
-    return change.answer([said], settled=change.settled)
+    return change.answer([said])
 
 
 @command("rollback", panel="Edit")
@@ -255,7 +247,6 @@ def merge_classes_command(
     model: options.ModelFile,
     classes: Classes,
     into: Annotated[str, typer.Option()],
-    settle: options.Settle = False,
     wait: options.Wait = False,
 ) -> Answer:
     """Make several classes one, exactly as if their samples had been learned under one name. Needs no data.
@@ -276,7 +267,7 @@ def merge_classes_command(
     into : CLASS
         Name of the one that they become; may be one of them.
     """
-    with models.changing_model(model, settle=settle, wait=wait, lazy=True) as change:
+    with models.changing_model(model, wait=wait, lazy=True) as change:
         learner = change.learner
         before = learner.samples_by_name_
         learner.merge_classes(classes, into)
@@ -284,7 +275,7 @@ def merge_classes_command(
     merged = sorted({*record.names, *({into} & before.keys())})
     total = plural(learner.samples_by_name_[record.classes[0]], "sample")
     said = f"merged {plural(len(merged), 'class', 'classes')} ({listed(merged)}) into {record.classes[0]}: {total}"
-    return change.answer([said], names=dict(record.names), settled=change.settled, merged=merged)
+    return change.answer([said], names=dict(record.names), merged=merged)
 
 
 @command("relabel", panel="Edit")
@@ -294,7 +285,6 @@ def relabel_command(
     source: Annotated[str, typer.Option("--from")],
     target: Annotated[str, typer.Option("--to")],
     reading: options.Reading = options.AS_FOUND,
-    settle: options.Settle = False,
     run: options.RunOptions = options.RUN,
     wait: options.Wait = False,
 ) -> Answer:
@@ -321,9 +311,9 @@ def relabel_command(
     """
     from evergrow.learner.edits import read_movable
 
-    with models.changing_model(model, run, settle=settle, wait=wait) as change:
+    with models.changing_model(model, run, wait=wait) as change:
         learner = change.learner
         learner.relabel(read_movable(data, learner.kind_, reading.options()), source, target)
     gone = "" if source in learner.samples_by_name_ else f"; {source} is gone, since none of its samples remained"
     said = f"moved {plural(change.record.samples, 'sample')} from {source} to {target}{gone}"
-    return change.answer([said], names=dict(change.record.names), settled=change.settled)
+    return change.answer([said], names=dict(change.record.names))

@@ -112,7 +112,7 @@ def fit_command(
             names, codes = np.unique(samples.required_labels(), return_inverse=True)
             keep, hold, _ = stratified_split(codes.astype(np.int64), names.tolist(), holdout, seed)
             samples, held = samples.take(keep), samples.take(hold)
-    from evergrow.learner.comparison import Trial, measured_change
+    from evergrow.learner.comparison import measured_change
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
 
@@ -126,7 +126,7 @@ def fit_command(
         random_state=seed,
         **{**run.loading(), "device": run.device},
     )
-    change, trial = models.ModelChange(model, learner), Trial()
+    change = models.ModelChange(model, learner)
     if spread.engine is not None:
         from evergrow.data import read
 
@@ -140,16 +140,15 @@ def fit_command(
         report = spread.run(job, model=model, quiet=run.as_json)
         more: dict[str, Any] = {"engine": report.to_values(), "cautions": report.summary()}
     else:
-        with measured_change(learner, test, reading.options()) as trial:
+        with measured_change(learner, test, reading.options()):
             learner.fit(samples)
         change.dropped = commit(model, learner).dropped
-        more = {"test": None if trial.tested is None else trial.tested.to_dict()}
-        more["code"] = models.skipped_code(len(samples) - change.record.samples)
+        more = {"test": change.tested, "code": models.skipped_code(len(samples) - change.record.samples)}
     change.seconds = time.perf_counter() - started
-    return _answer(change, held, models.trial_lines(learner, trial), more)
+    return _answer(change, held, more)
 
 
-def _answer(change: models.ModelChange, held: Samples | None, tested_lines: list[str], more: dict[str, Any]) -> Answer:
+def _answer(change: models.ModelChange, held: Samples | None, more: dict[str, Any]) -> Answer:
     learner, info = change.learner, change.learner.info()
     spec, adapted = info["backbone"] or {}, info["adaptation"]
     tested = None if held is None else learner.evaluate(held)
@@ -164,7 +163,7 @@ def _answer(change: models.ModelChange, held: Samples | None, tested_lines: list
     if tested is not None:
         lines.append(f"accuracy on {plural(tested.n_known, 'sample')} held out: {percent(tested.accuracy)}")
     return change.answer(
-        [*lines, *tested_lines],
+        [*lines, *models.tested_lines(change)],
         seconds=change.seconds,
         kind=info["kind"],
         backbone=spec.get("name"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from evergrow.cli.options import RUN, RunOptions
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.learner.comparison import Trial
     from evergrow.learner.learner import Learner
     from evergrow.learner.snapshot import Change
 
@@ -37,10 +36,6 @@ class ModelChange:
         The model file.
     learner : Learner
         The model.
-    settled : dict or None
-        What settling came to, where it was asked for.
-    notes : list of str
-        The same for people.
     seconds : float
         How long the change took.
     restored : Change, optional
@@ -51,8 +46,6 @@ class ModelChange:
 
     path: Path
     learner: Learner
-    settled: dict[str, Any] | None = None
-    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     restored: Change | None = None
     dropped: tuple[int, ...] = ()
@@ -61,6 +54,11 @@ class ModelChange:
     def record(self) -> Change:
         """The change, as the history has it."""
         return self.restored or self.learner.history_[-1]
+
+    @property
+    def tested(self) -> dict[str, Any] | None:
+        """Accuracy on test data before and after, as plain values; None where there were none."""
+        return None if self.record.tested is None else self.record.tested.to_dict()
 
     def answer(
         self, said: list[str], cautions: Sequence[str] = (), code: ExitCode | None = None, **more: Any
@@ -88,23 +86,9 @@ class ModelChange:
             **more,
         }
         fell = [f"no longer kept for rollback: {revisions_note(self.dropped)}"] if self.dropped else []
-        lines = [*said, *self.notes, *fell, model_line(self.path, learner)]
+        lines = [*said, *fell, model_line(self.path, learner)]
         done = f"revision {learner.revision_} of {self.path} was written"
         return Answer(values, lines, list(cautions), code, done=done)
-
-    def settle(self) -> None:
-        """Solve for the class weights, and note what that came to."""
-        learner = self.learner
-        before = _ridge(learner)  # an update that calibrates has solved, though perhaps with the ridge of fewer samples
-        started = time.perf_counter()
-        learner.settle()
-        seconds, ridge = time.perf_counter() - started, _ridge(learner)
-        self.settled = {"solved": ridge is not None, "seconds": seconds, "ridge": ridge}
-        note = f"nothing to settle: models of method {learner.method} have no solution to keep"
-        if ridge is not None:
-            took = "already" if before == ridge else f"in {seconds:.1f} s"
-            note = f"settled {took}: class weights and ridge ({ridge:.4g}) are in the file, no answer solves for them"
-        self.notes = [note]
 
 
 def revisions_note(numbers: Sequence[int]) -> str:
@@ -121,25 +105,19 @@ def revisions_note(numbers: Sequence[int]) -> str:
     return f"revision{'s' * (len(numbers) != 1)} {listed([str(number) for number in numbers])}"
 
 
-def _ridge(learner: Learner) -> float | None:
-    """Return the ridge of a solution that is there to be kept; None where there is none."""
-    solution = learner.head_.solution()
-    return None if solution is None or "readout" not in solution.parts else solution.parts["readout"].meta["alpha"]
-
-
 @contextmanager
 def changing_model(
-    path: Path, run: RunOptions = RUN, *, settle: bool = False, wait: bool = False, lazy: bool = False
+    path: Path, run: RunOptions = RUN, *, wait: bool = False, lazy: bool = False
 ) -> Iterator[ModelChange]:
-    """Yield a model that nobody else changes meanwhile; it is settled and committed where the block ends well."""
+    """Yield a model that nobody else changes meanwhile; it is solved and committed where the block ends well."""
     from evergrow.learner.modelfile import commit, locked_model
 
     with locked_model(path, wait=wait, lazy=lazy, **run.loading()) as learner:
         started = time.perf_counter()
         change = ModelChange(path, learner)
         yield change
-        if settle:
-            change.settle()
+        if not lazy and learner.__sklearn_is_fitted__():
+            learner.settle()  # so that no answer has to
         change.dropped = commit(path, learner).dropped
         change.seconds = time.perf_counter() - started
 
@@ -233,11 +211,11 @@ def adapted_note(found: dict[str, Any]) -> str:
     )
 
 
-def trial_lines(learner: Learner, trial: Trial) -> list[str]:
+def tested_lines(change: ModelChange) -> list[str]:
     """Return how a change did on test data, and which classes have few samples, for people."""
     from evergrow.learner.labels import few_samples
 
-    found = trial.tested
+    found = change.record.tested
     if found is None:
         return []
     now = "no class in it is known" if found.after is None else f"accuracy {percent(found.after)}"
@@ -247,7 +225,7 @@ def trial_lines(learner: Learner, trial: Trial) -> list[str]:
     if found.fell:
         fell = [f"{name} {percent(old)} -> {percent(new)}" for name, (old, new) in found.fell.items()]
         lines.append(f"fell: {listed(fell, 10)}")
-    if few := [f"{name} ({count})" for name, count in few_samples(learner.n_samples_).items()]:
+    if few := [f"{name} ({count})" for name, count in few_samples(change.learner.n_samples_).items()]:
         lines.append(f"few samples beside others: {listed(few, 10)}; such classes are recognised less surely")
     return lines
 

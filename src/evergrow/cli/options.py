@@ -40,8 +40,6 @@ FalseAlarm = Annotated[float, typer.Option(help="Share of known things that may 
 
 Wait = Annotated[bool, typer.Option(help="Wait for another process that changes the model.")]
 
-Settle = Annotated[bool, typer.Option(help="Solve for the class weights now, so that no later predict has to.")]
-
 _TESTED = "Labelled data to test with before and after."
 TestData = Annotated[str | None, typer.Option(metavar="DATA", help=_TESTED)]
 

@@ -48,7 +48,6 @@ def merge_command(
     output: Output,
     base: Path | None = None,
     force: bool = False,
-    settle: options.Settle = False,
 ) -> Answer:
     """Add up what several models know: exactly as if one had learned everything. Needs no data and no backbone.
 
@@ -81,14 +80,13 @@ def merge_command(
     for path in sources[1:]:
         learner.merge(models.load_model(path), base=origin)
     change = models.ModelChange(output, learner)
-    if settle:
-        change.settle()
+    learner.settle()
     change.dropped = commit(output, learner).dropped
     added = sum(learner.n_samples_.values()) - samples
     news = tuple(name for name in learner.class_names_.tolist() if name not in known)
     said = f"added {plural(added, 'sample')}{models.classes_note(news, 'new')} to what {sources[0]} knows"
     merged = [str(path) for path in sources]
-    return change.answer([said], samples=added, classes=list(news), merged=merged, settled=change.settled)
+    return change.answer([said], samples=added, classes=list(news), merged=merged)
 
 
 @command("export", panel="Share")

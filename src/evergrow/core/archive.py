@@ -14,7 +14,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -87,7 +87,9 @@ class Archive:
 # -- files ----------------------------------------------------------------------------------------------------
 
 
-def write_archive(path: str | os.PathLike[str], archive: Archive) -> str:
+def write_archive(
+    path: str | os.PathLike[str], archive: Archive, *, written: Callable[[], object] | None = None
+) -> str:
     """Write an archive so that a crash leaves the old file or the new one, never half, and return its checksum.
 
     The same archive gives the same bytes.
@@ -98,6 +100,8 @@ def write_archive(path: str | os.PathLike[str], archive: Archive) -> str:
         Target; its folder must exist. It is replaced in one step once everything is on disk.
     archive : Archive
         What to write.
+    written : callable, optional
+        Called once everything is written, before it takes the place of what was there.
 
     Raises
     ------
@@ -113,6 +117,8 @@ def write_archive(path: str | os.PathLike[str], archive: Archive) -> str:
             safetensors.numpy.save_file(tensors, temporary, metadata=metadata)
         except safetensors.SafetensorError as error:  # what it makes of a full disk
             raise OSError(f"{path} could not be written: {error}") from error
+        if written is not None:
+            written()
     return digest
 
 

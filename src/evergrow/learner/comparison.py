@@ -168,22 +168,9 @@ def _translated(labels: NDArray[np.str_], names: Mapping[str, str]) -> NDArray[n
 # -- before and after a change -----------------------------------------------------------------------------------
 
 
-@dataclass
-class Trial:
-    """A change and what it did to the accuracy on test data.
-
-    Parameters
-    ----------
-    tested : Tested or None
-        The outcome, once the change is done; None where there was nothing to test on.
-    """
-
-    tested: Tested | None = None
-
-
 @contextmanager
-def measured_change(learner: Learner, data: Any = None, options: DataOptions | None = None) -> Iterator[Trial]:
-    """Test a learner before and after what the block does to it, and write the outcome into its history.
+def measured_change(learner: Learner, data: Any = None, options: DataOptions | None = None) -> Iterator[None]:
+    """Test a learner before and after what the block does to it; ``history_[-1].tested`` has the outcome.
 
     Parameters
     ----------
@@ -194,11 +181,6 @@ def measured_change(learner: Learner, data: Any = None, options: DataOptions | N
     options : DataOptions, optional
         Columns of a table and depth of class folders in the data.
 
-    Yields
-    ------
-    Trial
-        Its ``tested`` is there after the block.
-
     Examples
     --------
     >>> import numpy as np
@@ -207,17 +189,18 @@ def measured_change(learner: Learner, data: Any = None, options: DataOptions | N
     >>> y = np.repeat(["crow", "jay", "owl"], 20)
     >>> X = np.random.default_rng(0).normal(size=(60, 4)) + 4 * np.eye(4)[np.repeat([0, 1, 2], 20)]
     >>> learner = Learner(options={"n_units": 20})
-    >>> with measured_change(learner, (X[1::2], y[1::2])) as trial:
+    >>> with measured_change(learner, (X[1::2], y[1::2])):
     ...     _ = learner.fit((X[::2], y[::2]))
-    >>> trial.tested.before, trial.tested.after > 0.9, learner.history_[-1].tested == trial.tested
-    (None, True, True)
+    >>> tested = learner.history_[-1].tested
+    >>> tested.before, tested.after > 0.9
+    (None, True)
     """
-    trial, start, rows = Trial(), learner._snapshot, None
+    start, rows = learner._snapshot, None
     if data is not None:  # errors come before the work
         samples = read_labelled(data, "test", None if start is None else learner._encoder.kind, options)
         rows = None if start is None else _test_rows(learner, samples)
     before = None if rows is None or start is None or start.is_empty else _measured(learner, rows)
-    yield trial
+    yield
     if data is None or learner._snapshot is start:
         return
     rows = rows or _test_rows(learner, samples)
@@ -225,9 +208,9 @@ def measured_change(learner: Learner, data: Any = None, options: DataOptions | N
     recalls = {} if before is None else before.recalls()
     fell = {name: (recalls[name], now) for name, now in after.recalls().items() if now < recalls.get(name, 0.0)}
     named = isinstance(data, (str, os.PathLike)) and os.path.exists(data)
-    trial.tested = Tested(
+    tested = Tested(
         os.path.abspath(data) if named else "",
-        fingerprint(*rows),
+        fingerprint(rows[0]),
         0 if before is None else before.n_known,
         None if before is None or not before.n_known else before.accuracy,
         after.n_known,
@@ -235,7 +218,7 @@ def measured_change(learner: Learner, data: Any = None, options: DataOptions | N
         dict(sorted(fell.items(), key=lambda entry: (entry[1][1] - entry[1][0], entry[0]))),
     )
     now = learner._state()
-    latest = dataclasses.replace(now.history[-1], tested=trial.tested)
+    latest = dataclasses.replace(now.history[-1], tested=tested)
     learner._snapshot = dataclasses.replace(now, history=(*now.history[:-1], latest))
 
 

@@ -19,7 +19,7 @@ from evergrow.features.base import BackboneSpec
 from evergrow.learner.calibration import Calibration
 from evergrow.learner.labels import require_known
 from evergrow.learner.learning import Block
-from evergrow.learner.snapshot import Change, Snapshot, counted, fingerprint, fingerprints, learned_data, summed
+from evergrow.learner.snapshot import Change, Snapshot, counted, fingerprint, learned_data, summed
 
 
 def _class_name(value: Any) -> str:
@@ -116,7 +116,7 @@ def unlearned(now: Snapshot, blocks: Iterable[Block]) -> Snapshot:
             )
         with suppress(NothingLeftError):  # the last ones; the head stays as it is, and is not used any more
             head.unlearn(block.X, block.labels, sample_weight=block.weights)
-        data += fingerprints(block.X, block.labels, now.history, block.weights)
+        data.append(fingerprint(block.X, block.weights))
     left = {name: n for name, n in counts.items() if n}
     samples = sum(now.counts.values()) - sum(left.values())
     change = Change.now("unlearn", samples, sorted(now.counts.keys() - left.keys()), data=tuple(data))
@@ -192,8 +192,7 @@ def relabelled(now: Snapshot, X: NDArray[Any], source: str, target: str) -> Snap
         "relabel",
         len(X),
         [] if target in now.counts else [target],
-        data=(fingerprint(X, after),),
-        withdrawn=fingerprints(X, before, now.history),
+        data=(fingerprint(X),),
         names={source: target},
     )
     counts = {name: n for name, n in {**now.counts, source: left}.items() if n}

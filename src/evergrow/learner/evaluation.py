@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -101,12 +101,6 @@ class SampleAnswers:
         Labels and answers.
     certainty : ndarray of shape (n,) or None
         Probability of each answer; None where the method has none.
-    novelty : ndarray of shape (n,) or None
-        How unlike anything learned each is; None where that is not known.
-    strange : ndarray of shape (m,)
-        Novelty of further samples, of classes that were never learned.
-    threshold : float or None
-        Novelty above which something is called unknown.
     """
 
     items: Items | None
@@ -114,9 +108,6 @@ class SampleAnswers:
     true: NDArray[np.str_]
     predicted: NDArray[np.str_]
     certainty: NDArray[np.float64] | None = None
-    novelty: NDArray[np.float64] | None = None
-    strange: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    threshold: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import InputError, LabelError, MergeError, NotFittedError, ParameterError
-from evergrow.core.record import Extra, to_archive
+from evergrow.core.record import to_archive
 from evergrow.core.validation import check_choice, check_keys
 from evergrow.data import intake
 from evergrow.data.items import Samples, concat_items
@@ -608,36 +608,6 @@ class Learner(Estimator):
         self._snapshot = edits.relabelled(self._taught(), encoded.X, source, target)
         return self
 
-    def attach(self, name: str, part: Archive, *, note: str = "") -> Self:
-        """Keep an archive of somebody else's in the model's file; it is copied and rolled back with the model.
-
-        Parameters
-        ----------
-        name : str
-            A name that no part of a learner has.
-        part : Archive
-            Plain values and tensors.
-        note : str
-            Recorded in the history as a change of its own; empty where it goes with another change.
-
-        Examples
-        --------
-        >>> from evergrow import Learner
-        >>> from evergrow.core.archive import Archive
-        >>> learner = Learner(None).begin().attach("notes", Archive("docs/notes", {"seen": 3}))
-        >>> learner.copy().attached("notes").meta
-        {'seen': 3}
-        """
-        now = self._state()
-        extra = Extra(now.extra.values, now.extra.tensors, {**now.extra.parts, name: part})
-        now = dataclasses.replace(now, extra=extra)
-        self._snapshot = now.after(Change.now("update", 0, note=note)) if note else now
-        return self
-
-    def attached(self, name: str) -> Archive | None:
-        """Return what was attached under a name; None where nothing was."""
-        return self._state().extra.parts.get(name)
-
     # -- several learners --------------------------------------------------------------------------------------
 
     def copy(self) -> Learner:
@@ -858,7 +828,7 @@ class Learner(Estimator):
         false_alarm : float
             Share of false alarms that the threshold is for.
         keep_samples : bool
-            Whether to keep what was answered about each sample, with its certainty and novelty.
+            Whether to keep what was answered about each sample, and how surely.
 
         Returns
         -------
@@ -900,7 +870,7 @@ class Learner(Estimator):
         kept = None
         if keep_samples:
             things = None if items[0] is None else concat_items(items)
-            kept = SampleAnswers(things, rows, true, told, sure, novel, strange, threshold)
+            kept = SampleAnswers(things, rows, true, told, sure)
         seconds = time.perf_counter() - started
         return dataclasses.replace(result, left_out=tuple(left_out), samples=kept, seconds=seconds)
 

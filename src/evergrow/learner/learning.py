@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import InputError, KnownSamplesError
 from evergrow.learner.calibration import before_new_classes, calibrated
 from evergrow.learner.labels import common_kind, warn_alike, warn_few
-from evergrow.learner.snapshot import Change, Event, Snapshot, counted, fingerprints
+from evergrow.learner.snapshot import Change, Event, Snapshot, counted, fingerprint
 
 if TYPE_CHECKING:
     from evergrow.head.base import IncrementalClassifier
@@ -109,8 +109,8 @@ def learn(
         names = np.asarray(sorted(counts), dtype=np.str_)
         kind = common_kind(kind, block.label_kind, block.labels, names)
         warn_alike(names, block.labels)
-        marks = fingerprints(block.X, block.labels, base.history, block.weights)
-        if known & set(marks):
+        data.append(fingerprint(block.X, block.weights))
+        if data[-1] in known:
             raise KnownSamplesError(
                 f"samples must be new, but these {len(block.labels)} were learned before and would count twice: "
                 "again=True learns them once more"
@@ -125,7 +125,6 @@ def learn(
         head.settle(cheap_only=not first)
         counts, samples = counted(counts, block.labels), samples + len(block.labels)
         calibration = calibrated(calibration, head, block, counts, seed)
-        data += marks
     return learned(base, what, samples, data, counts, head=head, calibration=calibration, label_kind=kind or "name")
 
 

@@ -137,7 +137,7 @@ def learn_shard(template: Learner, block: Block, number: int | None = None) -> L
     head.partial_fit(block.X, block.labels)
     if number is not None:
         head.numbered(number)
-    data = (fingerprint(block.X, block.labels),)
+    data = (fingerprint(block.X),)
     return _shard(template, head, counted({}, block.labels), len(block.labels), data)
 
 
@@ -218,4 +218,4 @@ def _record(total: Snapshot, sample: Block) -> tuple[int, tuple[str, ...]]:
     """Return how many samples were learned and their fingerprints: one of all rows where the sample is all of them."""
     change = total.history[-1]
     whole = len(sample.labels) == change.samples
-    return change.samples, (fingerprint(sample.X, sample.labels),) if whole else tuple(dict.fromkeys(change.data))
+    return change.samples, (fingerprint(sample.X),) if whole else tuple(dict.fromkeys(change.data))

@@ -107,8 +107,6 @@ class Change:
         Fingerprints of what was learned, to notice what would be counted twice; no sample can be found from them.
     names : dict of str to str
         New names of classes by old ones, where classes were renamed, merged or samples relabelled.
-    withdrawn : tuple of str
-        Fingerprints of what was taken out while something else was learned.
     who : str
         User under whom it was written to a file; empty where it never was, or nobody was to be named.
     tested : Tested or None
@@ -132,7 +130,6 @@ class Change:
     revision: int = 0
     data: tuple[str, ...] = ()
     names: dict[str, str] = field(default_factory=dict, hash=False)
-    withdrawn: tuple[str, ...] = ()
     who: str = ""
     tested: Tested | None = None
     extra: dict[str, Any] = field(default_factory=dict, hash=False, metadata=UNKNOWN)
@@ -216,52 +213,18 @@ def changed_names(history: Iterable[Change]) -> dict[str, str]:
     return names
 
 
-def fingerprint(X: NDArray[Any], labels: NDArray[np.str_], weights: NDArray[np.float64] | None = None) -> str:
-    """Identify a batch by its content."""
-    digest = hashlib.blake2b("\0".join(labels.tolist()).encode("utf-8", "surrogatepass"), digest_size=12)
-    digest.update(np.ascontiguousarray(X, dtype=np.float32).data)
+def fingerprint(X: NDArray[Any], weights: NDArray[np.float64] | None = None) -> str:
+    """Identify a batch by its feature vectors and weights, whatever its labels: classes may be renamed or corrected."""
+    digest = hashlib.blake2b(np.ascontiguousarray(X, dtype=np.float32).data, digest_size=12)
     if weights is not None:
         digest.update(np.ascontiguousarray(weights, dtype=np.float64).data)
     return digest.hexdigest()
-
-
-def fingerprints(
-    X: NDArray[Any],
-    labels: NDArray[np.str_],
-    history: Sequence[Change],
-    weights: NDArray[np.float64] | None = None,
-) -> tuple[str, ...]:
-    """Identify a batch by its content, with the labels that it has and those it had before classes were renamed.
-
-    What was learned before a class got another name is so noticed when it comes again under the new one. Of classes
-    that were merged nobody knows which label a sample had.
-
-    Parameters
-    ----------
-    X, labels : ndarray of shapes (n, d) and (n,)
-        The batch.
-    history : sequence of Change
-        What the model went through.
-    weights : ndarray of shape (n,), optional
-        What the samples count for, where that is not one.
-    """
-    found = [fingerprint(X, labels, weights)]
-    present = set(labels.tolist())
-    former = {name: name for name in present}
-    for change in reversed(history):
-        if change.what != "rename":
-            continue
-        before = {new: old for old, new in change.names.items()}
-        former = {name: before.get(old, old) for name, old in former.items()}
-        found.append(fingerprint(X, np.array([former[name] for name in labels.tolist()], dtype=np.str_), weights))
-    return tuple(dict.fromkeys(found))
 
 
 def learned_data(history: Iterable[Change]) -> frozenset[str]:
     """Return the fingerprints of what was learned and not taken out again."""
     held: set[str] = set()
     for change in history:
-        held -= set(change.withdrawn)
         if change.what == "fit":
             held = set(change.data)
         elif change.what == "unlearn":
@@ -395,7 +358,7 @@ class Snapshot:
     told : Told or None
         What people are told of the head; only in files.
     extra : Extra
-        What others attached to the model, and optional contents of a file that a later evergrow wrote.
+        Optional contents of a file that a later evergrow wrote.
     """
 
     recipe: HeadRecipe

@@ -160,7 +160,10 @@ async def handle_error(request: Request, error: Exception) -> JSONResponse:
         routes = [route for route in request.app.routes if isinstance(route, Route)]
         fitting = [route for route in routes if route.path_regex.match(request.url.path)]
         fitting = [route for route in fitting if not route.param_convertors] or fitting  # the path itself, not a model
-        if allowed := {method for route in fitting for method in route.methods or ()}:
+        allowed = {method for route in fitting for method in route.methods or ()}
+        if error.status_code == 405:
+            allowed = allowed or {"GET", "HEAD"}  # the files themselves: not every Starlette says so
+        if allowed:
             error = HTTPException(405, headers={"Allow": ", ".join(sorted(allowed))})
     folder = str(request.app.state.service.store.folder)
     return problem_response(problem_of(error, folder), request.state.request_id)
