@@ -177,8 +177,9 @@ def test_a_zip_of_a_million_entries_is_refused_before_its_directory_is_parsed(
 
     monkeypatch.setattr(archives, "MOST_FILES", 20_000)
     monkeypatch.setattr(archives.zipfile, "ZipFile", parse)
-    with pytest.raises(FileFormatError, match="at most 20,000 files"):
-        load_data(crowded_zip(tmp_path / "crowd.zip", entries, stated, zip64=zip64))
+    for name, most in (("crowd.zip", "20,000"), ("crowd.npz", "1,000")):
+        with pytest.raises(FileFormatError, match=f"at most {most} files"):
+            load_data(crowded_zip(tmp_path / name, entries, stated, zip64=zip64))
 
 
 def test_long_names_fill_a_directory_and_are_no_crowd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,6 +179,7 @@ def test_bad_csv(body: str, error: type[Exception], match: str, tmp_path: Path) 
     [
         (b'{"text": "a", "label": "x"}\n{"text": \n', "line 2 must be JSON"),
         (b"[1]\n", "line 1 must be a JSON object, got list"),
+        (b'{"text": "a", "label": ' + b"9" * 5000 + b"}\n", "line 1 must be JSON: Exceeds the limit"),
         (b'{"text": "a", "label": "x"}\n{"text": null, "label": "x"}\n', "line 2 must have 'text' as a string"),
         (b'{"text": "a", "label": 1.5}\n', "column 'label'"),
         (b'{"text": "caf\xe9", "label": "x"}\n', "UTF-8, but line 1"),

@@ -7,7 +7,6 @@ imported here.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, InputError, LabelError
+from evergrow.core.optional import is_instance_of
 from evergrow.core.validation import as_weights
 from evergrow.data.arrays import FeatureSet, read_npy
 from evergrow.data.items import Dataset, Images, Items, Samples, Texts, is_image
@@ -32,23 +32,6 @@ CHUNK = 256
 """Samples of a stream that are held at a time, before they are feature vectors."""
 
 _TORCH = "torch.utils.data"
-
-
-def is_instance_of(value: Any, module: str, *names: str) -> bool:
-    """Return whether something is an instance of a class of a module that may not be imported, without importing it.
-
-    Whoever has such an object has imported it. Another thread may be about to: then the module is there and its classes
-    are not yet.
-
-    Examples
-    --------
-    >>> from decimal import Decimal
-    >>> from evergrow.data.intake import is_instance_of
-    >>> is_instance_of(Decimal(1), "decimal", "Decimal"), is_instance_of(1, "never.imported", "Thing")
-    (True, False)
-    """
-    found = sys.modules.get(module)
-    return isinstance(value, tuple(kind for name in names if isinstance(kind := getattr(found, name, None), type)))
 
 
 # -- labels -----------------------------------------------------------------------------------------------------
@@ -387,16 +370,22 @@ def frame_values(frame: Any, kind: str | None) -> tuple[NDArray[Any] | list[Any]
     if any(strings) and not all(strings):
         raise InputError("columns of a frame must all have strings for names, or none of them, got some of each")
     if array.dtype.kind not in "fiu":
-        try:
-            if array.dtype.kind not in "bO":
-                raise TypeError
-            array = array.astype(np.float64)  # gaps become NaN, which is refused where rows are named
-        except (TypeError, ValueError):
-            raise InputError(
-                "columns of a frame must be numbers to be features, got others; texts and paths are one column, such "
-                "as frame['text']"
-            ) from None
+        array = np.column_stack([_numbers(frame, name) for name in names])
     return array, tuple(names) if all(strings) else ()
+
+
+def _numbers(frame: Any, name: Any) -> NDArray[np.float64]:
+    """Return a column as numbers; gaps become NaN, which is refused where rows are named."""
+    column = np.asarray(frame[name].to_numpy())
+    try:
+        if column.dtype.kind not in "biufO":
+            raise TypeError
+        return column.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"columns of a frame must be numbers to be features, got {name!r} of {frame[name].dtype}; texts and paths "
+            "are one column, such as frame['text']"
+        ) from None
 
 
 def check_columns(given: Sequence[str], learned: Sequence[str]) -> None:

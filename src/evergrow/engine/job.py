@@ -434,7 +434,7 @@ def _check_same(found: Job, job: Job) -> None:
         return
     before, now = (
         {
-            "data": f"{each.manifest.rows:,} samples of kind {each.manifest.kind}, {each.manifest.identity}",
+            "data": f"{each.manifest.rows:,} samples of kind {each.manifest.kind}, {each.manifest.identity[:8]}",
             **{name: getattr(each.manifest, name) for name in _SIZES},
             "work": each.work,
             **each.settings,

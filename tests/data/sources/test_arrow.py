@@ -29,6 +29,20 @@ def test_rows_are_those_of_the_library(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(set(names_of(parts))) == 60
 
 
+def test_a_few_kilobytes_that_unpack_to_half_a_gigabyte_are_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    packed, before = pa.ipc.IpcWriteOptions(compression="zstd"), pa.total_allocated_bytes()
+    batch = pa.record_batch({"image": [bytes(500_000_000)], "label": ["a"]})
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), batch.schema, options=packed) as out:
+        out.write_batch(batch)
+    del batch
+    assert (tmp_path / "a.arrow").stat().st_size < 20_000
+    with pytest.raises(FileFormatError, match="must hold plain batches"):
+        list(read(tmp_path).shards(10, 1 << 30))
+    assert pa.total_allocated_bytes() - before < 2**20
+
+
 def test_saved_splits(tmp_path: Path) -> None:
     splits = datasets.DatasetDict({"train": image_set(15), "validation": image_set(6)})
     splits.save_to_disk(tmp_path / "saved")

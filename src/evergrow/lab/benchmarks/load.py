@@ -137,7 +137,7 @@ def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
             f"lists: {', '.join(part.file for part in lists)}",
             "lists may split the images otherwise than the folders of PILOT do",
         )
-        settings = dataclasses.replace(options, root=place.folder)
+        settings = dataclasses.replace(options, root=str(place.folder))
         tree, named = Tree(place.train_list.parent), _folder_names(lists)
         found = listed_data(tree, lists, settings, names=named, layout="lists", notes=notes)
         return found, benchmark.key
