@@ -141,11 +141,9 @@ def test_an_empty_model_must_know_what_it_will_learn_from() -> None:
 
 def test_a_model_without_its_last_class_is_empty_again() -> None:
     learner = Learner(None, options=OPTIONS, device="cpu").fit(rows(), ["ant"] * 30)
-    learner.attach("notes", Archive("tests/notes", {"n": 1}))
     for left in (learner.copy().forget_classes("ant"), learner.copy().unlearn(rows(), ["ant"] * 30)):
         assert left.classes_.tolist() == []
         assert left.n_samples_ == {}
-        assert left.attached("notes").meta == {"n": 1}
         assert left.history_[0].what == "fit"
         with pytest.raises(NotFittedError):
             left.predict(rows())

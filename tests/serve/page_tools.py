@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shutil
 import subprocess
@@ -347,11 +348,12 @@ def two_species(birds: Path) -> list[tuple[str, int, bytes]]:
 def drop_zip(page: Any, entries: dict[str, bytes]) -> None:
     """Drop a zip as a hand would, with its bytes."""
     page.evaluate_handle(
-        """async bytes => {
+        """async letters => {
             const transfer = new DataTransfer();
-            transfer.items.add(new File([new Uint8Array(bytes)], "birds.zip"));
+            const bytes = Uint8Array.from(atob(letters), (letter) => letter.charCodeAt(0));
+            transfer.items.add(new File([bytes], "birds.zip"));
             const drop = new DragEvent('drop', {dataTransfer: transfer, bubbles: true});
             document.querySelector("main").dispatchEvent(drop);
         }""",
-        list(zipped(entries)),
+        base64.b64encode(zipped(entries)).decode(),
     )

@@ -87,7 +87,7 @@ def test_a_token_of_a_code_does_what_the_page_needs_and_no_more(home: Phone) -> 
     home.computer.post("/api/v1/models", json={"name": "m", "kind": "features"})
     refused = (
         *(("DELETE", "/api/v1/models/m"), ("POST", "/api/v1/models/upload?name=x"), ("GET", "/api/v1/lan")),
-        *(("PUT", "/api/v1/models/m/kept"), ("GET", "/metrics"), ("POST", "/label-studio/m/webhook")),
+        *(("PUT", "/api/v1/models/m/kept"), ("GET", "/metrics"), ("POST", "/label-studio/m/setup")),
     )
     for method, path in refused:
         answer = home.phone.request(method, path, headers=seen)

@@ -70,6 +70,7 @@ def test_a_folder_is_sorted_corrected_taught_and_saved(visit: Visit, service: st
     assert "%" not in " ".join(
         group(visit, "unknown").locator("li span").all_inner_texts()
     )  # no figure as if it were one
+    visit.expect(".sort .hint", "Percentages are rough guesses")
     page.locator("#least").fill("0")
     assert "unsure" not in sizes(visit)
 
@@ -156,6 +157,19 @@ def test_an_import_asks_about_what_is_doubtful_and_is_one_change(visit: Visit, s
     page.locator(".adding button").click()
     visit.answer("There is a class “owl” already -> I mean “owl”")
     assert page.locator("article.card").count() == 1
+    nested = {
+        f"set/{name}/{year}/{i}.png": png(hue, i) for hue, name in enumerate("ab") for year in (1, 2) for i in (3, 4)
+    }
+    tools.drop_zip(page, {**nested, "set/cover.png": png(2, 20)})
+    visit.answer("The outer folders are the classes: a, b", "The inner folders are the classes: 1, 2")
+    visit.answer("The same image twice (4)")
+    visit.expect("#counts", "2 classes · 4 images")
+    visit.expect("#tab-review", "1")  # the one beside the class folders
+    visit.menu("a", "Rename")
+    page.get_by_label("New name").fill("B")
+    page.get_by_role("button", name="Rename", exact=True).click()
+    visit.answer("There is a class “b” already -> I mean “b”")
+    visit.expect("dialog .notice", "There is a class “b” already")
 
 
 def test_a_model_begins_with_a_folder(visit: Visit, service: str, birds: Path) -> None:
@@ -279,6 +293,8 @@ def test_review_keeps_its_buttons_and_fits_a_phone(browser: Any, service: str, b
         "#queue-files", tools.images(birds, "test", tools.MALLARD) + tools.images(birds, "test", tools.ORIOLE)
     )
     visit.expect(".desk", "6 images to label")
+    page.set_input_files("#queue-files", tools.images(birds, "test", tools.ORIOLE))
+    visit.expect("#passing", "3 were here or taught already")
     visit.expect(".queue .hint", "in this browser only")
     page.locator(".judge figcaption", has_text="Asking").wait_for(state="detached")
     order = page.locator(".labels button").evaluate_all("all => all.map(one => one.dataset.name)")
@@ -342,6 +358,7 @@ def test_test_images_and_the_queue_are_shared_where_the_owner_wants_it(
     assert not re.search(r"[\\^$\[]", visit.expect("dialog .notice").inner_text())  # no pattern is shown
     page.get_by_label("Name", exact=True).fill(name)
     page.get_by_role("button", name="Create").click()
+    page.get_by_role("heading", name=name, exact=True).wait_for()
     tools.drop_zip(
         page,
         {
@@ -390,14 +407,20 @@ def test_images_that_browsers_cannot_read_are_taken(visit: Visit, service: str, 
     bird.save(tmp_path / "bird.tif")
     deep = np.asarray(bird.convert("L")).astype(np.uint16) * 257
     Image.fromarray(deep).save(tmp_path / "deep.png")
+    heif = pytest.importorskip("pillow_heif", reason="needs HEIC: pip install pillow-heif")
+    heif.from_pillow(bird).save(tmp_path / "bird.heic")
     visit.open("#/m/formats")
     visit.page.set_input_files("#live-file", tmp_path / "bird.tif")
     visit.verdict(tools.ORIOLE)
     visit.page.locator(".stage img").wait_for()
     with visit.page.expect_response("**/preview"):
         visit.page.set_input_files("#live-file", tmp_path / "deep.png")
-    visit.card(tools.ORIOLE).locator("input[type=file]").first.set_input_files(tmp_path / "bird.tif")
-    visit.expect_samples(tools.ORIOLE, 7)
+    for n, name in enumerate(("bird.tif", "bird.heic")):
+        visit.card(tools.ORIOLE).locator("input[type=file]").first.set_input_files(tmp_path / name)
+        visit.expect_samples(tools.ORIOLE, 7 + n)
+    visit.tab("Sort")
+    visit.page.set_input_files("#sort-files", tmp_path / "bird.heic")
+    group(visit, f"class:{tools.ORIOLE}").get_by_role("option", name="bird.heic").wait_for()
 
 
 # -- everybody --------------------------------------------------------------------------------------------------------
@@ -434,6 +457,13 @@ def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
     visit.expect(".tour", "1 of 3")
     look("models")
     page.get_by_role("button", name="Skip", exact=True).click()
+    drawn = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 9 9'><path d='M0 0h9v9z'/></svg>"
+    told = {"address": "https://192.0.2.1:8080/#token=x", "expires": "", "seconds": 3000, "svg": drawn}
+    page.route("**/api/v1/lan", lambda route: route.fulfill(json=told))
+    page.reload()
+    page.get_by_role("button", name="Use your phone").click()
+    look("phone")
+    page.keyboard.press("Escape")
     page.get_by_role("button", name="New model").click()
     look("new-model")
     visit.open(f"#/m/{name}")
@@ -449,7 +479,13 @@ def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
     page.set_input_files("#live-file", tools.images(birds, "test", tools.MALLARD)[0])
     page.locator(".verdict").wait_for()
     look("teach")
-    visit.menu("Mallard", "Rename")
+    tools.drop_zip(page, {f"{one}/{path.name}": path.read_bytes() for one, paths in folders.items() for path in paths})
+    visit.expect("dialog", "Taught already from this browser (45)")
+    look("question")
+    page.keyboard.press("Escape")
+    visit.card("Mallard").get_by_role("button", name="More about").click()
+    look("menu")
+    page.get_by_role("menuitem", name="Rename").click()
     look("rename")
     page.keyboard.press("Escape")
     visit.tab("Sort")
@@ -460,6 +496,10 @@ def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
     visit.expect(".sortbar", f"{len(some)} images sorted")
     page.get_by_role("option").first.click()
     look("sort")
+    page.get_by_role("option").first.press("Enter")
+    visit.expect("dialog .large-image")
+    look("enlarged")
+    page.keyboard.press("Escape")
     visit.tab("Review")
     page.set_input_files("#queue-files", some[-4:])
     page.locator(".judge figcaption", has_text=re.compile("says|Either|Unknown")).wait_for()
@@ -469,6 +509,9 @@ def test_axe_finds_nothing_serious_and_every_view_is_kept_as_a_picture(
     look("accuracy")
     page.get_by_text("All answers as a table").click()
     look("accuracy-table")
+    page.locator(".confusion td button").first.click()
+    look("answers")
+    page.keyboard.press("Escape")
     visit.tab("Timeline")
     look("timeline")
     visit.tab("Use it")

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.archive import Archive
-from evergrow.core.errors import FileFormatError, LabelError, MergeError, NothingLeftError, ParameterError, UnlearnError
-from evergrow.core.record import from_archive, record, to_archive
+from evergrow.core.errors import LabelError, MergeError, NothingLeftError, ParameterError, UnlearnError
+from evergrow.core.record import record, require
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
@@ -33,16 +32,25 @@ from evergrow.head.layers.feature_map import (
 )
 from evergrow.head.layers.fourier import FourierLayer
 from evergrow.head.linalg.class_shapes import ClassShapes
-from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
-from evergrow.head.maps import LayerMap, ShapeMap, layer_map
+from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.novelty import NoveltyStandard
-from evergrow.head.readout import READOUTS, Choice, FoldOuts, Readout, SolvedCache
-from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.readout import READOUTS, Choice, FoldOuts, SolvedCache
+from evergrow.head.ridge_model import LayerMap, RidgeModel, ShapeMap, layer_map
 
 GCV_FLOOR = 1e-6
 """Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
 
 _FLOOR_ROWS = 256  # rows that tell the energy of a row well enough for a bound
+
+
+@record("head-solution")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Solution:
+    """What has been worked out from the statistics, so that a saved model answers without solving."""
+
+    readout: Readout
+    temperature: Positive | None = None
+    choice: Choice | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,16 +61,7 @@ class Learned:
     model: RidgeModel
     temperature: Positive | None = None
     novelty: NoveltyStandard | None = None
-
-
-@record("head-solution")
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Solution:
-    """What has been worked out from the statistics."""
-
-    readout: Readout | None = None
-    temperature: Positive | None = None
-    choice: Choice | None = None
+    solution: Solution | None = None
 
 
 @HEADS.register("evergrow")
@@ -129,11 +128,6 @@ class Classifier(IncrementalClassifier):
 
     learned_as: ClassVar[type] = Learned
     takes_weights: ClassVar[bool] = True
-    ridge_rules: ClassVar[tuple[str, ...]] = ("gcv",)
-    readout: str
-    normalize: str
-    shape_directions: int
-    blocks: tuple[int, ...] | None
     verbose: int = 0
     _model: RidgeModel
     _solved: SolvedCache
@@ -168,7 +162,7 @@ class Classifier(IncrementalClassifier):
     def _check_params(self) -> None:
         self._chosen_layer()
         if isinstance(self.alpha, str):
-            check_choice("alpha", self.alpha, self.ridge_rules)
+            check_choice("alpha", self.alpha, ("gcv",))
         else:
             check_number("alpha", self.alpha, low=0, low_open=True)
         check_choice("readout", self.readout, READOUTS)
@@ -231,7 +225,7 @@ class Classifier(IncrementalClassifier):
         state = self._empty_state(layer.n_outputs, floor, Z.device)
         return RidgeModel.start(layer, rule, state, shapes=shapes, blocks=blocks)
 
-    def _empty_state(self, width: int, floor: float, device: torch.device) -> RidgeState:
+    def _empty_state(self, width: int, floor: float, device: torch.device) -> RidgeStatistics:
         """Return statistics of no rows, in the form that costs least; no ridge will be below ``floor``."""
         return RidgeStatistics.create(width, 0, "auto", floor=floor, device=device)
 
@@ -554,58 +548,26 @@ class Classifier(IncrementalClassifier):
         self._solved = self._solved.refreshed()
         self._solved.temperature()
 
-    def solution(self) -> Archive | None:
-        """Return what has been worked out from the statistics, so that a saved model answers without solving.
-
-        None where nothing has been. An archive of kind ``"head-solution"``.
-        """
-        self._require_started()
-        solved = self._solved
-        if solved.solution is None:
-            return None
-        # A calibrated temperature is no matter of the statistics.
-        return to_archive(_Solution(solved.solution, solved.warmth, solved.choice))
-
-    def adopt_solution(self, archive: Archive, *, name: str = "the solution") -> None:
-        """Take over what :meth:`solution` gave for the same statistics.
-
-        Parameters
-        ----------
-        archive : Archive
-            Of kind ``"head-solution"``.
-        name : str
-            What messages call it.
-
-        Raises
-        ------
-        FileFormatError
-            If it does not fit the classes and the layer of the head, or holds numbers that are not finite.
-        """
-        self._require_started()
-        found, model = from_archive(_Solution, archive, device=self.device_, name=name), self._model
-        if found.readout is None:
-            return
-        if found.readout.weights.shape != (model.layer.n_outputs, len(self.classes_)):
-            raise FileFormatError(f"{name}: 'weights' are of another layer or of other classes than the head")
-        choice, is_fresh = found.choice, False
-        if choice is not None:
-            wanted = 0 if model.blocks is None else len(model.blocks.sizes)
-            if len(choice.weights) not in (0, wanted):
-                raise FileFormatError(f"{name} has weights of another number of blocks")
-            is_fresh = choice.rows == model.rows
-        elif self.readout != "ridge":
-            raise FileFormatError(f"{name} does not say how it was chosen")
-        self._solved = SolvedCache(
-            model, self.readout, self._fixed_alpha(), choice, None, found.readout, found.temperature, is_fresh
-        )
-
     def _contents(self) -> Learned:
-        return Learned(self._seed, self._model, self._temperature, self._standard)
+        solved, solution = self._solved, None
+        if solved.solution is not None:  # a calibrated temperature is no matter of the statistics
+            solution = Solution(solved.solution, solved.warmth, solved.choice)
+        return Learned(self._seed, self._model, self._temperature, self._standard, solution)
 
     def _restore(self, learned: Learned) -> None:
-        self._seed = learned.seed
-        self._commit(self._check_model(learned.model))
+        self._seed, model, found = learned.seed, self._check_model(learned.model), learned.solution
         self._temperature, self._standard = learned.temperature, learned.novelty
+        if found is None:
+            return self._commit(model)
+        fits = found.readout.weights.shape == (model.layer.n_outputs, len(self.classes_))
+        require(fits, "its solution is of another layer or of other classes")
+        choice, blocks = found.choice, 0 if model.blocks is None else len(model.blocks.sizes)
+        require(choice is not None or self.readout == "ridge", "its solution does not say how it was chosen")
+        is_known = choice is None or len(choice.weights) in (0, blocks)
+        require(is_known, "its solution has weights of another number of blocks")
+        is_fresh, fixed = choice is not None and choice.rows == model.rows, self._fixed_alpha()
+        solved = SolvedCache(model, self.readout, fixed, choice, None, found.readout, found.temperature, is_fresh)
+        return self._commit(model, solved)
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""
@@ -681,26 +643,3 @@ class Classifier(IncrementalClassifier):
     def status_(self) -> str:
         """How the construction of a guided layer ended, or ``"drawn"``."""
         return self.layer_.status
-
-    def diagnostics(self) -> dict[str, Any]:
-        """Return what the layer is, numerically: its units, the ridge, form and size of the statistics.
-
-        Returns
-        -------
-        dict
-            ``n_units``, ``n_guided``, ``status``, ``classes``, ``samples``, ``alpha``, ``solver`` (the form of the
-            statistics), ``order`` (of the systems that are solved), ``error_bound`` and ``state_bytes``.
-        """
-        alpha, model = self.alpha_, self._model
-        return {
-            "n_units": self.n_units_,
-            "n_guided": self.layer_.n_guided,
-            "status": self.status_,
-            "classes": len(model.counts),
-            "samples": int(model.counts.sum()),
-            "alpha": alpha,
-            "solver": model.state.form,
-            "order": model.state.order,
-            "error_bound": model.state.error_bound(alpha),
-            "state_bytes": model.state.nbytes,
-        }

@@ -16,12 +16,12 @@ from typing_extensions import Self
 
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import InputError, LabelError, MergeError, NotFittedError, ParameterError
-from evergrow.core.record import Extra, to_archive
+from evergrow.core.estimator import Estimator
+from evergrow.core.record import to_archive
 from evergrow.core.validation import check_choice, check_keys
 from evergrow.data import intake
 from evergrow.data.items import Samples, concat_items
 from evergrow.features.base import check_recipe
-from evergrow.head.estimator import Estimator
 from evergrow.head.labels import BUILT_IN, StoredHead
 from evergrow.learner import edits
 from evergrow.learner.answers import Answers
@@ -607,36 +607,6 @@ class Learner(Estimator):
         encoded = self._encoded(samples, on_error="raise")
         self._snapshot = edits.relabelled(self._taught(), encoded.X, source, target)
         return self
-
-    def attach(self, name: str, part: Archive, *, note: str = "") -> Self:
-        """Keep an archive of somebody else's in the model's file; it is copied and rolled back with the model.
-
-        Parameters
-        ----------
-        name : str
-            A name that no part of a learner has.
-        part : Archive
-            Plain values and tensors.
-        note : str
-            Recorded in the history as a change of its own; empty where it goes with another change.
-
-        Examples
-        --------
-        >>> from evergrow import Learner
-        >>> from evergrow.core.archive import Archive
-        >>> learner = Learner(None).begin().attach("notes", Archive("docs/notes", {"seen": 3}))
-        >>> learner.copy().attached("notes").meta
-        {'seen': 3}
-        """
-        now = self._state()
-        extra = Extra(now.extra.values, now.extra.tensors, {**now.extra.parts, name: part})
-        now = dataclasses.replace(now, extra=extra)
-        self._snapshot = now.after(Change.now("update", 0, note=note)) if note else now
-        return self
-
-    def attached(self, name: str) -> Archive | None:
-        """Return what was attached under a name; None where nothing was."""
-        return self._state().extra.parts.get(name)
 
     # -- several learners --------------------------------------------------------------------------------------
 

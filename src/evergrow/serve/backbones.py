@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -84,7 +83,7 @@ def limit_torch(n: int) -> None:
 # -- one backbone -----------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(eq=False)
 class _Waiting:
     """Samples of one request in the queue, and the model that is asked about them; None where features are wanted."""
 
@@ -97,8 +96,7 @@ class Batcher:
     """A thread that runs a backbone on what waits for it, and lets models answer about the features.
 
     While one batch is computed the next one gathers, so that a single caller never waits for others. Questions to one
-    model that went through the backbone together are answered together: a head reads all its weights for one sample as
-    for thirty.
+    model are answered together: a head reads all its weights for one sample as for thirty.
 
     Parameters
     ----------
@@ -167,7 +165,7 @@ class Batcher:
             self._crew.shutdown()
 
     def _work(self) -> None:
-        """Compute a lesson and a batch of questions, so that neither sort keeps the other waiting.
+        """Compute a lesson and a batch of questions to one model, so that neither sort keeps the other waiting.
 
         It is called once for each request, and does nothing where an earlier call took all that waited.
         """
@@ -175,33 +173,34 @@ class Batcher:
             lessons = [self._lessons.popleft()] if self._lessons else []
             questions: list[_Waiting] = []
             left = self._limits.batch
-            while self._questions and (not questions or len(self._questions[0].samples) <= left):
-                questions.append(self._questions.popleft())
-                left -= len(questions[-1].samples)
+            for entry in list(self._questions):
+                if not questions or (entry.model is questions[0].model and len(entry.samples) <= left):
+                    questions.append(entry)
+                    self._questions.remove(entry)
+                    left -= len(entry.samples)
         for requests, alone in ((lessons, True), (questions, False)):
             if requests:
                 self._answer(requests, alone)
 
     def _answer(self, requests: list[_Waiting], alone: bool) -> None:
-        """Encode the samples of requests, and let each model answer all questions to it at once."""
+        """Encode the samples of requests, and let the model, if one is asked, answer all of them at once."""
+        results: Sequence[Any] | BaseException
         try:
             rows = self._encode([sample for entry in requests for sample in entry.samples], alone)
+            results = np.split(rows, np.cumsum([len(entry.samples) for entry in requests])[:-1])
+            if requests[0].model is not None:
+                results = requests[0].model.ask(results)
         except BaseException as error:
-            self._finish(requests, error)
-            return
-        parts = np.split(rows, np.cumsum([len(entry.samples) for entry in requests])[:-1])
-        for model in {id(entry.model): entry.model for entry in requests}.values():
-            places = [i for i, entry in enumerate(requests) if entry.model is model]
-            own = [parts[i] for i in places]
-            results: Sequence[Any] | BaseException = own
-            if model is not None:
-                try:
-                    answers = model.ask(np.concatenate(own))
-                    bounds = pairwise(np.cumsum([0, *map(len, own)]).tolist())
-                    results = [answers.part(slice(*bound)) for bound in bounds]
-                except BaseException as error:
-                    results = error
-            self._finish([requests[i] for i in places], results)
+            results = error
+        for i, request in enumerate(requests):
+            with self._guard:
+                self.depth -= len(request.samples)
+            if not request.result.set_running_or_notify_cancel():  # the caller left
+                continue
+            if isinstance(results, BaseException):
+                request.result.set_exception(results)
+            else:
+                request.result.set_result(results[i])
 
     def _encode(self, samples: list[Any], alone: bool) -> FeatureRows:
         """Return the features of samples: one by one, or in batches, which the cores share."""
@@ -214,17 +213,6 @@ class Batcher:
             self._metrics.batch_size.observe(len(part))
         encode = partial(encode_batch, self.backbone)
         return np.concatenate(list(map(encode, parts) if crew is None else crew.map(encode, parts)))
-
-    def _finish(self, requests: list[_Waiting], results: Sequence[Any] | BaseException) -> None:
-        for i, request in enumerate(requests):
-            with self._guard:
-                self.depth -= len(request.samples)
-            if not request.result.set_running_or_notify_cancel():  # the caller left
-                continue
-            if isinstance(results, BaseException):
-                request.result.set_exception(results)
-            else:
-                request.result.set_result(results[i])
 
 
 # -- all of them ------------------------------------------------------------------------------------------------

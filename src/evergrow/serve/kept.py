@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,7 +24,8 @@ from evergrow.core.errors import InputError
 from evergrow.core.escaping import printable
 from evergrow.core.files import atomic_path, locked, remove_leftovers
 from evergrow.learner.modelfile import ModelWriteError
-from evergrow.serve.models import kept_folder, name_now, remove_kept
+from evergrow.learner.snapshot import Change
+from evergrow.serve.models import kept_folder, remove_kept
 from evergrow.serve.requests import (
     BINARY,
     FILE,
@@ -109,6 +111,16 @@ class KeptImages:
             data = file.read(self._limits.kept_bytes) if whole else b""
             return image.model_copy(update={"id": path.name, "label": label}), data
         return None
+
+
+def name_now(name: str, changes: Iterable[Change]) -> str | None:
+    """Return the name of a class after some changes, or None if it was forgotten."""
+    for change in changes:
+        if change.what == "forget" and name in change.classes:
+            return None
+        if change.what in ("rename", "merge-classes"):
+            name = change.names.get(name, name)
+    return name
 
 
 KeptDep = Annotated[KeptImages, Depends(KeptImages)]

@@ -13,10 +13,10 @@ import shutil
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, suppress
-from itertools import takewhile
+from itertools import accumulate, pairwise, takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import unquote
@@ -28,6 +28,7 @@ from evergrow.core import errors
 from evergrow.core.files import locked
 from evergrow.learner import modelfile
 from evergrow.learner.answers import Answers
+from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.history import Header, History
 from evergrow.learner.learner import Learner
@@ -114,31 +115,21 @@ class Version:
         if not self.counts:
             raise errors.NotFittedError("the model has learned nothing yet: teach it a class first")
 
-    def ask(self, rows: NDArray[Any]) -> Answers:
-        """Return answers about feature vectors, with their novelty; :meth:`judged` says which are unknown."""
+    def ask(self, questions: Sequence[NDArray[Any]]) -> list[Answers]:
+        """Return answers to several questions, each about feature vectors; :meth:`judged` says what is unknown."""
         with self._computing:
-            features = self.learner.features(rows)
-            answers = self.learner.ask(features)
-            if not hasattr(self.learner.head_, "novelty_score"):
-                return answers
-            return dataclasses.replace(answers, novelty=self.learner.novelty_score(features))
+            try:
+                answers = self.learner.ask(np.concatenate(questions), false_alarm=FALSE_ALARM)
+            except (errors.NotFittedError, errors.UnsupportedError):  # it cannot tell what is unknown
+                answers = self.learner.ask(np.concatenate(questions))
+        ends = pairwise(accumulate(map(len, questions), initial=0))
+        return [answers.part(slice(*bounds)) for bounds in ends]
 
     def judged(self, answers: Answers, false_alarm: float) -> Answers:
-        """Return answers that say what is unknown, if that was calibrated.
-
-        Parameters
-        ----------
-        answers : Answers
-            Answers of :meth:`ask`.
-        false_alarm : float
-            Share of known things that may be called unknown.
-        """
+        """Return answers that say what is unknown at another share of false alarms, if that was calibrated."""
         if answers.novelty is None:
             return answers
-        try:
-            threshold = self.learner.threshold(false_alarm)
-        except errors.NotFittedError:
-            return answers
+        threshold = self.learner.threshold(false_alarm)
         unknown = ~(answers.novelty <= threshold)  # NaN is not known
         return dataclasses.replace(answers, unknown=unknown, threshold=np.full(len(unknown), threshold))
 
@@ -146,16 +137,6 @@ class Version:
         """Return how good the answers about labelled features are, with the answers."""
         with self._computing:
             return self.learner.evaluate((rows, labels), false_alarm=false_alarm, keep_samples=True)
-
-
-def name_now(name: str, changes: Iterable[Change]) -> str | None:
-    """Return the name of a class after some changes, or None if it was forgotten."""
-    for change in changes:
-        if change.what == "forget" and name in change.classes:
-            return None
-        if change.what in ("rename", "merge-classes"):
-            name = change.names.get(name, name)
-    return name
 
 
 def matches(header: str, etag: str) -> bool:

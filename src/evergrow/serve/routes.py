@@ -19,7 +19,6 @@ from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, kept_revisions
 from evergrow.serve import schemas
-from evergrow.serve.label_studio import forget_classes
 from evergrow.serve.models import Edit, Version, matches
 from evergrow.serve.requests import (
     BINARY,
@@ -293,7 +292,7 @@ async def unlearn(change: ChangeDep, body: LessonBody) -> schemas.ChangeAnswer:
 @changes.post("/forget")
 async def forget(change: ChangeDep, asked: schemas.ForgetRequest) -> schemas.ChangeAnswer:
     """Forget whole classes; no sample is needed."""
-    return await change.edit("forget", asked, lambda learner: forget_classes(learner, asked.names))
+    return await change.edit("forget", asked, lambda learner: learner.forget_classes(asked.names))
 
 
 @changes.post("/rename")

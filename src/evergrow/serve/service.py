@@ -22,7 +22,7 @@ from evergrow.features.images import decode_image
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch
-from evergrow.serve.config import ServeConfig
+from evergrow.serve.config import Limits, ServeConfig
 from evergrow.serve.lan import LanAccess
 from evergrow.serve.models import ModelStore, ServedModel, Version
 from evergrow.serve.monitoring import Metrics, log
@@ -91,20 +91,25 @@ class Service:
 
     # -- samples ------------------------------------------------------------------------------------------------
 
-    async def features(self, model: OpenModel, samples: SentSamples, *, alone: bool = False) -> NDArray[Any]:
-        """Return the features of samples.
+    async def features(self, opened: OpenModel, samples: SentSamples, **settings: Any) -> Any:
+        """Return the features of samples, or what the backbone's queue makes of them otherwise.
 
         Parameters
         ----------
-        model : OpenModel
+        opened : OpenModel
             The model whose backbone computes them.
         samples : SentSamples
             Samples of the kind that the model takes.
-        alone : bool
-            Whether each goes through the backbone by itself, as what is learned must.
+        **settings
+            For :meth:`Batcher.submit`: ``alone`` for what is learned, ``model`` for a question.
         """
-        rows = _rows(model.version, samples, self.limits.samples)
-        return await self._encoded(model, samples, alone=alone) if rows is None else rows
+        rows = _rows(opened.version, samples, self.limits)
+        if rows is not None:
+            return rows
+        batcher = await self.batcher(opened)
+        batcher.check_room(len(samples))
+        prepared = samples.texts or await self.prepared(batcher.backbone, samples.images or [])
+        return await asyncio.wrap_future(batcher.submit(prepared, **settings))
 
     async def answers(self, model: OpenModel, samples: SentSamples, false_alarm: float) -> Answers:
         """Return what a model says about samples, asked together with what others ask it.
@@ -120,9 +125,8 @@ class Service:
         """
         version = model.version
         version.require_ready()
-        rows = _rows(version, samples, self.limits.samples)
-        asked = self._encoded(model, samples, model=version) if rows is None else asyncio.to_thread(version.ask, rows)
-        answers = await asked
+        found = await self.features(model, samples, model=version)
+        answers = found if isinstance(found, Answers) else (await asyncio.to_thread(version.ask, [found]))[0]
         self.metrics.samples.labels("predict").inc(len(answers.values))
         return version.judged(answers, false_alarm)
 
@@ -134,16 +138,6 @@ class Service:
             found = await asyncio.get_running_loop().run_in_executor(self._loaders, self.pool.of_learner, learner)
         assert found is not None, "only models of features have none, and their samples need none"
         return found
-
-    async def _encoded(self, opened: OpenModel, samples: SentSamples, **settings: Any) -> Any:
-        """Return what the backbone of a model computes of samples."""
-        n = len(samples)
-        if samples.texts is not None and max(map(len, samples.texts)) > self.limits.text_characters:
-            raise InputError(f"texts must have at most {self.limits.text_characters} characters each")
-        batcher = await self.batcher(opened)
-        batcher.check_room(n)
-        prepared = samples.texts or await self.prepared(batcher.backbone, samples.images or [])
-        return await asyncio.wrap_future(batcher.submit(prepared, **settings))
 
     async def prepared(self, backbone: Backbone, images: Sequence[tuple[str, bytes]]) -> list[Prepared]:
         """Return images as the backbone takes them, decoded side by side; sizes are checked before pixels are read."""
@@ -209,10 +203,12 @@ class Service:
             log("not warmed up", model=name, problem=type(error).__name__)
 
 
-def _rows(version: Version, samples: SentSamples, most: int) -> NDArray[Any] | None:
+def _rows(version: Version, samples: SentSamples, limits: Limits) -> NDArray[Any] | None:
     """Return samples that are features, or None where a backbone is needed. Other kinds, and too many, are refused."""
-    if len(samples) > most:
-        raise Problem(413, f"a request may hold at most {most} samples, not {len(samples)}", "TooMany")
+    if len(samples) > limits.samples:
+        raise Problem(413, f"a request may hold at most {limits.samples} samples, not {len(samples)}", "TooMany")
+    if samples.texts is not None and max(map(len, samples.texts)) > limits.text_characters:
+        raise InputError(f"texts must have at most {limits.text_characters} characters each")
     field = "rows" if version.kind == "features" else version.kind
     given = [name for name in ("images", "texts", "rows") if getattr(samples, name) is not None]
     if not given:

@@ -56,33 +56,39 @@ export class AccuracyView {
       await keepOnServer(this.model, on);
       confirmDone(on ? "Kept on the server from now on." : "No image is on the server any more.");
     };
+    this.choosing = true; // the box stays as it was set until the service has answered
+    const settled = () => {
+      this.choosing = false;
+      this.follow();
+    };
     if (box.checked) {
-      void attempt(this.problems, () => set(true)).then(() => this.follow());
+      void attempt(this.problems, () => set(true)).then(settled);
       return;
     }
     askFor({
       title: "Remove the images from the server?", verb: "Remove", danger: true, work: () => set(false),
       text: "The test images and the review queue are removed from the server. What you see now stays in this browser.",
-    }).addEventListener("close", () => this.follow());
+    }).addEventListener("close", settled);
   }
 
   follow() {
     const { held } = this;
     const { kept, readOnly } = this.model;
     this.server.hidden = !kept || Boolean(readOnly);
-    this.server.querySelector("input").checked = Boolean(kept?.on);
+    if (!this.choosing) this.server.querySelector("input").checked = Boolean(kept?.on);
     this.where.textContent = whereKept(this.model, held.length, "test");
     const key = `${this.model.record.revision} ${held.map((one) => one.id).join()}`;
     if (!this.shown || key === this.tested) return;
     this.tested = "";
     clearTimeout(this.timer);
     if (!this.model.isReady || !held.length) {
-      this.tested = "";
+      this.result.classList.remove("stale");
       fill(this.result, make("section.ways-in", {}, make("h2.small", {}, "Nothing to test with yet"), make("ul", {},
         make("li", {}, "Teach five or more examples of a class at once: every fifth is kept for this test."),
         make("li", {}, "Label images under Review: some of them are kept for this test too."))));
       return;
     }
+    this.result.classList.add("stale"); // what stands there is about another state of the model
     this.timer = setTimeout(() => void attempt(this.problems, async () => {
       const told = await this.model.evaluate(held);
       this.tested = key;
@@ -101,6 +107,7 @@ export class AccuracyView {
     const left = tested.filter((one) => !counted.includes(one));
     const hits = counted.filter(({ label, predicted }) => label === predicted).length;
     const share = hits / counted.length;
+    this.result.classList.remove("stale");
     fill(this.result, make("div.score", {}, make("p.figure", {}, `${Math.round(100 * share)} %`), make("div", {},
       make("p", {}, `${hits} of ${countOf(kind, counted.length)} right. None of them was ever taught.`),
       left.length > 0 && make("p.soft", {}, `Not counted: ${left.length} that look just like a taught one. `,

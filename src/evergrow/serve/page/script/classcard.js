@@ -1,7 +1,7 @@
 /* The card of one class: what was shown of it, and every way to show more. */
 
 import { action, fill, iconButton, icon, make } from "./dom.js";
-import { askFor, field, openMenu } from "./dialogs.js";
+import { askFor, field, meantName, openMenu } from "./dialogs.js";
 import { attempt, confirmDone, showProblem } from "./notice.js";
 import { importImages } from "./importing.js";
 import { bringsFiles, chooser, fromTransfer, IMAGES_AND_ZIPS } from "./intake.js";
@@ -50,7 +50,8 @@ export class ClassCard {
   update(card, others) {
     Object.assign(this, { card, others });
     const held = card.held.length + card.waiting.filter((one) => one.held).length;
-    this.count.textContent = countOf(this.model.kind, card.count) + (held ? ` · ${held} for testing` : "");
+    const where = card.count || card.waiting.length ? "" : " · the empty class is in this browser only";
+    this.count.textContent = countOf(this.model.kind, card.count) + (held ? ` · ${held} for testing` : where);
     this.tests.hidden = !held;
     this.tests.textContent = `Dashed: ${held === 1 ? "one" : held} kept to test the model, and never taught.`;
     const coming = card.waiting.filter((one) => !one.held && !one.waiting.error).length;
@@ -204,7 +205,12 @@ export class ClassCard {
       text: "Answers stay the same under the new name.",
       work: async () => {
         const wanted = name.value.trim();
-        if (wanted !== this.name) await this.model.rename(this.name, wanted);
+        const others = this.model.classes.filter((one) => one.name !== this.name);
+        const meant = wanted !== this.name && await meantName(others, wanted);
+        if (meant && others.some((one) => one.name === meant)) {
+          throw new Error(`There is a class “${meant}” already. To make the two one, close this and merge them.`);
+        }
+        if (meant) await this.model.rename(this.name, meant);
       },
       reload: () => this.model.refresh(),
     });

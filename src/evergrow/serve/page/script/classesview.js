@@ -77,7 +77,7 @@ export class ClassesView {
         submit: async (event) => {
           event.preventDefault();
           const typed = name.value.trim();
-          const wanted = typed && await meantName(this.model, typed);
+          const wanted = typed && await meantName(this.model.classes, typed);
           if (!wanted) return;
           const known = this.cards.has(wanted) && wanted !== typed; // another spelling was typed
           if (!known && !(await attempt(problems, () => this.model.addClass(wanted)))) return;
@@ -103,7 +103,7 @@ export class ClassesView {
 
   finder() {
     this.search = make("input", {
-      type: "search", placeholder: "Find a class", aria: { label: "Find a class" }, on: { input: () => this.update() },
+      type: "search", placeholder: "Find", aria: { label: "Find a class" }, on: { input: () => this.update() },
     });
     this.order = make("select", { aria: { label: "Order of the classes" }, on: { change: () => this.update() } },
       Object.entries(ORDERS).map(([value, [words]]) => make("option", { value }, words)));

@@ -67,10 +67,10 @@ export function choose(title, questions, { text = "", verb = "Continue" } = {}) 
   });
 }
 
-/** Ask which class is meant where a name differs from one of a model only in case or spaces; null for none. */
-export async function meantName(model, wanted) {
-  const near = model.classes.find(({ name }) => folded(name) === folded(wanted));
-  if (!near || model.classes.some(({ name }) => name === wanted)) return wanted;
+/** Ask which class is meant where a name differs from one of these only in case or spaces; null for none. */
+export async function meantName(classes, wanted) {
+  const near = classes.find(({ name }) => folded(name) === folded(wanted));
+  if (!near || classes.some(({ name }) => name === wanted)) return wanted;
   const answer = await choose("Nearly the same name", [{
     name: "meant", title: `There is a class “${near.name}” already.`, examples: [],
     options: [[near.name, `I mean “${near.name}”`], [wanted, `“${wanted}” is another class`]],

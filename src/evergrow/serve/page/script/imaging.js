@@ -56,7 +56,9 @@ async function bitmapOf(file) {
     return { bitmap: await createImageBitmap(preview, settings), preview };
   } catch (error) {
     if (error.kind && error.kind !== "refused") throw error;
-    throw new Error(`“${file.name || "What was pasted"}” is not an image that can be read`);
+    const [, remedy] = error.message.match(/: ([^:]*pip install.*)$/) ?? []; // the service lacks what reads this format
+    const why = remedy ? `: ${remedy}` : "";
+    throw new Error(`“${file.name || "What was pasted"}” is not an image that can be read${why}`);
   }
 }
 

@@ -5,11 +5,16 @@ import { choose } from "./dialogs.js";
 import { teachZip } from "./jobs.js";
 import { confirmDone } from "./notice.js";
 import { complain, readImages } from "./reading.js";
-import { folded, labelling } from "./samples.js";
+import { syncKept } from "./kept.js";
+import { countToHold, folded, labelling, newSample, presentEvent } from "./samples.js";
+import { keep, keepSettings } from "./store.js";
 import { zipOf } from "./zip.js";
 
 const READ_HERE = 400; // images that this browser reads itself, so that they show; of more, the service reads a zip
 const TOGETHER = 1024; // samples that the service takes as one change
+const SHOWN_AT_ONCE = 32; // images that are read before they show in the queue
+const IMPORTS = 20; // large imports whose images are known again
+const TESTS = 200; // of a zip that the service reads, at most so many are kept for testing
 
 /** What was brought before a model was open for it: the model that is opened next takes it. */
 export const brought = { images: null };
@@ -25,7 +30,9 @@ export async function importImages(model, images, place, label = null) {
   if (!images.length) throw new Error("No image found.");
   const progress = make("p.progress", { role: "status" });
   place.append(progress);
-  const tell = (verb) => (done, total) => { progress.textContent = `${verb} ${done} of ${total}…`; };
+  const tell = (verb) => (done, total) => {
+    progress.textContent = done < total ? `${verb} ${done} of ${total}…` : "";
+  };
   try {
     const found = await labelled(model, images, label);
     const settled = found && await withoutDoubt(model, found.named, tell("Looking at"));
@@ -39,10 +46,24 @@ export async function importImages(model, images, place, label = null) {
   }
 }
 
-async function toReview(model, images, tell) {
-  const { read, bad } = await readImages(images, tell);
-  await model.enqueue(read.map(({ content }) => content));
-  confirmDone(`${plural(read.length, "image")} to label under Review.`);
+/** Put images without a class into the queue, but for those that are in it or were taught already. */
+export async function toReview(model, images, tell = () => {}) {
+  const known = new Set([...knownMarks(model).keys(), ...model.queue.map((one) => one.mark)]);
+  const fresh = [];
+  for (const image of images) {
+    const mark = await image.mark();
+    if (!known.has(mark)) fresh.push(image);
+    known.add(mark);
+  }
+  const bad = [];
+  for (let at = 0; at < fresh.length; at += SHOWN_AT_ONCE) {
+    const part = await readImages(fresh.slice(at, at + SHOWN_AT_ONCE), (n) => tell(at + n, fresh.length));
+    await model.enqueue(part.read.map(({ content }) => content));
+    bad.push(...part.bad);
+  }
+  const left = images.length - fresh.length;
+  const rest = left ? ` ${left} ${left === 1 ? "was" : "were"} here or taught already.` : "";
+  confirmDone(`${plural(fresh.length - bad.length, "image")} to label under Review.${rest}`);
   complain(bad, images.length);
 }
 
@@ -57,27 +78,63 @@ async function teachSome(model, settled, tell) {
   complain(bad, settled.length);
 }
 
+/** Send images as one zip, but for those that are kept for testing. This browser remembers the marks of all. */
 async function teachMany(model, settled, place, tell) {
+  const tests = new Set(testsOf(model, settled));
+  const taught = settled.filter((one) => !tests.has(one));
   const taken = new Set();
-  const files = settled.map(({ image, label }, i) => {
+  const files = taught.map(({ image, label }, i) => {
     const name = image.name.split("/").pop();
     const path = taken.has(`${label}/${name}`) ? `${label}/${i} ${name}` : `${label}/${name}`;
     taken.add(path);
     return { path, packed: image.packed };
   });
   const zip = await zipOf(files, (done) => tell(done, files.length));
-  await teachZip(model, zip, plural(files.length, "image"), place);
+  const learned = await teachZip(model, zip, plural(files.length, "image"), place);
+  if (!learned) return;
+  const event = presentEvent(model.record, null);
+  const marks = taught.map(({ mark, label }) => [mark, label]);
+  model.settings.imported = [...model.settings.imported, { event, marks }].slice(-IMPORTS);
+  await keepSettings(model.settings);
+  const labels = new Map([...tests].map(({ image, label }) => [image, label]));
+  const { read } = await readImages([...labels.keys()]);
+  await addTests(model, read.map(({ image, content }) => ({ label: labels.get(image), content })));
+  const kept = read.length ? `${read.length} more are kept for testing.` : "This browser keeps none of them.";
+  confirmDone(`Learned ${plural(learned, "image")}. ${kept}`);
+}
+
+/** Keep samples for testing only, of classes that the model knows. */
+async function addTests(model, shown) {
+  const samples = shown.map(({ label, content }) => ({
+    ...newSample(model.name, content, label), held: true, events: [presentEvent(model.record, label)],
+  }));
+  await keep(samples);
+  model.samples.push(...samples);
+  model.arrange();
+  if (model.kept?.on) await syncKept(model);
+}
+
+/** Return the images of each class that are kept for testing: the share that people chose, but not too many. */
+function testsOf(model, settled) {
+  const classes = new Map();
+  for (const one of settled) classes.set(one.label, [...(classes.get(one.label) ?? []), one]);
+  const most = Math.max(1, Math.floor(TESTS / classes.size));
+  return [...classes.values()].flatMap((mine) => {
+    const n = Math.min(most, countToHold(model.settings.share, 0, 0, mine.length));
+    return n ? mine.slice(-n) : [];
+  });
 }
 
 // -- what is asked ---------------------------------------------------------------------------------------------------
 
 /** Return images with their classes, and those that have none; null where people went away. */
 async function labelled(model, images, label) {
-  const folders = [...new Set(images.map((image) => image.folder).filter(Boolean))];
+  const { outer, inner } = classesByFolder(images);
+  const folders = namesIn(inner);
   const by = (name) => ({ named: images.map((image) => ({ image, label: name })), loose: [] });
-  const byFolder = () => ({
-    named: images.filter((image) => image.folder).map((image) => ({ image, label: image.folder })),
-    loose: images.filter((image) => !image.folder),
+  const byFolder = (names = inner) => ({
+    named: images.filter((image) => names.get(image)).map((image) => ({ image, label: names.get(image) })),
+    loose: images.filter((image) => !names.get(image)),
   });
   if (label !== null && folders.length < 2) return by(label);
   if (label !== null) {
@@ -95,17 +152,47 @@ async function labelled(model, images, label) {
     }]);
     return answer && (answer.as === "class" ? byFolder() : { named: [], loose: images });
   }
-  return byFolder();
+  if (images.every((image) => outer.get(image) === inner.get(image))) return byFolder();
+  const listed = (names) => `${names.slice(0, 3).join(", ")}${names.length > 3 ? "…" : ""}`;
+  const options = [["outer", `The outer folders are the classes: ${listed(namesIn(outer))}`],
+    ["inner", `The inner folders are the classes: ${listed(folders)}`]];
+  if (namesIn(outer).every((name) => PARTS.test(name))) options.reverse();
+  const answer = await choose("Folders inside folders", [{
+    name: "as", title: "Which folders name what the images show?", examples: [], options,
+  }]);
+  return answer && byFolder(answer.as === "outer" ? outer : inner);
+}
+
+const PARTS = /^(train|test|val)(ing|id|idation)?$/i; // folders that name a part of the data and no class
+const namesIn = (names) => [...new Set(names.values())].filter(Boolean);
+
+/**
+ * Return the class of each image by its folders: the first below the folders that all images share, as for the
+ * commands, and the last. Those that lie beside class folders have none.
+ */
+function classesByFolder(images) {
+  const paths = images.map((image) => image.name.split("/").slice(0, -1));
+  const [first] = paths;
+  let shared = 0;
+  while (shared < first.length && paths.every((path) => path[shared] === first[shared])) shared += 1;
+  const isOne = paths.every((path) => path.length === shared); // one folder with all images names a class itself
+  const by = (nameOf) => new Map(images.map((image, i) => [image, nameOf(paths[i]) ?? ""]));
+  if (isOne) return { outer: by((path) => path.at(-1)), inner: by((path) => path.at(-1)) };
+  return { outer: by((path) => path[shared]), inner: by((path) => path.slice(shared).at(-1)) };
 }
 
 /** Return what is to be taught, after spellings and copies were asked about; null where people went away. */
 async function withoutDoubt(model, named, tell) {
   const spelled = await oneSpelling(model, named);
-  if (!spelled) return null;
+  return spelled && settleCopies(model, spelled, tell);
+}
+
+/** Return what is to be taught, after copies of images were asked about; null where people went away. */
+export async function settleCopies(model, named, tell = () => {}) {
   const marked = [];
-  for (const [i, { image, label }] of spelled.entries()) {
+  for (const [i, { image, label }] of named.entries()) {
     marked.push({ image, label, mark: await image.mark() });
-    tell(i + 1, spelled.length);
+    tell(i + 1, named.length);
   }
   return withoutCopies(marked, knownMarks(model));
 }
@@ -138,9 +225,10 @@ async function oneSpelling(model, named) {
 function knownMarks(model) {
   const labelOf = labelling(model.record);
   const known = new Map();
-  for (const sample of model.samples) {
-    const label = sample.mark && labelOf(sample);
-    if (label) known.set(sample.mark, (known.get(sample.mark) ?? new Set()).add(label));
+  const note = (mark, label) => { if (label) known.set(mark, (known.get(mark) ?? new Set()).add(label)); };
+  for (const sample of model.samples) if (sample.mark) note(sample.mark, labelOf(sample));
+  for (const { event, marks } of model.settings.imported) {
+    for (const [mark, label] of marks) note(mark, labelOf({ events: [{ ...event, label }] }));
   }
   return known;
 }

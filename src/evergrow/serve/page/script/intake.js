@@ -3,7 +3,7 @@
 import { make } from "./dom.js";
 import { entriesOf, packedBlob } from "./zip.js";
 
-const IMAGE = /\.(jpe?g|png|webp|gif|bmp|avif|tiff?|hei[cf])$/i;
+const IMAGE = /\.(jpe?g|png|webp|gif|bmp|avif|tiff?|hei[cf]|hif)$/i;
 const TEXT = /\.(txt|csv|tsv)$/i;
 const ZIP = /\.zip$/i;
 
@@ -12,9 +12,6 @@ export const IMAGES_AND_ZIPS = "image/*,.tif,.tiff,.heic,.heif,.zip";
 
 const isZip = (file) => ZIP.test(file.name) || file.type === "application/zip";
 const isImage = (name, type = "") => IMAGE.test(name) || type.startsWith("image/");
-
-/** Return the last folder of a path, which names a class where none was chosen. */
-export const folderOf = (path) => path.split("/").slice(-2, -1)[0] ?? "";
 
 /** Whether a drag brings files, and not a part of this page. */
 export const bringsFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
@@ -72,7 +69,7 @@ async function walk(entry, files) {
  */
 function imageOf(name, { read, packed, crc = null, size }) {
   const sum = async () => crc ?? (await packed()).crc;
-  return { name, folder: folderOf(name), read, packed, mark: async () => `${size}-${await sum()}` };
+  return { name, read, packed, mark: async () => `${size}-${await sum()}` };
 }
 
 function fromDisk(path, file) {

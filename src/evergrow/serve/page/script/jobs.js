@@ -4,7 +4,10 @@ import { ask, modelPath, Problem } from "./api.js";
 import { make, plural } from "./dom.js";
 import { confirmDone } from "./notice.js";
 
-/** Send a zip of class/name.jpg entries and show its progress until it is learned; nothing changes if it is stopped. */
+/**
+ * Send a zip of class/name.jpg entries and show its progress until it is learned; nothing changes if it is stopped.
+ * @returns {Promise<number>} How many images were learned.
+ */
 export async function teachZip(model, zip, name, place) {
   const words = make("p.soft", {}, `Sending ${name}…`);
   const bar = make("progress", { aria: { label: `Progress of ${name}` } });
@@ -23,9 +26,10 @@ export async function teachZip(model, zip, name, place) {
     });
     await model.refresh();
     if (last.state === "failed") throw new Problem(last.error ?? "They could not be learned.", "refused");
-    confirmDone(last.state === "cancelled" ? "Stopped. The model is unchanged."
-      : `Learned ${plural(last.done - last.skipped, "image")}. This browser keeps none of them.`);
     if (last.skipped) place.append(skippedNote(last));
+    if (last.state !== "cancelled") return last.done - last.skipped;
+    confirmDone("Stopped. The model is unchanged.");
+    return 0;
   } finally {
     line.remove();
   }

@@ -5,16 +5,16 @@ import { onReach, pauseAfter } from "./api.js";
 import * as camera from "./camera.js";
 import { meantName } from "./dialogs.js";
 import { fromVideo } from "./imaging.js";
+import { settleCopies } from "./importing.js";
 import { chooser, fromTransfer } from "./intake.js";
 import { attempt, confirmDone, showProblem } from "./notice.js";
-import { contentOf } from "./reading.js";
-import { countOf, typedSamples } from "./samples.js";
+import { keptContentOf } from "./reading.js";
+import { caution, typedSamples } from "./samples.js";
 
 const EVERY = 180; // milliseconds between two questions about the camera, at least
 const SMALL = 320; // pixels of a frame that is only asked about
 const TYPING = 250; // milliseconds of no typing until the question is sent
 const SETTLED = 800; // milliseconds that an answer stands before it is read out
-const ENOUGH = 10; // examples of each class from which percentages say something
 const NAMED_FRAMES = 5; // frames that are taught when something before the camera is given a name
 
 export class LiveView {
@@ -108,7 +108,8 @@ export class LiveView {
     try {
       while (camera.isOn() && this.element.isConnected && !this.model.closed) {
         const began = performance.now();
-        if (!document.hidden && this.model.isReady && camera.hasFrame()) {
+        const seen = !document.hidden && this.element.checkVisibility(); // else nobody looks
+        if (seen && this.model.isReady && camera.hasFrame()) {
           try {
             const frame = await fromVideo(camera.video, SMALL);
             const answer = await this.model.predict([frame]);
@@ -139,8 +140,9 @@ export class LiveView {
       }
       this.expect();
       fill(this.stage);
-      const content = await contentOf(images[0]);
+      const content = await keptContentOf(images[0]);
       this.shown = content;
+      this.image = images[0];
       camera.turnOff();
       const address = URL.createObjectURL(content.blob);
       const free = () => URL.revokeObjectURL(address);
@@ -203,7 +205,8 @@ export class LiveView {
     const title = make("p.verdict", { data: { unknown } }, unknown ? "Unknown" : answer.label);
     const told = unknown ? make("p.soft", {}, `Looks most like ${likeliest(answer.top)}.`)
       : make("ol.bars", {}, answer.top.map((one, i) => bar(one, i, measure)));
-    fill(this.answer, title, told, !unknown && this.caution(answer.top), novelty(answer.novelty, threshold));
+    const rough = !unknown && this.caution(answer.top);
+    fill(this.answer, title, told, rough && make("p.hint", {}, rough), novelty(answer.novelty, threshold));
     this.naming.hidden = this.model.readOnly;
     this.naming.classList.toggle("wanted", unknown);
     const label = this.naming.querySelector("label");
@@ -215,16 +218,9 @@ export class LiveView {
     this.saying = setTimeout(() => announce(said), SETTLED);
   }
 
-  /** Return how little percentages say of classes with few examples; null where they say enough. */
+  /** Return how little the percentages of these classes say. */
   caution(top) {
-    const { classes, kind } = this.model;
-    if (classes.filter((one) => one.count).length === 1) {
-      return make("p.hint", {}, "It knows one class only, so the percentage says nothing. Teach another.");
-    }
-    const shown = classes.filter((one) => top.some((entry) => entry.class === one.name));
-    const few = shown.sort((one, other) => one.count - other.count)[0];
-    if (!few || few.count >= ENOUGH) return null;
-    return make("p.hint", {}, `Rough guesses: ${few.name} was taught with only ${countOf(kind, few.count)}.`);
+    return caution(this.model.kind, this.model.classes.filter((one) => top.some((entry) => entry.class === one.name)));
   }
 
   namingForm() {
@@ -239,8 +235,9 @@ export class LiveView {
           event.preventDefault();
           void attempt(this.problems, async () => {
             const typed = input.value.trim();
-            const label = typed && await meantName(this.model, typed);
-            if (!label) return;
+            const label = typed && await meantName(this.model.classes, typed);
+            const isImage = this.shown?.blob; // the same image may have been taught before
+            if (!label || isImage && !(await settleCopies(this.model, [{ image: this.image, label }]))?.length) return;
             const contents = await this.seen();
             input.value = "";
             input.blur();

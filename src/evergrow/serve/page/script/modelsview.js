@@ -11,6 +11,7 @@ import { attempt } from "./notice.js";
 import { countOf } from "./samples.js";
 import { showTour, tourButton } from "./tour.js";
 
+const MODEL = /\.evg$/i;
 const KINDS = {
   images: { icon: "image", title: "Images", about: "From the camera, files or folders" },
   texts: { icon: "text", title: "Texts", about: "Sentences, typed or pasted" },
@@ -23,10 +24,11 @@ export async function showModels(main) {
   const problems = make("div.problems");
   const entries = models.map((model) => entry(model, main, readOnly));
   const list = entries.length ? make("ul.models", {}, entries) : nothingYet();
+  const take = (file) => attempt(problems, () => upload(file));
   const begin = (coming) => attempt(problems, async () => createFrom((await coming).images));
   const actions = readOnly ? make("p.soft", {}, "Read only") : make("div.actions", {},
     iconButton("plus", "New model", () => void createModel(), { kind: ".primary" }), fromFolder(begin),
-    uploadButton(problems));
+    uploadButton(take));
   fill(main, make("section.page", { aria: { labelledby: "models-title" } },
     make("div.heading", {}, make("div", {}, make("h1", { id: "models-title" }, "Models"),
       make("p.soft", {}, "Show a few examples to teach a class. Teach more, or undo, at any time.")), actions),
@@ -35,7 +37,10 @@ export async function showModels(main) {
   const place = main.firstElementChild;
   const drop = (event) => {
     if (!place.isConnected) removeEventListener("drop", drop);
-    else if (!readOnly && bringsFiles(event)) void begin(fromTransfer(event.dataTransfer));
+    else if (!readOnly && bringsFiles(event)) {
+      const model = [...event.dataTransfer.files].find((file) => MODEL.test(file.name));
+      void (model ? take(model) : begin(fromTransfer(event.dataTransfer)));
+    }
   };
   addEventListener("drop", drop);
   showTour();
@@ -73,22 +78,24 @@ function nothingYet() {
   return make("section.models.ways-in", {}, make("h2.small", {}, "No model yet. How to begin:"), make("ul", {},
     make("li", {}, "New model: name two classes, and show them to the camera, as files or as sentences."),
     make("li", {}, "From a folder: one folder of images per class. You can also drop it, or a zip of it, here."),
-    make("li", {}, "Upload: a model file (.evg) from somebody else.")));
+    make("li", {}, "Upload: a model file (.evg) from somebody else. You can also drop it here.")));
 }
 
-function uploadButton(problems) {
-  const input = make("input", { type: "file", accept: ".evg", hidden: true, on: { change: () => upload() } });
-  async function upload() {
+function uploadButton(take) {
+  const chosen = () => {
     const [file] = input.files;
     input.value = "";
-    if (!file) return;
-    await attempt(problems, async () => {
-      const name = file.name.replace(/\.evg$/i, "");
-      await ask(`/models/upload?name=${encodeURIComponent(name)}`, { body: file, type: "application/octet-stream" });
-      location.hash = `#/m/${encodeURIComponent(name)}`;
-    });
-  }
+    if (file) void take(file);
+  };
+  const input = make("input", { type: "file", accept: ".evg", hidden: true, on: { change: chosen } });
   return [iconButton("upload", "Upload", () => input.click()), input];
+}
+
+/** Bring a model file and open it. */
+async function upload(file) {
+  const name = file.name.replace(MODEL, "");
+  await ask(`/models/upload?name=${encodeURIComponent(name)}`, { body: file, type: "application/octet-stream" });
+  location.hash = `#/m/${encodeURIComponent(name)}`;
 }
 
 /**

@@ -2,14 +2,13 @@
 
 import { action, announce, fill, icon, iconButton, make, plural } from "./dom.js";
 import { meantName } from "./dialogs.js";
+import { toReview } from "./importing.js";
 import { chooser, fromTransfer, IMAGES_AND_ZIPS } from "./intake.js";
 import { attempt, showProblem } from "./notice.js";
 import { syncKept, whereKept } from "./kept.js";
-import { complain, readImages } from "./reading.js";
-import { countOf, folded, typedSamples } from "./samples.js";
+import { caution, countOf, folded, typedSamples } from "./samples.js";
 import { looks, thumb } from "./thumbs.js";
 
-const AT_ONCE = 32; // images that are read before they show
 const ASKED = 64; // of the queue that are asked about at once
 const SETTLED = 500; // milliseconds after the last change until they are asked about again
 
@@ -61,13 +60,7 @@ export class QueueView {
     return attempt(this.problems, async () => {
       const { images } = await coming;
       if (!images.length) throw new Error("No image found.");
-      const bad = [];
-      for (let at = 0; at < images.length; at += AT_ONCE) {
-        const part = await readImages(images.slice(at, at + AT_ONCE));
-        await this.model.enqueue(part.read.map(({ content }) => content));
-        bad.push(...part.bad);
-      }
-      complain(bad, images.length);
+      await toReview(this.model, images);
     });
   }
 
@@ -87,8 +80,8 @@ export class QueueView {
     try {
       for (let at = 0; at < queue.length; at += ASKED) {
         const part = queue.slice(at, at + ASKED);
-        const { answers } = await this.model.predict(part);
-        part.forEach((sample, i) => this.answers.set(sample.id, answers[i]));
+        const { answers, measure } = await this.model.predict(part);
+        part.forEach((sample, i) => this.answers.set(sample.id, { ...answers[i], measure }));
       }
       this.draw();
     } catch (problem) {
@@ -172,7 +165,7 @@ export class QueueView {
     }
   }
 
-  async labelNew(typed) { this.label(await meantName(this.model, typed)); }
+  async labelNew(typed) { this.label(await meantName(this.model.classes, typed)); }
 
   verdict() {
     const answer = this.answers.get(this.current?.id);
@@ -180,7 +173,9 @@ export class QueueView {
     const [first, second] = answer.top;
     if (answer.unknown) return `Unknown. Looks most like ${first.class}.`;
     if (second && first.value - second.value < 0.5) return `Either ${first.class} or ${second.class}.`;
-    return `It says ${first.class}, ${Math.round(100 * first.value)} % sure.`;
+    if (answer.measure !== "probability") return `It says ${first.class}.`;
+    const rough = caution(this.model.kind, this.model.classes) ? ", roughly: it has seen few examples" : "";
+    return `It says ${first.class}, ${Math.round(100 * first.value)} % sure${rough}.`;
   }
 
   label(name) {

@@ -26,6 +26,21 @@ export function tally(kind, labels) {
   return `${countOf(kind, first[1])} of ${first[0]}${listed}${more}`;
 }
 
+const ENOUGH = 10; // examples of each class from which percentages say something
+
+/** Return how little percentages say of classes that were taught with few examples; empty where they say enough. */
+export function caution(kind, classes) {
+  const taught = classes.filter((one) => one.count);
+  if (taught.length === 1) return "It knows one class only, so the percentage says nothing. Teach another.";
+  const few = taught.filter((one) => one.count < ENOUGH).sort((one, other) => one.count - other.count);
+  if (!few.length) return "";
+  const all = few.length === taught.length ? `all ${few.length}` : `${few.length} of ${taught.length}`;
+  const who = few.length === 1 || taught.length <= 3
+    ? `${few[0].name} was taught with only ${countOf(kind, few[0].count)}`
+    : `${all} classes were taught with fewer than ${countOf(kind, ENOUGH)}`;
+  return `Percentages are rough guesses: ${who}.`;
+}
+
 /** Return a name without what people overlook: case, and spaces more or less. */
 export const folded = (name) => name.normalize("NFKC").toLowerCase().replace(/\s+/g, "");
 
@@ -137,13 +152,13 @@ const FEW = 5;
 
 /**
  * Return what people should know about a class beside the others: few samples, or samples that are all alike.
- * @param {string[]} told - What the service said of it after the latest change; it counts all samples, and goes first.
+ * @param {string[]} told - What the service said of it after the latest change.
  */
 export function worries(one, all, told) {
-  const found = told.map(sentence);
+  const found = told.filter((text) => !/fewer than \d+ samples/.test(text)).map(sentence); // said below in other words
   const others = all.filter((other) => other !== one && other.count).map((other) => other.count).sort((a, b) => a - b);
   const middle = others[Math.floor(others.length / 2)] ?? 0;
-  if (!told.length && one.count > 0 && middle >= FEW && one.count * 3 < middle) {
+  if (one.count > 0 && middle >= FEW && one.count * 3 < middle) {
     found.push(`Only ${one.count}, others have about ${middle}. Show more of these.`);
   }
   if (areAlike(one.taught)) found.push("These images look nearly the same. Turn or move it, or change the light.");

@@ -27,7 +27,7 @@ export const SNIPPETS = {
     python: m.changing([`learner.partial_fit(${python(DATA[m.kind])})`]),
     curl: m.samples("teach", { label: m.name }),
   }) },
-  unlearn: { title: "Unlearn samples", of: (m) => ({
+  unlearn: { title: "Unlearn examples", of: (m) => ({
     command: `evergrow unlearn ${m.file} ${DATA[m.kind]}`,
     python: m.changing([`learner.unlearn(${python(DATA[m.kind])})`]),
     curl: m.samples("unlearn", { label: m.name }),

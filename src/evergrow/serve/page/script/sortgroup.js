@@ -136,7 +136,10 @@ export class SortGroup {
     } else if (event.key === " ") {
       event.preventDefault();
       this.view.toggle(this.items[at]);
-    } else if (event.key === "Enter") openLarge(this.items[at]);
+    } else if (event.key === "Enter") {
+      event.preventDefault(); // else the same key closes the window again
+      openLarge(this.items[at]);
+    }
   }
 
   placeOfFocus() { return [...this.list.children].indexOf(document.activeElement); }

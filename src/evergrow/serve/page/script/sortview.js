@@ -1,11 +1,13 @@
 /* Sort: many images by what they show, corrected by hand, and out again as a table or as folders. */
 
 import { save } from "./api.js";
-import { announce, iconButton, make, plural } from "./dom.js";
+import { announce, fill, iconButton, make, plural } from "./dom.js";
 import { askFor, field, meantName } from "./dialogs.js";
+import { settleCopies } from "./importing.js";
 import { chooser, IMAGES_AND_ZIPS } from "./intake.js";
 import { attempt, confirmDone } from "./notice.js";
 import { keptContentOf } from "./reading.js";
+import { caution } from "./samples.js";
 import { SortGroup } from "./sortgroup.js";
 import {
   askAbout, classOf, groupOf, itemOf, pathsOf, placeOf, tableOf, UNKNOWN, UNREADABLE, UNSURE,
@@ -17,6 +19,9 @@ const REDRAW = 250; // milliseconds between two looks at what was answered
 const FEW = 12; // groups that are open by themselves
 const TITLES = { [UNSURE]: "Unsure", [UNKNOWN]: "Unknown", [UNREADABLE]: "Could not be read" };
 
+/** What people look at first: what they moved, then the least sure. */
+const urgency = ({ moved, value }) => (moved ? -1 : value ?? 0);
+
 export class SortView {
   constructor(model) {
     Object.assign(this, { model, shown: false, items: [], groups: new Map(), selected: new Set(), running: null });
@@ -25,7 +30,11 @@ export class SortView {
     this.start = this.startPanel();
     this.bar = this.toolbar();
     this.choice = this.selectionBar();
-    this.element = make("div.sort", {}, this.start, this.bar, this.problems, this.list, this.choice);
+    const keys = make("p.hint.keys", {}, "Drag an image to its group, or click some and name their class. By key: "
+      + "arrows go, Space chooses, 1 to 9 or M moves, U means unknown, Enter enlarges.");
+    this.rough = make("p.hint");
+    this.about = make("div", {}, this.rough, keys);
+    this.element = make("div.sort", {}, this.start, this.bar, this.problems, this.about, this.list, this.choice);
     model.signal.addEventListener("abort", () => this.running?.abort());
     document.addEventListener("keydown", (event) => this.key(event), { signal: model.signal });
     model.addEventListener("change", () => this.showState());
@@ -64,7 +73,7 @@ export class SortView {
     const clear = iconButton("bin", "Clear", () => this.clear());
     return make("div.toolbar.sortbar", { role: "group", aria: { label: "Sorting" }, hidden: true },
       make("div.row", {}, this.state, this.progress, this.stop),
-      make("div.row", {}, make("label", { htmlFor: "least" }, "How sure"), this.slider, this.shownLeast),
+      make("div.row.sure", {}, make("label", { htmlFor: "least" }, "How sure"), this.slider, this.shownLeast),
       make("div.row", {}, this.teach, this.again, this.table, this.zip, clear));
   }
 
@@ -76,7 +85,7 @@ export class SortView {
     });
     return make("form.selection", { hidden: true, on: { submit: async (event) => {
       event.preventDefault();
-      const meant = await meantName(this.model, name.value.trim());
+      const meant = await meantName(this.model.classes, name.value.trim());
       if (!meant) return;
       name.value = "";
       this.move([...this.selected], groupOf(meant));
@@ -89,6 +98,7 @@ export class SortView {
     const done = items.filter((item) => item.done).length;
     const unsaid = this.corrections().length;
     this.start.hidden = items.length > 0;
+    this.about.hidden = !items.length;
     this.bar.hidden = !items.length;
     this.waiting.hidden = this.model.isReady;
     this.progress.hidden = !running;
@@ -96,6 +106,7 @@ export class SortView {
     const all = plural(items.length, "image");
     this.state.textContent = done < items.length ? `Sorted ${done.toLocaleString("en")} of ${all}` : `${all} sorted`;
     this.shownLeast.textContent = `${this.slider.value} %`;
+    this.rough.textContent = caution(this.model.kind, this.model.classes);
     this.stop.hidden = !running;
     this.again.hidden = Boolean(running) || this.revision === this.model.record.revision && done === items.length;
     this.teach.hidden = !unsaid || this.model.readOnly;
@@ -110,7 +121,10 @@ export class SortView {
     return attempt(this.problems, async () => {
       const { images } = await coming;
       if (!images.length) throw new Error("No image found.");
-      if (!this.model.isReady) throw new Error("The model sorts as soon as it knows a class. Teach one first.");
+      if (!this.model.isReady) {
+        this.model.addEventListener("change", () => { if (this.model.isReady) fill(this.problems); });
+        throw new Error("The model sorts as soon as it knows a class. Teach one first.");
+      }
       const fresh = images.map((image, i) => itemOf(image, this.items.length + i));
       this.items.push(...fresh);
       await this.run(fresh);
@@ -149,6 +163,7 @@ export class SortView {
       if (!places.has(place)) places.set(place, []);
       places.get(place).push(item);
     }
+    if (!this.running) for (const items of places.values()) items.sort((one, other) => urgency(one) - urgency(other));
     let at = 0;
     for (const [group, items] of places) {
       if (!this.groups.has(group)) this.groups.set(group, new SortGroup(this, group, TITLES[group] ?? classOf(group)));
@@ -208,7 +223,7 @@ export class SortView {
     askFor({
       title: `Move ${plural(items.length, "image")}`, fields: [field("To the class", name)], verb: "Move",
       work: async () => {
-        const meant = await meantName(this.model, name.value.trim());
+        const meant = await meantName(this.model.classes, name.value.trim());
         if (meant) this.move(items, groupOf(meant));
       },
     });
@@ -249,11 +264,14 @@ export class SortView {
       const items = this.corrections();
       this.teach.disabled = true;
       try {
+        const named = items.map(({ image, moved }) => ({ image, label: classOf(moved) }));
+        const settled = await settleCopies(this.model, named);
+        if (!settled) return;
         const shown = [];
-        for (const item of items) shown.push({ label: classOf(item.moved), content: await keptContentOf(item.image) });
-        await this.model.add(shown, { hold: false, atOnce: 1024 });
+        for (const { image, label } of settled) shown.push({ label, content: await keptContentOf(image) });
+        if (shown.length) await this.model.add(shown, { hold: false, atOnce: 1024 });
         for (const item of items) item.taught = true;
-        if (!this.model.stalled) confirmDone(`Learned ${plural(items.length, "correction")}. Undo takes them back.`);
+        if (!this.model.stalled) confirmDone(`Learned ${plural(shown.length, "correction")}. Undo takes them back.`);
       } finally {
         this.teach.disabled = false;
         this.arrange();

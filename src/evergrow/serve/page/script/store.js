@@ -59,9 +59,9 @@ function plain(sample) {
   return kept;
 }
 
-const DEFAULTS = { order: [], empty: [], share: 0.2, collapsed: [] };
+const DEFAULTS = { order: [], empty: [], share: 0.2, collapsed: [], imported: [] };
 
-/** Return the settings of a model: order of its cards, cards without samples, share that is held out. */
+/** Return the settings of a model: order of its cards, cards without samples, share that is held out, large imports. */
 export async function settingsOf(name) {
   return { name, ...DEFAULTS, ...(await within("models", "readonly", (store) => store.get(name))) };
 }
