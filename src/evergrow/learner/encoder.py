@@ -176,10 +176,10 @@ class Encoder:
         if samples.kind == "features":
             self._check_origin(samples)
         elif spec is None or samples.kind != spec.kind:
-            wanted = "feature vectors, since the model was made without a backbone"
+            wanted = "feature vectors, since it was made without a backbone"
             if spec is not None:
-                wanted = f"{spec.kind}s, since the model was made with {spec.name}"
-            raise InputError(f"items must be {wanted}, got {samples.kind}s")
+                wanted = f"{spec.kind}s, since it was made with {spec.name}"
+            raise InputError(f"The model takes {wanted}; these are {samples.kind}s.")
         if samples.features is not None:
             return Features(samples.features, np.arange(len(samples)))
         assert samples.items is not None  # what is no feature vector is an item
