@@ -58,7 +58,7 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Heads by name: the method and its options."""
 
-LEARNERS = ("features", "updated", "edited", "blocks", "ranpac", "empty", "one-class")
+LEARNERS = ("features", "updated", "edited", "blocks", "guesses", "ranpac", "empty", "one-class")
 NAMES = [
     *(f"head/{name}" for name in [*HEADS, "names"]),
     *(f"learner/{name}" for name in LEARNERS),
@@ -135,12 +135,16 @@ def _learners(folder: Path) -> list[Subject]:
     # Features that are blocks with weights; what answers need is worked out.
     blocks = learner(blocks=(width - 2, 2)).fit(first)
     blocks.predict(first[0][:1])
+    guesses = learner().fit(first)
+    guesses.learn_unlabelled(later[0])
+    guesses.predict(first[0][:1])
     made = {
         "features": learner().fit(first),
         # Its ridge was chosen a second time, from where the first choice was.
         "updated": learner().fit(first).partial_fit(later),
         "edited": edited.merge_classes(["cat", "dog"], "pet"),
         "blocks": blocks,
+        "guesses": guesses,
         "ranpac": learner("ranpac").fit(first),
         "empty": learner().begin(),
         "one-class": learner().fit(first[0], ["ant"] * len(first[1])),

@@ -262,7 +262,7 @@ def _check_separate(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> 
         since = side.history[len(began) :]
         if [(change.what, change.when, change.data) for change in side.history[: len(began)]] != began:
             raise MergeError(f"base must be what both learners began as, but {name} has another history")
-        edits = sorted({change.what for change in since} - {"update", "merge"})
+        edits = sorted({change.what for change in since} - {"update", "merge", "unlabelled"})
         if edits:
             raise MergeError(
                 f"learners may only have learned or merged since their base, but {name} has {', '.join(edits)} in its "

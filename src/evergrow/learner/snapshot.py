@@ -50,6 +50,9 @@ Event = Literal[
     "rename",
     "merge-classes",
     "relabel",
+    "unlabelled",
+    "forget-unlabelled",
+    "fade",
 ]
 """What a change can be."""
 
@@ -308,16 +311,20 @@ class Told:
         Units of its layer.
     blocks : tuple of BlockTold or None
         The blocks of features, where there are several.
+    guesses : int
+        Samples that it learned without labels.
     """
 
     n_units: int | None = None
     blocks: tuple[BlockTold, ...] | None = None
+    guesses: int = 0
 
     @classmethod
     def of(cls, head: IncrementalClassifier) -> Told:
         """Return what there is to tell of a head."""
         blocks = getattr(head, "blocks_", None)
-        return cls(getattr(head, "n_units_", None), blocks and tuple(BlockTold(**block) for block in blocks))
+        told = blocks and tuple(BlockTold(**block) for block in blocks)
+        return cls(getattr(head, "n_units_", None), told, getattr(head, "n_guesses_", 0))
 
 
 @record("learner")
@@ -560,9 +567,9 @@ def describe(now: Snapshot) -> dict[str, Any]:
         description with ``reason`` where it was chosen automatically), ``adaptation`` (None, or what the backbone was
         adapted with: tuner, settings, number of parameters, the backbone before, and how the training went),
         ``n_features``, ``blocks`` (None, or columns and weight of each block of features), ``n_units``, ``n_classes``,
-        ``n_samples``, ``classes`` (name and samples of each), ``label_kind`` (what the labels were: names, integers or
-        booleans), ``novelty`` (None, or the number of calibrated scores and the threshold), ``revision`` and
-        ``history``.
+        ``n_samples``, ``n_unlabelled`` (learned without labels), ``classes`` (name and samples of each), ``label_kind``
+        (what the labels were: names, integers or booleans), ``novelty`` (None, or the number of calibrated scores and
+        the threshold), ``revision`` and ``history``.
     """
     head, spec = now.head, now.spec
     told = now.told if isinstance(head, StoredHead) else Told.of(head)
@@ -582,6 +589,7 @@ def describe(now: Snapshot) -> dict[str, Any]:
         "n_units": told.n_units,
         "n_classes": len(now.classes),
         "n_samples": sum(now.counts.values()),
+        "n_unlabelled": told.guesses,
         "classes": [{"name": name, "samples": now.counts[name]} for name in now.classes.tolist()],
         "label_kind": now.label_kind,
         "novelty": novelty,

@@ -113,6 +113,10 @@ class RecursiveState(RidgeState):
         seen = self._plus(other.count, other.sq_targets, sign)
         return dataclasses.replace(self, inverse=inverse, weights=weights, cross=cross, **seen)
 
+    def faded(self, factor: float) -> Self:
+        """Start the recursion anew from the statistics with all weights times a factor."""
+        return self.empty_like().merge(self.reduced().faded(factor))
+
     def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
         """Return the recursion whose target columns are sums of old ones."""
         cross, weights = (sum_columns(part, groups) for part in (self.cross, self.weights))

@@ -184,6 +184,10 @@ class RidgeState(ABC):
         return dataclasses.replace(self, cross=sum_columns(self.cross, groups))
 
     @abstractmethod
+    def faded(self, factor: float) -> Self:
+        """Return the state as if every row had been learned with its weight times a factor."""
+
+    @abstractmethod
     def solve(self, alpha: float) -> RidgeSolution:
         """Return the ridge weights for any ``alpha`` > 0."""
 
@@ -323,6 +327,11 @@ class RidgeStatistics(RidgeState):
     def reduced(self) -> Self:
         """Return the statistics themselves."""
         return self
+
+    def faded(self, factor: float) -> Self:
+        """Return the statistics of the same rows with their weights times a factor."""
+        sums = {name: factor * getattr(self, name) for name in ("gram", "cross", "sq_targets")}
+        return dataclasses.replace(self, **sums)
 
     def solve(self, alpha: float) -> RidgeSolution:
         """Return ``(G + alpha I)^-1 Q``, by a Cholesky factorisation in the coordinates of the statistics."""

@@ -132,7 +132,8 @@ export class QueueView {
       return;
     }
     this.drawn = this.current?.id;
-    const within = this.desk.contains(document.activeElement);
+    const within = this.desk.contains(document.activeElement) // who types goes on typing, others go on by number
+      && (document.activeElement.id === "queue-new" ? "#queue-new" : ".labels button");
     this.desk.dataset.key = key;
     if (!this.current) {
       fill(this.desk, make("p.soft.empty", {}, "Nothing to label."));
@@ -145,7 +146,7 @@ export class QueueView {
           action(() => this.discard(), make("kbd", {}, "X"), "Discard")))),
     order.length > 1 && make("ul.thumbs", { aria: { label: "Next" } },
       order.slice(1, 13).map((sample) => thumb(sample, "in the queue"))), this.allAtOnce(order));
-    if (within) this.desk.querySelector(".labels button, input")?.focus();
+    if (within) this.desk.querySelector(within)?.focus();
   }
 
   /** Return what can be done with many at once: name groups of unknown ones, or learn all as what they look like. */
