@@ -63,7 +63,7 @@ def test_samples_without_labels_are_learned_and_forgotten_again(api: Any) -> Non
     api.post("teach", {"rows": rows(0, 3), "label": "a"}, model="one")
     refused = api.post("learn-unlabelled", asked, model="one")
     assert refused.status_code == 422
-    assert "two classes" in refused.json()["detail"]
+    assert "two learned classes" in refused.json()["detail"]
 
 
 def test_rename_and_merge_as_the_commands(api: Any) -> None:

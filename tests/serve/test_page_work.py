@@ -328,7 +328,7 @@ def test_a_queue_is_learned_without_labels(visit: Visit, service: str) -> None:
     page.locator(".judge figcaption", has_text="Asking").wait_for(state="detached")
     shown = page.locator(".judge .said").inner_text()
     page.fill("#queue-new", "half a na")  # who types is not interrupted, and looks at the same row
-    page.get_by_role("button", name="Learn from all 10 without labels").click()
+    page.get_by_role("button", name="Learn from 10 without labels").click()
     visit.expect("#passing", "Learned from")
     page.wait_for_timeout(1500)
     assert (page.input_value("#queue-new"), page.locator(".judge .said").inner_text()) == ("half a na", shown)
@@ -336,7 +336,7 @@ def test_a_queue_is_learned_without_labels(visit: Visit, service: str) -> None:
     assert tools.counts(service, "guessed") == {"a": 6, "b": 6}
     page.keyboard.press("Tab")
     page.keyboard.press("s")
-    page.get_by_role("button", name="learned without labels").click()
+    page.get_by_role("button", name="Forget what was learned without labels").click()
     visit.expect("#passing", "Forgotten")
     visit.tab("Timeline")
     visit.expect(".timeline li", "without labels")

@@ -8,16 +8,14 @@ import { attempt, showProblem } from "./notice.js";
 import { syncKept, whereKept } from "./kept.js";
 import { caution, countOf, folded, typedSamples } from "./samples.js";
 import { looks, thumb } from "./thumbs.js";
-import { forgetUnlabelled, guessesIn, learnUnlabelled, openGroups, suggested } from "./unlabelled.js";
+import { forgetUnlabelled, hasGuesses, learnUnlabelled, MOST } from "./unlabelled.js";
 
 const ASKED = 64; // of the queue that are asked about at once
-const SOME = 10; // labels after which the order is asked for again
 const SETTLED = 500; // milliseconds after the last change until they are asked about again
 
 export class QueueView {
   constructor(model) {
     Object.assign(this, { model, shown: false, answers: new Map(), skipped: new Set(), revision: null });
-    Object.assign(this, { order: new Map(), labelled: 0 }); // places of samples in the order that the model suggests
     this.problems = make("div.problems");
     this.desk = make("div.desk");
     this.where = make("p.hint");
@@ -86,7 +84,6 @@ export class QueueView {
         const { answers, measure } = await this.model.predict(part);
         part.forEach((sample, i) => this.answers.set(sample.id, { ...answers[i], measure }));
       }
-      if (queue.some(({ id }) => !this.order.has(id)) || this.labelled >= SOME) await this.arrange(queue);
       this.draw();
     } catch (problem) {
       this.revision = null;
@@ -95,15 +92,7 @@ export class QueueView {
     }
   }
 
-  /** Ask in which order labels teach the most; what would teach nothing more comes last. */
-  async arrange(queue) {
-    const ids = queue.length > 1 ? await suggested(this.model, queue) : [];
-    const rest = queue.map(({ id }) => id).filter((id) => !ids.includes(id));
-    this.order = new Map([...ids, ...rest].map((id, i) => [id, i]));
-    this.labelled = 0;
-  }
-
-  /** Return the queue in the order of what teaches the most; what is not arranged yet, by how unsure the model is. */
+  /** Return the queue in the order of what teaches the most; the one that is shown stays the first. */
   ordered() {
     const sureness = (sample) => {
       const answer = this.answers.get(sample.id);
@@ -111,10 +100,9 @@ export class QueueView {
       const [first, second] = answer.top;
       return (answer.unknown ? -1 : 0) + first.value - (second?.value ?? 0);
     };
-    const place = ({ id }) => this.order.get(id) ?? this.order.size;
     const isLater = ({ id }) => (id === this.pinned && !this.skipped.has(id) ? -1 : Number(this.skipped.has(id)));
     return [...this.model.queue].sort((one, other) => isLater(one) - isLater(other)
-      || place(one) - place(other) || sureness(one) - sureness(other) || one.id - other.id);
+      || sureness(one) - sureness(other) || one.id - other.id);
   }
 
   draw() {
@@ -149,20 +137,15 @@ export class QueueView {
     if (within) this.desk.querySelector(within)?.focus();
   }
 
-  /** Return what can be done with many at once: name groups of unknown ones, or learn all as what they look like. */
+  /** Return what can be done with all at once: learn them as what they look like, or forget that again. */
   allAtOnce(queue) {
-    const unknown = queue.filter((sample) => this.answers.get(sample.id)?.unknown);
     const known = this.model.classes.filter((one) => one.count).length;
-    const group = unknown.length > 1 && iconButton("search", `Group the ${unknown.length} unknown ones`,
-      () => void attempt(this.problems, () => openGroups(this.model,
-        unknown.map((sample) => ({ content: sample, look: () => looks(sample, "Unknown") })),
-        (places, name) => this.model.teachAgain(places.map((i) => unknown[i]), name, { hold: true, atOnce: 1024 }))));
-    const learn = known > 1 && queue.length > 1 && iconButton("check", `Learn from all ${queue.length} without labels`,
-      () => void attempt(this.problems, () => learnUnlabelled(this.model, queue)));
-    const guessed = guessesIn(this.model.record.history);
-    const forget = guessed > 0 && iconButton("undo", `Forget the ${guessed} learned without labels`,
+    const some = queue.slice(0, MOST);
+    const learn = known > 1 && some.length > 1 && iconButton("check", `Learn from ${some.length} without labels`,
+      () => void attempt(this.problems, () => learnUnlabelled(this.model, some)));
+    const forget = hasGuesses(this.model.record.history) && iconButton("undo", "Forget what was learned without labels",
       () => void attempt(this.problems, () => forgetUnlabelled(this.model)));
-    return (group || learn || forget) && make("div.stack", {}, make("div.row", {}, group, learn, forget),
+    return (learn || forget) && make("div.stack", {}, make("div.row", {}, learn, forget),
       learn && make("p.hint", {}, "Without labels they are learned as what they look like. That helps while classes "
         + "have few examples. They stay here, and a label replaces the guess."));
   }
@@ -222,7 +205,6 @@ export class QueueView {
   label(name) {
     if (!name || !this.current) return;
     const sample = this.current;
-    this.labelled += 1;
     announce(`Labelled ${name}`);
     void attempt(this.problems, () => this.model.teachAgain([sample], name, { hold: true }));
   }

@@ -6,14 +6,12 @@ import { askFor, field, meantName } from "./dialogs.js";
 import { settleCopies } from "./importing.js";
 import { chooser, IMAGES_AND_ZIPS } from "./intake.js";
 import { attempt, confirmDone } from "./notice.js";
-import { lazyImage } from "./lazy.js";
-import { contentOf, keptContentOf } from "./reading.js";
+import { keptContentOf } from "./reading.js";
 import { caution } from "./samples.js";
 import { SortGroup } from "./sortgroup.js";
 import {
   askAbout, classOf, groupOf, itemOf, pathsOf, placeOf, tableOf, UNKNOWN, UNREADABLE, UNSURE,
 } from "./sorting.js";
-import { openGroups } from "./unlabelled.js";
 import { packedBlob, zipOf } from "./zip.js";
 
 const LEAST = 80; // percent from which an answer counts as sure, as for the command
@@ -69,7 +67,6 @@ export class SortView {
     this.shownLeast = make("output", { htmlFor: "least" });
     this.stop = iconButton("close", "Stop", () => this.running?.abort());
     this.again = iconButton("redo", "Sort again", () => void this.run(this.items.filter((item) => !item.moved)));
-    this.group = iconButton("search", "", () => void this.openGroups());
     this.teach = iconButton("check", "", () => void this.teachCorrections(), { kind: ".primary" });
     this.table = iconButton("download", "Table (CSV)", () => save(tableOf(this.items, this.least), "sorted.csv"));
     this.zip = iconButton("download", "Folders (zip)", () => void this.saveZip());
@@ -77,7 +74,7 @@ export class SortView {
     return make("div.toolbar.sortbar", { role: "group", aria: { label: "Sorting" }, hidden: true },
       make("div.row", {}, this.state, this.progress, this.stop),
       make("div.row.sure", {}, make("label", { htmlFor: "least" }, "How sure"), this.slider, this.shownLeast),
-      make("div.row", {}, this.teach, this.group, this.again, this.table, this.zip, clear));
+      make("div.row", {}, this.teach, this.again, this.table, this.zip, clear));
   }
 
   selectionBar() {
@@ -112,9 +109,6 @@ export class SortView {
     this.rough.textContent = caution(this.model.kind, this.model.classes);
     this.stop.hidden = !running;
     this.again.hidden = Boolean(running) || this.revision === this.model.record.revision && done === items.length;
-    const strange = this.unknown().length;
-    this.group.hidden = Boolean(running) || strange < 2 || this.model.readOnly;
-    this.group.lastChild.textContent = `Group the ${strange} unknown ones`;
     this.teach.hidden = !unsaid || this.model.readOnly;
     this.teach.lastChild.textContent = `Teach ${plural(unsaid, "correction")}`;
     this.table.disabled = this.zip.disabled = !done;
@@ -265,31 +259,9 @@ export class SortView {
     return this.items.filter((item) => item.moved && classOf(item.moved) && !item.taught);
   }
 
-  /** Show unknown images in groups; one that is given a name is moved there and taught. */
-  async openGroups() {
-    await attempt(this.problems, async () => {
-      this.group.disabled = true;
-      try {
-        const items = this.unknown();
-        const things = [];
-        for (const { image } of items) {
-          things.push({ content: await contentOf(image), look: () => lazyImage(image, "Unknown") });
-        }
-        await openGroups(this.model, things, async (places, name) => {
-          const chosen = places.map((i) => items[i]);
-          this.move(chosen, groupOf(name));
-          await this.teachCorrections(chosen);
-        });
-      } finally {
-        this.group.disabled = false;
-      }
-    });
-  }
-
-  unknown() { return this.items.filter((item) => item.done && placeOf(item, this.least) === UNKNOWN); }
-
-  teachCorrections(items = this.corrections()) {
+  teachCorrections() {
     return attempt(this.problems, async () => {
+      const items = this.corrections();
       this.teach.disabled = true;
       try {
         const named = items.map(({ image, moved }) => ({ image, label: classOf(moved) }));
