@@ -10,13 +10,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.timing import Row, seconds
-from evergrow.data.items import Images, Items, Kind
+from evergrow.data.items import Images, Items
 from evergrow.features import create_backbone, encode
 from evergrow.features.base import Backbone, BackboneSpec
 from evergrow.features.images import decode_image
@@ -222,34 +222,20 @@ class _Tiny(Backbone):
         return self
 
 
-class _Drawn(Items):
+class _Drawn(Images):
     """Images that exist only while they are looked at."""
-
-    kind: ClassVar[Kind] = "image"
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-
-    def __len__(self) -> int:
-        return self._n
-
-    def name(self, row: int) -> str:
-        return f"drawn {row}"
 
     def raw(self, row: int) -> np.ndarray:
         return np.full((16, 16, 3), row % 256, dtype=np.uint8)
 
-    def take(self, rows: Any) -> _Drawn:
-        return _Drawn(len(rows))
-
-    def stamp(self) -> str:
-        return f"drawn{self._n}"
+    def stamp(self, *, times: bool = True) -> str:
+        return f"drawn{len(self)}"
 
 
 def _peak(n: int) -> None:
     """Print the high-water mark of this process after extracting ``n`` images."""
     with tempfile.TemporaryDirectory() as folder:
-        encode(_Tiny(), _Drawn(n), cache=folder, workers=0)
+        encode(_Tiny(), _Drawn(range(n)), cache=folder, workers=0)
     _print_peak()
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from benchmarks.data import VitLike
 from benchmarks.timing import Row, seconds
 from evergrow.head.layers import FeatureMap, GuidedLayer
-from evergrow.head.linalg.recursive import RecursiveState, create_state
-from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
+from evergrow.head.linalg.recursive import RecursiveState
+from evergrow.head.linalg.statistics import RidgeStatistics
 
 ALPHA = 0.01
 
@@ -33,9 +33,7 @@ def compact_against_dense(quick: bool) -> list[Row]:
     width, updates, timed = (2_000, 6, 2) if quick else (10_000, 40, 3)
     source = VitLike(200)
     layer = paper_layer(source, width)
-    states: dict[str, RidgeState] = {
-        form: create_state(form, width, 200, alpha=ALPHA, floor=ALPHA) for form in ("compact", "dense")
-    }
+    states = {form: RidgeStatistics.create(width, 200, form, floor=ALPHA) for form in ("compact", "dense")}
     compact_s, dense_s = 0.0, []
     for task in range(updates):
         Z, Y = source.sample(list(range(5 * task, 5 * task + 5)), 600)
@@ -74,7 +72,7 @@ def memory(quick: bool) -> list[Row]:
     width = 3_000 if quick else 15_000
     source = VitLike(200)
     layer = paper_layer(source, width)
-    state = create_state("auto", width, 200, alpha=ALPHA, floor=ALPHA)
+    state = RidgeStatistics.create(width, 200, "auto", floor=ALPHA)
     for task in range(0, 200, 50):
         Z, Y = source.sample(list(range(task, task + 50)), 600)
         state = state.update(layer.transform(Z), Y)
@@ -88,7 +86,8 @@ def precision(quick: bool) -> list[Row]:
     width, updates = (500, 10) if quick else (2_000, 40)
     source = VitLike(200)
     layer = paper_layer(source, width)
-    dense, recursive = RidgeStatistics.create(width, 200), RecursiveState.create(width, 200, alpha=ALPHA)
+    dense = RidgeStatistics.create(width, 200)
+    recursive = RecursiveState.of(dense, ALPHA)
     rows, targets = [], []
     for task in range(updates):
         Z, Y = source.sample(list(range(5 * task, 5 * task + 5)), 100)

@@ -324,7 +324,7 @@ def test_later_commands_find_the_solution_in_the_file(shell, model, later, first
         ("worker.evg", "update", "worker.evg", first),
     ):
         shell.run(*command)
-        solved = open_model(target).head_.solution().parts["readout"].meta["alpha"]
+        solved = open_model(target).head_.to_archive().parts["solution"].parts["readout"].meta["alpha"]
         assert solved == open_model(target).settle().head_.alpha_
         with monkeypatch.context() as patch:
             patch.setattr("evergrow.head.readout.SolvedScatter.estimate_means", never)

@@ -27,6 +27,7 @@ from evergrow.features import (
     register_weight_source,
 )
 from evergrow.features.sources import WEIGHT_SOURCES, WantedWeights, best_backbone
+from evergrow.lab.bench.data import fingerprint_of
 from evergrow.learner.learner import Learner
 
 # -- data -----------------------------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ def haiku(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     (folder / "poems.haiku").write_text("old pond\nold frog\nnew splash\nnew rain\n" * 3)
     yield folder
-    del READERS["haiku"]
+    READERS.remove("haiku")
 
 
 def test_a_layout_is_recognised_named_listed_and_read(haiku: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +59,7 @@ def test_a_layout_is_recognised_named_listed_and_read(haiku: Path, monkeypatch: 
     assert json.loads(result.stdout)["layout"] == "haiku"
     by_path = load_data(haiku / "poems.haiku")
     monkeypatch.setenv("EVERGROW_DATA", str(haiku))
-    assert load_data("poems").fingerprint == by_path.fingerprint
+    assert fingerprint_of(load_data("poems")) == fingerprint_of(by_path)
 
 
 # -- backbones ------------------------------------------------------------------------------------------------

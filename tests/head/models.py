@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from evergrow import Classifier
+from evergrow.head.layers.feature_map import normalize
 from evergrow.head.linalg.recursive import RecursiveState
-from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
+from evergrow.head.linalg.statistics import RidgeStatistics
+from evergrow.head.ridge_model import LayerMap
 
 SOLVERS = ("auto", "dense", "compact", "recursive")
 
@@ -23,7 +26,7 @@ def small(solver: str = "auto", **settings: Any) -> Classifier:
 def with_solver(model: Classifier, solver: str) -> Classifier:
     """Return a classifier whose statistics are kept in one form."""
 
-    def empty_state(width: int, floor: float, device: torch.device) -> RidgeState:
+    def empty_state(width: int, floor: float, device: torch.device) -> RidgeStatistics:
         return create_state(solver, width, 0, alpha=model._fixed_alpha() or floor, floor=floor, device=device)
 
     model._empty_state = empty_state
@@ -57,8 +60,29 @@ def rows_in_blocks() -> tuple[np.ndarray, np.ndarray]:
 
 def create_state(
     solver: str, n_features: int, n_targets: int, *, alpha: float, floor: float, device: torch.device | str = "cpu"
-) -> RidgeState:
+) -> RidgeStatistics:
     """Return statistics of no rows in any form."""
     if solver == "recursive":
-        return RecursiveState.create(n_features, n_targets, alpha=alpha, device=device)
+        return RecursiveState.of(RidgeStatistics.create(n_features, n_targets, device=device), alpha)
     return RidgeStatistics.create(n_features, n_targets, solver, floor=floor, device=device)
+
+
+def map_scores(found: LayerMap, Z: Tensor) -> Tensor:
+    """Return scores (n, C) of features Z (n, d) by the plain matrices of a head."""
+    Z = normalize(Z, found.normalization).to(found.dtype)
+    Z = Z if found.blocks is None else found.blocks.apply(Z)
+    total = found.constant.expand(Z.shape[0], -1)
+    if found.units is not None and found.readout is not None:
+        total = total + found.units.transform(Z) @ found.readout
+    if found.linear is not None:
+        total = total + Z @ found.linear
+    shape = found.shape
+    if shape is None:
+        return total
+    P = Z @ shape.directions.to(Z) + shape.shift.to(Z)
+    outer = (P[:, :, None] * P[:, None, :]).flatten(1)
+    terms = outer @ shape.quadratic.to(Z) + P @ shape.linear.to(Z) + shape.constant.to(Z)
+    likeliest = total.topk(shape.likeliest, dim=1).indices
+    own = torch.maximum(terms, shape.floor.to(Z)).gather(1, likeliest)
+    lowest = own.min(dim=1, keepdim=True).values.clamp_max(0.0)
+    return total + lowest.expand_as(total).scatter(1, likeliest, own)

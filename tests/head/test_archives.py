@@ -23,7 +23,7 @@ from evergrow.lab.heads import SimpleCILClassifier
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_head_is_written_under_the_name_that_users_know(name: str, tmp_path: Path) -> None:
-    head = fitted(name)
+    head = fitted(name).settle()
     archive = head.to_archive()
     assert archive.kind == f"head/{name}"
     kinds = [part.kind for part in archive.walk()]
@@ -125,7 +125,7 @@ CHANGES: dict[str, tuple[Callable[[Archive], None], str]] = {
     ),
     "no triangle": (set_tensor("gram", lambda t: t[1:], *STATE), "'gram' should be the lower triangle"),
     "a square": (set_tensor("gram", lambda t: t[:4].view(2, 2), *STATE), "'gram' should be the lower triangle"),
-    "a smaller triangle": (set_tensor("gram", lambda t: t[:3], *STATE), "'gram' should be a tensor of shape"),
+    "a smaller triangle": (set_tensor("gram", lambda t: t[:3], *STATE), "'cross' should be a tensor of shape"),
     "a negative square": (set_tensor("gram", scaled(-5.0, 0), *STATE), "negative diagonal"),
     "no number": (set_tensor("cross", scaled(float("nan"), 0, 0), *STATE), "finite"),
     "single precision": (set_tensor("gram", lambda t: t.float(), *STATE), "'gram'"),

@@ -104,7 +104,6 @@ def test_asked_before_fit(blobs):
         lambda: model.save("nowhere"),
         lambda: model.alpha_,
         lambda: model.n_units_,
-        lambda: model.diagnostics(),
     ):
         with pytest.raises(NotFittedError, match="must learn something first"):
             call()

@@ -126,10 +126,10 @@ def test_nonsense_weights_of_a_solution_are_refused(data, weights):
     X, y = data
     model = make().fit(X, y)
     model.predict(X[:2])
-    solution = model.solution()
-    solution.parts["choice"].meta["weights"] = weights
+    archive = model.to_archive()
+    archive.parts["solution"].parts["choice"].meta["weights"] = weights
     with pytest.raises(FileFormatError):
-        model.adopt_solution(solution)
+        Classifier.from_archive(archive)
 
 
 def test_directions_of_many_features_are_the_principal_ones(monkeypatch):

@@ -60,7 +60,7 @@ def test_few_labels_and_many_guesses_are_better_than_few_labels(data, k):
     report = model.learn_unlabelled(U)
     assert model.score(T, t) > before + 0.02
     assert report.used + report.unknown == len(U)
-    assert sum(report.classes.values()) == report.used == model.n_guesses_ == model.diagnostics()["guesses"]
+    assert sum(report.classes.values()) == report.used == model.n_guesses_
 
 
 @pytest.mark.parametrize("solver", ["auto", "dense", "compact"])
@@ -164,7 +164,6 @@ def test_a_file_holds_them(data, tmp_path):
     expected = model.predict_proba(T)
     model.save(tmp_path / "head.evg")
     loaded = Classifier.load(tmp_path / "head.evg")
-    loaded.adopt_solution(model.solution())
     assert np.array_equal(loaded.predict_proba(T), expected)
     assert loaded.n_guesses_ == model.n_guesses_
     assert np.array_equal(loaded.forget_unlabelled().class_scores(T), model.forget_unlabelled().class_scores(T))
@@ -194,8 +193,7 @@ def test_fading_is_learning_with_weights(data, solver):
     first = start.spawn().partial_fit(X, y, sample_weight=np.full(len(y), 0.15))
     joint = first.partial_fit(U, u, sample_weight=np.full(len(u), 0.3))
     assert model.class_counts_.tolist() == joint.class_counts_.tolist()
-    # The recursion keeps an inverse, which rounds by its condition.
-    same(model, joint, T, 1e-6 if solver == "recursive" else 1e-10)
+    same(model, joint, T, 1e-10)
 
 
 def test_guesses_fade_with_samples_and_unlearning_takes_the_faded_weight(data):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.head.models import map_scores
 
 from evergrow.core.errors import FileFormatError, UnsupportedError
 from evergrow.head import HEADS, IncrementalClassifier, SCLClassifier
@@ -60,7 +61,7 @@ def test_a_branch_learns_on_its_own_and_as_the_head_would(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in OURS if name not in ("anacp", "klda")])
 def test_plain_matrices_compute_what_the_head_does(name: str) -> None:
     head, X = fitted(name), data()[0]
-    found = head.linear_map().scores(torch.from_numpy(X)).numpy()
+    found = map_scores(head.linear_map(), torch.from_numpy(X)).numpy()
     np.testing.assert_allclose(found, head.class_scores(X), rtol=1e-9, atol=1e-9)
 
 
@@ -73,9 +74,9 @@ def test_settling_changes_no_answer(name: str) -> None:
 def test_settling_cheaply_leaves_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     head = fitted("scl-mgsm")
     monkeypatch.setattr(SCLClassifier, "_solve_order", lambda self: EASY_ORDER + 1)
-    assert head.settle(cheap_only=True).solution() is None
-    assert head.settle().solution() is not None
-    assert head.spawn().settle().solution() is None  # it knows nothing
+    assert "solution" not in head.settle(cheap_only=True).to_archive().parts
+    assert "solution" in head.settle().to_archive().parts
+    assert "solution" not in head.spawn().settle().to_archive().parts  # it knows nothing
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -104,10 +105,8 @@ def without_solution() -> SCLClassifier:
 
 
 def test_a_solution_spares_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:
-    X, settled, fresh = data()[0], without_solution().settle(), without_solution()
-    solution = settled.solution()
-    assert solution is not None
-    fresh.adopt_solution(solution)
+    X, settled = data()[0], without_solution().settle()
+    fresh = SCLClassifier.from_archive(settled.to_archive())
     monkeypatch.setattr("evergrow.head.readout.solve_ridge", None)
     monkeypatch.setattr("evergrow.head.readout.ridge_temperature", None)
     np.testing.assert_array_equal(fresh.predict_proba(X), settled.predict_proba(X))
@@ -129,8 +128,8 @@ def test_a_solution_spares_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_solution_that_does_not_fit_is_refused(change: Callable[[Any, Any], Any], match: str) -> None:
-    solution = without_solution().settle().solution()
-    assert solution is not None
+    archive = without_solution().settle().to_archive()
+    solution = archive.parts["solution"]
     change(solution.meta, solution.parts["readout"])
     with pytest.raises(FileFormatError, match=match):
-        without_solution().adopt_solution(solution)
+        SCLClassifier.from_archive(archive)

@@ -9,7 +9,9 @@ import torch
 from evergrow.core.errors import FileFormatError
 from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
 from evergrow.head.linalg.statistics import RidgeStatistics
-from evergrow.head.novelty import DEFAULT_WEIGHTS, KnownTerms, NoveltyPool, NoveltyTerms, UnknownTerms
+from evergrow.head.novelty import DEFAULT_WEIGHTS
+from evergrow.head.readout import NoveltyTerms
+from evergrow.learner.novelty_pool import KnownTerms, NoveltyPool, UnknownTerms
 
 
 def known(seed: int, n: int = 300, size: int = 1000) -> KnownTerms:
@@ -105,7 +107,7 @@ def test_terms_are_those_of_their_definition_with_more_classes_than_coordinates_
     first = RidgeStatistics.create(k, classes).update(H[:-5], Y[:-5])
     scatter = SolvedScatter.of(ClassGeometry.of(first, Y[:-5].sum(dim=0)), alpha).follow(H[-5:], codes[-5:])
     queries, outside = H[:20] + 0.5, torch.linspace(0.0, 2.0, 20, dtype=torch.float64)
-    terms = NoveltyTerms.of(scatter)
+    terms = NoveltyTerms.of(scatter, lambda: H.T @ H)
     got = terms.of_rows(queries, outside).numpy()
 
     counts, free = np.bincount(codes.numpy()).astype(float), len(codes) - classes
@@ -137,7 +139,8 @@ def test_what_is_expected_of_known_rows_holds_with_any_number_of_classes() -> No
         H = centres[codes] + torch.randn(len(codes), k, generator=source, dtype=torch.float64)
         Y = torch.nn.functional.one_hot(codes, classes).double()
         stats = RidgeStatistics.create(k, classes).update(H, Y)
-        terms = NoveltyTerms.of(SolvedScatter.of(ClassGeometry.of(stats, Y.sum(dim=0)), 0.1))
+        scatter = SolvedScatter.of(ClassGeometry.of(stats, Y.sum(dim=0)), 0.1)
+        terms = NoveltyTerms.of(scatter, lambda gram=stats.gram: gram)
         new = centres[codes] + torch.randn(len(codes), k, generator=source, dtype=torch.float64)
         expected, actual = terms.expected_rows().mean(dim=0), terms.of_rows(new).mean(dim=0)
         assert float(expected[3]) == pytest.approx(float(actual[3]), rel=0.25)

@@ -12,7 +12,6 @@ from evergrow.head.layers import GuidedLayer
 SMALL = {"n_units": 40, "block_size": 10, "random_state": 0}
 VARIANTS = {
     "paper": {"scales": (0.5, 1.0)},
-    "holdout": {"scales": "auto", "alpha": "holdout"},
     "gcv": {"scales": "auto", "alpha": "gcv"},
     "dense": {"scales": "auto", "solver": "dense"},
     "recursive": {"scales": "auto", "solver": "recursive"},

@@ -12,8 +12,9 @@ from tests.learner.toys import Data, part
 
 from evergrow import Learner
 from evergrow.core.errors import FewSamplesWarning
-from evergrow.head.novelty import TEMPERATURES, term_units
+from evergrow.head.novelty import TEMPERATURES
 from evergrow.learner.calibration import ENOUGH, Scores, assign_folds
+from evergrow.learner.novelty_pool import term_units
 
 
 def test_folds_leave_something_of_every_class() -> None:

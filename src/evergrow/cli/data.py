@@ -164,21 +164,18 @@ def _check_lines(check: DataCheck) -> list[str]:
         lines.append(f"{plural(check.repeated, 'sample')} repeated under the same label, which weighs them double")
     if check.clean:
         return [*lines, "nothing to look at was found"]
+    rows_of: dict[str, list[list[str]]] = {"unread": [[name] for name in check.unread]}
+    for entry in check.findings:
+        cells = [*chain(*zip(entry.names, entry.labels, strict=True))]
+        rows_of.setdefault(entry.kind, []).append([*cells, "same" if entry.exact else f"{entry.similarity:.3f}"])
     pair_columns = ["sample", "class", "and sample", "of class", "similarity"]
-
-    def same(kind: Any) -> list[list[str]]:
-        return [
-            [*chain(*zip(pair.names, pair.labels, strict=True)), "same" if pair.exact else f"{pair.similarity:.3f}"]
-            for pair in check.of_kind(kind)
-        ]
-
-    misplaced = [[entry.name, entry.label, entry.looks_like] for entry in check.misplaced]
-    for title, columns, rows in (
-        ("the same under two labels", pair_columns, same("two labels")),
-        ("the same in training and test", pair_columns, same("training and test")),
-        ("perhaps of another class", ["sample", "class", "looks like"], misplaced),
-        ("cannot be read", ["sample"], [[name] for name in check.unread]),
+    for kind, title, columns in (
+        ("two labels", "the same under two labels", pair_columns),
+        ("training and test", "the same in training and test", pair_columns),
+        ("misplaced", "perhaps of another class", ["sample", "class", "looks like", "of class", "similarity"]),
+        ("unread", "cannot be read", ["sample"]),
     ):
+        rows = rows_of.get(kind, [])
         if rows:
             lines += ["", f"{title}: {len(rows)}", *table(columns, rows[:_SHOWN])]
         if len(rows) > _SHOWN:

@@ -66,14 +66,11 @@ class Reading(OptionGroup):
         Column of texts in a table.
     label_column
         Column of classes in a table.
-    class_level
-        How many folders down the class folders are.
     """
 
     image_column: Rare[str] = ""
     text_column: Rare[str] = ""
     label_column: Rare[str] = ""
-    class_level: Rare[int] = 0
 
     def options(self, **more: Any) -> DataOptions:
         """Return the settings of reading, with what else a command has to say about it."""

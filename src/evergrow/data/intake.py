@@ -7,7 +7,6 @@ imported here.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, InputError, LabelError
+from evergrow.core.optional import is_instance_of
 from evergrow.core.validation import as_weights
 from evergrow.data.arrays import FeatureSet, read_npy
 from evergrow.data.items import Dataset, Images, Items, Samples, Texts, is_image
@@ -32,23 +32,6 @@ CHUNK = 256
 """Samples of a stream that are held at a time, before they are feature vectors."""
 
 _TORCH = "torch.utils.data"
-
-
-def is_instance_of(value: Any, module: str, *names: str) -> bool:
-    """Return whether something is an instance of a class of a module that may not be imported, without importing it.
-
-    Whoever has such an object has imported it. Another thread may be about to: then the module is there and its classes
-    are not yet.
-
-    Examples
-    --------
-    >>> from decimal import Decimal
-    >>> from evergrow.data.intake import is_instance_of
-    >>> is_instance_of(Decimal(1), "decimal", "Decimal"), is_instance_of(1, "never.imported", "Thing")
-    (True, False)
-    """
-    found = sys.modules.get(module)
-    return isinstance(value, tuple(kind for name in names if isinstance(kind := getattr(found, name, None), type)))
 
 
 # -- labels -----------------------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class Engine(ABC):
             asked = None if learner.info()["novelty"] is None else FALSE_ALARM
             job = model_job(learner, manifest, folder, "evaluate", top=1, false_alarm=asked)
             report = all_shards(job, options)
-            found = [read_table(job.result("evaluate", shard)) for shard in sorted(report.rows)]
+            found = [read_table(job.result("evaluate", shard)) for shard in sorted(map(int, report.shards))]
         labels, answers = (np.concatenate([table[name] for table in found]) for name in ("true_label", "label"))
         told: dict[str, Any] = {}
         if asked is not None:

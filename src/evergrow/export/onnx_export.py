@@ -36,7 +36,7 @@ from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.layers import ACTIVATIONS, FeatureMap
 from evergrow.head.layers.feature_map import DenseMap
 from evergrow.head.layers.fourier import FourierMap
-from evergrow.head.maps import LayerMap, ShapeMap
+from evergrow.head.ridge_model import LayerMap, ShapeMap
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
@@ -256,7 +256,7 @@ def _assemble(
     helper, proto = onnx.helper, onnx.TensorProto
     graph = GraphBuilder(found.dtype)
     wide = graph.cast(FEATURES, graph.onnx_dtype)
-    double = needs_double(found, head.n_features_in_)
+    double = needs_double(head)
     names = add_answers(graph, add_scores(graph, found, wide), temperature, double=double)
     weights = source.nbytes + sum(len(constant.raw_data) for constant in graph.constants)
     if weights >= SIZE_LIMIT:  # before the backbone is exported, which takes long
@@ -378,13 +378,13 @@ def score_spread(scores: NDArray[np.float64]) -> float:
     return max(spread, 1e-6 * float(np.abs(scores).max()), 1e-12)
 
 
-def needs_double(found: LayerMap, width: int) -> bool:
+def needs_double(head: IncrementalClassifier) -> bool:
     """Return whether float32 would round scores by more than 1e-5 of their spread.
 
     Log-likelihoods of a discriminant share a part that is the same for all classes and may be thousands of times larger
     than what tells classes apart.
     """
-    scores = found.scores(torch.from_numpy(random_features(width).astype(np.float64))).to(torch.float64).numpy()
+    scores = head.class_scores(random_features(head.n_features_in_))
     return float(np.abs(scores).max()) * float(np.finfo(np.float32).eps) > 0.1 * AGREEMENT * score_spread(scores)
 
 
@@ -530,7 +530,7 @@ def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
 
 
 def _add_shape(graph: GraphBuilder, shape: ShapeMap, features: str, scores: str) -> str:
-    """Add the terms of class shapes to linear scores; see :class:`~evergrow.head.maps.ShapeMap`."""
+    """Add the terms of class shapes to linear scores; see :class:`~evergrow.head.ridge_model.ShapeMap`."""
     k = shape.directions.shape[1]
     inside = graph.node("MatMul", features, graph.constant(shape.directions))
     inside = graph.node("Add", inside, graph.constant(shape.shift))

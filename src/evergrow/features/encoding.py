@@ -317,7 +317,6 @@ def featurize(data: Dataset, backbone: Backbone, *, config: EncodeConfig | None 
         data.y_test[rest[0].rows] if rest else data.y_test[:0],
         data.class_names,
         backbone_entry(backbone.spec),
-        origin=data.fingerprint,
         whole=data.whole,
         widths=() if backbone.spec.recipe is None else backbone.spec.recipe.widths,
     )

@@ -27,6 +27,7 @@ from evergrow.core.errors import (
     ParameterError,
     UnsupportedError,
 )
+from evergrow.core.estimator import Estimator, not_fitted, plain_value
 from evergrow.core.record import (
     Between,
     check_kind,
@@ -39,7 +40,6 @@ from evergrow.core.record import (
 )
 from evergrow.core.registry import Registry
 from evergrow.core.validation import as_weights, check_keys, check_matrix, resolve_device
-from evergrow.head.estimator import Estimator, not_fitted, plain_value
 from evergrow.head.labels import (
     BUILT_IN,
     ClassChange,
@@ -198,9 +198,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     expected_terms: Any = Lacking("say how unlike anything learned something is")
     fold_outs: Any = Lacking("score learned rows as if they had not been learned")
     calibrate: Any = Lacking("be calibrated")
-    adopt_solution: Any = Lacking("keep solved weights in a file")
     linear_map: Any = Lacking("be written as plain matrices")
-    diagnostics: Any = Lacking("describe its statistics")
 
     if TYPE_CHECKING:
 
@@ -428,10 +426,6 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             self._settle()
         return self
 
-    def solution(self) -> Archive | None:
-        """Return what has been worked out from the statistics, to be kept in a file; None where nothing has been."""
-        return None
-
     def _change_classes(self, change: ClassChange) -> Self:
         if change.groups != [[place] for place in range(len(self.classes_))]:
             self._regroup(change)
@@ -488,12 +482,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     @classmethod
     def from_archive(
-        cls,
-        archive: Archive,
-        device: str | torch.device | None = None,
-        *,
-        name: str = "the archive",
-        solution: Archive | None = None,
+        cls, archive: Archive, device: str | torch.device | None = None, *, name: str = "the archive"
     ) -> Self:
         """Rebuild a classifier from what :meth:`to_archive` gave.
 
@@ -505,8 +494,6 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             As for :meth:`load`.
         name : str
             What messages call the source.
-        solution : Archive, optional
-            What :meth:`solution` gave for it.
 
         Raises
         ------
@@ -530,8 +517,6 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         learned: Any = read_fields(made.learned_as, archive, device=made.device_, name=name)
         try:
             made._restore(learned)
-            if solution is not None:
-                made.adopt_solution(solution, name=f"{name}, its solution")
             if not bool((made.classes_[:-1] < made.classes_[1:]).all()):  # they got other names in the file
                 made._change_classes(ClassChange.of(made.classes_, {}))
         except (FileFormatError, InputError, ParameterError) as error:

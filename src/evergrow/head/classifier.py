@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.archive import Archive
 from evergrow.core.errors import (
-    FileFormatError,
     LabelError,
     MergeError,
     NothingLeftError,
@@ -22,7 +20,7 @@ from evergrow.core.errors import (
     UnlearnError,
     UnsupportedError,
 )
-from evergrow.core.record import from_archive, record, require, to_archive
+from evergrow.core.record import record, require
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
@@ -42,11 +40,10 @@ from evergrow.head.layers.feature_map import (
 )
 from evergrow.head.layers.fourier import FourierLayer
 from evergrow.head.linalg.class_shapes import ClassShapes
-from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
-from evergrow.head.maps import LayerMap, ShapeMap, layer_map
+from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.novelty import NoveltyStandard
-from evergrow.head.readout import READOUTS, Choice, FoldOuts, Readout, SolvedCache
-from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.readout import READOUTS, Choice, FoldOuts, SolvedCache
+from evergrow.head.ridge_model import LayerMap, RidgeModel, ShapeMap, layer_map
 
 GCV_FLOOR = 1e-6
 """Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
@@ -57,6 +54,16 @@ LEAST_MASS = 1e-6
 _FLOOR_ROWS = 256  # rows that tell the energy of a row well enough for a bound
 
 
+@record("head-solution")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Solution:
+    """What has been worked out from the statistics, so that a saved model answers without solving."""
+
+    readout: Readout
+    temperature: Positive | None = None
+    choice: Choice | None = None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Learned:
     """What files hold of what was learned."""
@@ -65,19 +72,14 @@ class Learned:
     model: RidgeModel
     temperature: Positive | None = None
     novelty: NoveltyStandard | None = None
+    solution: Solution | None = None
     guesses: Guesses | None = None
+    guessed: Solution | None = None
 
 
-@record("head-solution")
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Solution:
-    """What has been worked out from the statistics."""
-
-    readout: Readout | None = None
-    temperature: Positive | None = None
-    choice: Choice | None = None
-    guessed: Readout | None = None
-    guessed_choice: Choice | None = None
+def _solution_of(solved: SolvedCache) -> Solution | None:
+    """Return what a file keeps of what was solved; a calibrated temperature is no matter of the statistics."""
+    return None if solved.solution is None else Solution(solved.solution, solved.warmth, solved.choice)
 
 
 @HEADS.register("evergrow")
@@ -144,11 +146,6 @@ class Classifier(IncrementalClassifier):
 
     learned_as: ClassVar[type] = Learned
     takes_weights: ClassVar[bool] = True
-    ridge_rules: ClassVar[tuple[str, ...]] = ("gcv",)
-    readout: str
-    normalize: str
-    shape_directions: int
-    blocks: tuple[int, ...] | None
     verbose: int = 0
     _model: RidgeModel
     _solved: SolvedCache
@@ -185,7 +182,7 @@ class Classifier(IncrementalClassifier):
     def _check_params(self) -> None:
         self._chosen_layer()
         if isinstance(self.alpha, str):
-            check_choice("alpha", self.alpha, self.ridge_rules)
+            check_choice("alpha", self.alpha, ("gcv",))
         else:
             check_number("alpha", self.alpha, low=0, low_open=True)
         check_choice("readout", self.readout, READOUTS)
@@ -251,7 +248,7 @@ class Classifier(IncrementalClassifier):
         state = self._empty_state(layer.n_outputs, floor, Z.device)
         return RidgeModel.start(layer, rule, state, shapes=shapes, blocks=blocks)
 
-    def _empty_state(self, width: int, floor: float, device: torch.device) -> RidgeState:
+    def _empty_state(self, width: int, floor: float, device: torch.device) -> RidgeStatistics:
         """Return statistics of no rows, in the form that costs least; no ridge will be below ``floor``."""
         return RidgeStatistics.create(width, 0, "auto", floor=floor, device=device)
 
@@ -679,73 +676,34 @@ class Classifier(IncrementalClassifier):
             self._blend = self._model, self._guesses, self._answering.refreshed()
             self._answering.temperature()
 
-    def solution(self) -> Archive | None:
-        """Return what has been worked out from the statistics, so that a saved model answers without solving.
-
-        None where nothing has been. An archive of kind ``"head-solution"``.
-        """
-        self._require_started()
-        solved = self._solved
-        if solved.solution is None:
-            return None
-        # A calibrated temperature is no matter of the statistics.
-        found = _Solution(solved.solution, solved.warmth, solved.choice)
-        if self._guesses is not None and self._answering.solution is not None:
-            found = dataclasses.replace(found, guessed=self._answering.solution, guessed_choice=self._answering.choice)
-        return to_archive(found)
-
-    def adopt_solution(self, archive: Archive, *, name: str = "the solution") -> None:
-        """Take over what :meth:`solution` gave for the same statistics.
-
-        Parameters
-        ----------
-        archive : Archive
-            Of kind ``"head-solution"``.
-        name : str
-            What messages call it.
-
-        Raises
-        ------
-        FileFormatError
-            If it does not fit the classes and the layer of the head, or holds numbers that are not finite.
-        """
-        self._require_started()
-        found = from_archive(_Solution, archive, device=self.device_, name=name)
-        if found.readout is not None:
-            self._solved = self._adopted(self._solved, found.readout, found.choice, found.temperature, name)
-        if found.guessed is not None and self._guesses is not None:
-            cache = self._adopted(self._answering, found.guessed, found.guessed_choice, None, name)
-            self._blend = self._model, self._guesses, cache
-
-    def _adopted(
-        self, cache: SolvedCache, readout: Readout, choice: Choice | None, temperature: float | None, name: str
-    ) -> SolvedCache:
-        """Return a cache with what a file says was solved for its model."""
-        model, is_fresh = cache.model, False
-        if readout.weights.shape != (model.layer.n_outputs, len(self.classes_)):
-            raise FileFormatError(f"{name}: 'weights' are of another layer or of other classes than the head")
-        if choice is not None:
-            wanted = 0 if model.blocks is None else len(model.blocks.sizes)
-            if len(choice.weights) not in (0, wanted):
-                raise FileFormatError(f"{name} has weights of another number of blocks")
-            is_fresh = choice.rows == model.rows
-        elif self.readout != "ridge":
-            raise FileFormatError(f"{name} does not say how it was chosen")
-        made = dataclasses.replace(cache, choice=choice, known_scatter=None, solution=readout, warmth=temperature)
-        return dataclasses.replace(made, is_fresh=is_fresh)
-
     def _contents(self) -> Learned:
-        return Learned(self._seed, self._model, self._temperature, self._standard, self._guesses)
+        known = self._seed, self._model, self._temperature, self._standard, _solution_of(self._solved)
+        return Learned(*known, self._guesses, None if self._guesses is None else _solution_of(self._answering))
 
     def _restore(self, learned: Learned) -> None:
-        self._seed = learned.seed
-        self._commit(self._check_model(learned.model))
+        self._seed, model, guesses = learned.seed, self._check_model(learned.model), learned.guesses
         self._temperature, self._standard = learned.temperature, learned.novelty
-        self._guesses = learned.guesses
-        if self._guesses is not None:
-            state, sums = self._guesses.state, self._model.state
-            fits = (state.n_features, state.n_targets) == (sums.n_features, sums.n_targets)
-            require(fits, "its guesses are of another layer or of other classes")
+        self._commit(model, self._adopted(SolvedCache(model, self.readout, self._fixed_alpha()), learned.solution))
+        if guesses is not None:
+            sums = [(state.n_features, state.n_targets) for state in (guesses.state, model.state)]
+            require(sums[0] == sums[1], "its guesses are of another layer or of other classes")
+            self._guesses = guesses
+            self._blend = model, guesses, self._adopted(self._answering, learned.guessed)
+
+    def _adopted(self, cache: SolvedCache, found: Solution | None) -> SolvedCache:
+        """Return the cache of a model of a file with what the file says was solved for it."""
+        if found is None:
+            return cache
+        model, choice = cache.model, found.choice
+        fits = found.readout.weights.shape == (model.layer.n_outputs, len(self.classes_))
+        require(fits, "its solution is of another layer or of other classes")
+        blocks = 0 if model.blocks is None else len(model.blocks.sizes)
+        require(choice is not None or self.readout == "ridge", "its solution does not say how it was chosen")
+        is_known = choice is None or len(choice.weights) in (0, blocks)
+        require(is_known, "its solution has weights of another number of blocks")
+        is_fresh = choice is not None and choice.rows == model.rows
+        solved = {"choice": choice, "solution": found.readout, "warmth": found.temperature, "is_fresh": is_fresh}
+        return dataclasses.replace(cache, known_scatter=None, **solved)
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""
@@ -821,28 +779,3 @@ class Classifier(IncrementalClassifier):
     def status_(self) -> str:
         """How the construction of a guided layer ended, or ``"drawn"``."""
         return self.layer_.status
-
-    def diagnostics(self) -> dict[str, Any]:
-        """Return what the layer is, numerically: its units, the ridge, form and size of the statistics.
-
-        Returns
-        -------
-        dict
-            ``n_units``, ``n_guided``, ``status``, ``classes``, ``samples``, ``guesses``, ``alpha``, ``solver``
-            (the form of the statistics), ``order`` (of the systems that are solved), ``error_bound``,
-            ``state_bytes``.
-        """
-        alpha, model = self.alpha_, self._model
-        return {
-            "n_units": self.n_units_,
-            "n_guided": self.layer_.n_guided,
-            "status": self.status_,
-            "classes": len(model.counts),
-            "samples": int(model.counts.sum()),
-            "guesses": self.n_guesses_,
-            "alpha": alpha,
-            "solver": model.state.form,
-            "order": model.state.order,
-            "error_bound": model.state.error_bound(alpha),
-            "state_bytes": model.state.nbytes,
-        }

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from evergrow.core.errors import MergeError
 from evergrow.core.record import Spec, record, require
-from evergrow.head.linalg.statistics import RidgeState
+from evergrow.head.linalg.statistics import RidgeStatistics
 from evergrow.head.ridge_model import RidgeModel
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class GuessReport:
         for label, rows in (other.classes or {}).items():
             total[label] = total.get(label, 0) + rows
         ordered = dict(sorted(total.items(), key=lambda entry: -entry[1]))
-        sums = (getattr(self, name) + getattr(other, name) for name in ("used", "unknown", "repeated"))
-        return GuessReport(*sums, ordered)
+        used, unknown = self.used + other.used, self.unknown + other.unknown
+        return GuessReport(used, unknown, self.repeated + other.repeated, ordered)
 
 
 @record("guesses")
@@ -79,7 +79,7 @@ class Guesses:
 
     Parameters
     ----------
-    state : RidgeState
+    state : RidgeStatistics
         Statistics of the rows with their weights.
     marks : Tensor of shape (n,)
         Fingerprints of the rows, 8 bytes each, all different; no row can be found from them.
@@ -89,7 +89,7 @@ class Guesses:
         What each counts for.
     """
 
-    state: RidgeState
+    state: RidgeStatistics
     marks: Annotated[Tensor, Spec(("n",), dtype="int64")]
     codes: Annotated[Tensor, Spec(("n",), dtype="int64")]
     weights: Annotated[Tensor, Spec(("n",))]

@@ -357,8 +357,6 @@ class StoredHead(NamedClasses):
         Name of the head.
     archive : Archive
         What :meth:`~evergrow.head.base.IncrementalClassifier.to_archive` gave.
-    solved : Archive, optional
-        What :meth:`~evergrow.head.base.IncrementalClassifier.solution` gave.
     name : str
         What messages call it.
 
@@ -372,11 +370,9 @@ class StoredHead(NamedClasses):
     (['level', 'north'], ['level', 'north'])
     """
 
-    def __init__(
-        self, method: str, archive: Archive, solved: Archive | None = None, *, name: str = "the archive"
-    ) -> None:
+    def __init__(self, method: str, archive: Archive, *, name: str = "the archive") -> None:
         saved = read_fields(SavedHead, archive, name=name)
-        self.method, self.name, self._archive, self._solved = method, name, archive, solved
+        self.method, self.name, self._archive = method, name, archive
         self._columns = saved.labels.table()
         self.classes_, self.n_features_in_ = np.unique(self._columns), saved.n_features
 
@@ -401,10 +397,6 @@ class StoredHead(NamedClasses):
         """Return itself: what answers need is worked out once it is loaded."""
         return self
 
-    def solution(self) -> Archive | None:
-        """Return what had been worked out when it was written; it is for the columns of :meth:`to_archive`."""
-        return self._solved
-
     def to_archive(self) -> Archive:
         """Return what a file holds: the columns as they are, under the names of now."""
         labels = to_values(StoredLabels.of(self._columns))
@@ -421,4 +413,4 @@ class StoredHead(NamedClasses):
         from evergrow.head.base import HEADS
 
         require(self.method in HEADS, f"its method {self.method!r} is unknown here")
-        return HEADS[self.method].from_archive(self.to_archive(), device, name=self.name, solution=self._solved)
+        return HEADS[self.method].from_archive(self.to_archive(), device, name=self.name)

@@ -1,4 +1,4 @@
-"""How unlike anything learned something is: terms of novelty, and what a stream teaches of their weights.
+"""How unlike anything learned something is: terms of novelty, and how they become a score.
 
 With ``A = S_w + alpha I``, f degrees of freedom, class means m_c of n_c rows and the mean m of all rows, a row h has
 
@@ -14,19 +14,15 @@ With ``A = S_w + alpha I``, f degrees of freedom, class means m_c of n_c rows an
 
 Of one class alone the first term is the distance itself, and those in the span are zero.
 
-With fewer classes than coordinates, quadratic forms in ``K^-1`` and ``(K + f N^-1)^-1`` are solved as they stand (N:
-counts on a diagonal). With more, nothing of the order of the classes is factored: with ``B = sum n_c (m_c - m)(...)^T``
+With no more classes than coordinates, quadratic forms in ``K^-1`` and ``(K + f N^-1)^-1`` are solved as they stand (N:
+counts on a diagonal). With more, nothing of the order of the classes is factored: their means span everything, and with
+``B = sum n_c (m_c - m)(m_c - m)^T``, of which the sum of products of all rows tells,
 
-    z^T (K + t N^-1)^-1 z = f (h - m)^T (A^-1 - (A + f / t B)^-1) (h - m)
+    z^T (K + f N^-1)^-1 z = f (h - m)^T (A^-1 - (A + B)^-1) (h - m)
 
-No one of them is good everywhere, so their weights are learned from the stream. Rows that are scored as if they had not
-been learned are what a model knows; rows of a new class, before they are learned, are what it does not know. With the
-mean D and the spread S of the terms of unknown rows, in units of the mean and spread of known ones, the weights are
-
-    w = argmin over w >= 0 of  w^T (S + rho I) w / 2 - w^T (D + rho c w_0)        c = w_0^T D / w_0^T S w_0
-
-which is w_0 while nothing is known of unknown rows. The score ``w^T z`` is brought to mean 0 and spread 1 on known
-rows, less what the count of the nearest class explains, and far things get more. Only sums are kept of each batch.
+No one of them is good everywhere. A weighted sum of them is brought to mean 0 and spread 1 on known rows, less what the
+count of the nearest class explains, and far things get more. What a stream teaches of the weights:
+:mod:`evergrow.learner.novelty_pool`.
 
 Probabilities ``softmax(score / T)`` are calibrated from the same rows. They have one number to choose; its log loss at
 a fixed grid of temperatures is a mean over rows, so it can be pooled over batches and sites without keeping a score.
@@ -34,44 +30,22 @@ a fixed grid of temperatures is a mean over rows, so it can be pooled over batch
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import InputError, NumericalError
+from evergrow.core.errors import InputError
 from evergrow.core.record import Between, record, require
-from evergrow.core.seeding import generator
-
-if TYPE_CHECKING:  # what is pooled is read and thresholds are told without torch
-    from torch import Tensor
-
-    from evergrow.head.linalg.factor import CholeskyFactor
-    from evergrow.head.linalg.scatter import SolvedScatter
-
-TOO_LARGE = 1e50
-"""Features beyond this may have a square, in the metric of what was learned, that overflows."""
 
 TERMS = ("relative-mahalanobis", "whitened-cosine", "span-cosine", "span-distance", "rest")
 
 REST = TERMS.index("rest")
 
-_DRAWN = 256
-_BLOCK = 256
-_REST_SPREAD = 0.3
-"""Spread of the rest of known rows, in units of its expectation, where no row was ever scored as if not learned."""
-
 DEFAULT_WEIGHTS = np.array([1.0, 1.0, 1.0, 1.0, 0.0])
 """w_0: all terms alike, but for the energy outside the span of the means, which serves far things."""
-
-PRIOR_STRENGTH = 0.3
-"""rho: how strongly weights are drawn to the default. 0.03 to 1 are within half a point of each other."""
-
-CLIP = 6.0
-"""Most that one term of an unknown row counts, in spreads of known rows: what is far off is found anyway."""
 
 GUARD = 4.0
 """Spreads beyond which the energy outside the span adds to the score by itself."""
@@ -79,297 +53,9 @@ GUARD = 4.0
 COUNT_RIDGE = 1e-3
 """Added to the variance of 1 / count when the score is regressed on it."""
 
-SUFFICIENT = 200
-"""Rows that a pooled number should rest on before those of younger models are set aside."""
-
-AGEING = (8, 6, 4, 3, 2, 1)
-"""Powers to try, the strongest discount of young models first."""
-
-_UNKNOWN_AGEING = 2
-"""Power of the share of samples with which unknown rows of younger models count."""
-
-_TERMS = len(TERMS)
-_COLUMNS = _TERMS + 1  # the last is 1 / count of the nearest class
-_FLAT = 1e-3  # least spread of a term, in units of its mean (or 1): one that never varies must not decide
-
-
-@dataclass(frozen=True, eq=False)
-class NoveltyTerms:
-    """What the terms need, worked out once.
-
-    Parameters
-    ----------
-    scatter : SolvedScatter
-        Class means solved against the scatter.
-    centre : Tensor of shape (k,)
-        m.
-    directions : Tensor of shape (k, C)
-        ``f A^-1 (m_c - m)``.
-    energies : Tensor of shape (C,)
-        The diagonal of K.
-    metric : Tensor of shape (C, C) or (k, k)
-        K where there are fewer classes than coordinates, else A; lower triangles will do.
-    span, total : CholeskyFactor
-        Of K, and of ``K + f N^-1``; else of ``A + f / t B`` for a small t, and of ``A + B``.
-    expected : float
-        Energy of a new row of a known class.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from evergrow.head.novelty import NoveltyTerms
-    >>> from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
-    >>> from evergrow.head.linalg.statistics import RidgeStatistics
-    >>> H = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> codes = torch.arange(60) % 3
-    >>> H[torch.arange(60), codes] += 9.0
-    >>> Y = torch.nn.functional.one_hot(codes, 3).double()
-    >>> stats = RidgeStatistics.create(4, 3).update(H, Y)
-    >>> terms = NoveltyTerms.of(SolvedScatter.of(ClassGeometry.of(stats, Y.sum(dim=0)), alpha=0.1))
-    >>> known, new = terms.of_rows(H).mean(dim=0), terms.of_rows(H.flip(1))[codes == 0].mean(dim=0)
-    >>> bool((new > known)[:5].all())
-    True
-    """
-
-    scatter: SolvedScatter
-    centre: Tensor
-    directions: Tensor
-    energies: Tensor
-    metric: Tensor
-    span: CholeskyFactor
-    total: CholeskyFactor
-    expected: float
-
-    @classmethod
-    def of(cls, scatter: SolvedScatter) -> NoveltyTerms:
-        """Prepare the terms: matrices of the order of the classes are factored, or of that of the layer if smaller."""
-        import torch
-
-        from evergrow.head.linalg.factor import safe_cholesky
-
-        counts, free = scatter.counts, scatter.freedom
-        shares = counts / counts.sum()
-        centre, solved = scatter.means @ shares, scatter.solve_means()
-        directions = free * (solved - (solved @ shares)[:, None])
-        means = scatter.means - centre[:, None]
-        energies = (means * directions).sum(dim=0).clamp_min(1e-12)
-        # The means less their mean are linearly dependent; a shift this small leaves their span as it is.
-        shift = 1e-8 * float(energies.mean())
-        if len(counts) < len(centre):
-            metric = means.T @ directions
-            metric = 0.5 * (metric + metric.T)
-            span = safe_cholesky(metric, shift=shift)
-            total = safe_cholesky(metric + torch.diag(free / counts))
-        else:
-            metric = _lower_product(scatter.factor.lower, triangular=True)
-            metric += _lower_product(scatter.columns, scatter.signs)
-            between = _lower_product(means, counts)
-            span = safe_cholesky(metric + free / (shift * float(counts.mean())) * between)
-            total = safe_cholesky(metric + between)
-        energy = scatter.noise_energy()
-        return cls(scatter, centre, directions, energies, metric, span, total, energy if energy > 0.0 else 1.0)
-
-    @property
-    def _by_class(self) -> bool:
-        return len(self.energies) < len(self.centre)
-
-    def of_rows(self, H: Tensor, outside: Tensor | None = None) -> Tensor:
-        """Return the terms (n, 5) of rows and, as a sixth column, 1 / count of the class nearest to each.
-
-        Parameters
-        ----------
-        H : Tensor of shape (n, k)
-            Rows in the coordinates of the statistics.
-        outside : Tensor of shape (n,), optional
-            Energy that rows have outside of these coordinates, where nothing was learned.
-        """
-        centred = H - self.centre
-        energy = self.scatter.quadratic(centred.T)
-        if outside is not None:
-            energy = energy + outside / self.scatter.alpha
-        return self._terms(centred, centred @ self.directions, self.scatter.freedom * energy)
-
-    def expected_rows(self) -> Tensor:
-        """Return terms (256, 6) of rows drawn as the statistics say known ones are: what to expect before any was seen.
-
-        Rows of a class lie about its mean with the common scatter. Drawn are their products with the class means, or
-        with more classes than coordinates the rows themselves, and their energy outside the span of the means.
-        """
-        import torch
-
-        scatter, counts = self.scatter, self.scatter.counts
-        source = generator(0, "novelty", "expected")
-        spots = (torch.arange(_DRAWN, dtype=torch.float64) + 0.5) / _DRAWN
-        chances = torch.cumsum(counts / counts.sum(), dim=0).cpu()
-        codes = torch.searchsorted(chances, spots).clamp_max(len(counts) - 1).to(counts.device)
-        lower = self._noise_factor()
-        noise = torch.randn(_DRAWN, lower.shape[1], generator=source, dtype=torch.float64).to(lower) @ lower.T
-        unsure = 1.0 + 1.0 / counts[codes]
-        centred = scatter.means[:, codes].T - self.centre
-        if self._by_class:
-            within = float(self.span.half_solve(lower).square().sum())
-            noise = noise * unsure.sqrt()[:, None]
-            inside, own = self._explained(self.span, centred, noise), noise.gather(1, codes[:, None])[:, 0]
-            products = centred @ self.directions + noise
-        else:
-            inside = self._explained(self.span, noise, noise)
-            within, inside = float(inside.mean()), inside * unsure
-            noise = noise * unsure.sqrt()[:, None]
-            own, centred = (noise * self.directions[:, codes].T).sum(dim=1), centred + noise
-            products = centred @ self.directions
-        rest = max(self.expected - within, 0.05 * self.expected)
-        spread = torch.randn(_DRAWN, generator=source, dtype=torch.float64).to(counts)
-        outside = rest * (1.0 + _REST_SPREAD * spread).clamp_min(0.1)
-        return self._terms(centred, products, self.energies[codes] + 2.0 * own + inside + outside)
-
-    def _noise_factor(self) -> Tensor:
-        """Return a factor of the covariance of products with the class means, or of rows, about the mean of a class."""
-        import torch
-
-        from evergrow.head.linalg.factor import safe_cholesky
-
-        scatter, free = self.scatter, self.scatter.freedom
-        known, ridge = scatter.noise_energy(inside=True), scatter.alpha + scatter.factor.jitter
-        shift = 1e-8 * float((self.energies if self._by_class else self.metric.diagonal()).mean())
-        if scatter.noise_energy() <= 0.0:  # nothing is known of the spread but that of the means
-            if not self._by_class:
-                return (scatter.means - self.centre[:, None]) / math.sqrt(len(self.energies))
-            return safe_cholesky(self.metric @ self.metric / len(self.energies), shift=shift).lower
-        if self._by_class:
-            covariance = self.metric - (ridge / free) * (self.directions.T @ self.directions)
-        else:
-            covariance = (self.metric - torch.diag(self.metric.new_full((len(self.centre),), ridge))) / free
-            shift = shift / free
-        return safe_cholesky(covariance * max(self.expected / max(known, 1e-300), 1.0), shift=shift).lower
-
-    def _explained(self, factor: CholeskyFactor, centred: Tensor, products: Tensor) -> Tensor:
-        """Return ``z^T (K + t N^-1)^-1 z`` (n,) for the t of a factor; z are products of rows less the mean of all."""
-        if self._by_class:
-            return factor.half_solve(products.T).square().sum(dim=0)
-        inside = self.scatter.quadratic(centred.T) - factor.half_solve(centred.T).square().sum(dim=0)
-        return self.scatter.freedom * inside
-
-    def _terms(self, centred: Tensor, products: Tensor, energy: Tensor) -> Tensor:
-        import torch
-
-        counts = self.scatter.counts
-        energy, energies = energy.clamp_min(1e-9), self.energies
-        inside = self._explained(self.span, centred, products).clamp_min(1e-12)
-        rest = (energy - inside).clamp_min(1e-9)
-        unsure = 1.0 + 1.0 / counts  # the mean of few rows is off by a share of the spread itself
-        nearest = ((energy[:, None] - 2.0 * products + energies) / unsure).min(dim=1)
-        as_one = energy - self._explained(self.total, centred, products)
-        whole = (products / (energy[:, None] * energies).sqrt()).amax(dim=1)
-        span = (products / (inside[:, None] * energies).sqrt()).amax(dim=1)
-        distance = ((inside[:, None] - 2.0 * products + energies).clamp_min(0.0) / unsure).amin(dim=1)
-        columns = [nearest.values - as_one, -whole, -span, distance, rest / self.expected]
-        if len(counts) == 1:  # with one mean there is nothing to be relative to, and no span: what is left is distance
-            none = torch.zeros_like(energy)
-            columns = [nearest.values, none, none, none, rest / self.expected]
-        return torch.stack([*columns, 1.0 / counts[nearest.indices]], dim=1)
-
-
-def _lower_product(factor: Tensor, weights: Tensor | None = None, *, triangular: bool = False) -> Tensor:
-    """Return the lower triangle of ``F diag(w) F^T`` and zeros above; half of the products are spared, or more."""
-    order = len(factor)
-    found = factor.new_zeros(order, order)
-    heavy = factor if weights is None else factor * weights
-    for start in range(0, order, _BLOCK):
-        stop = min(start + _BLOCK, order)
-        width = stop if triangular else factor.shape[1]
-        found[start:stop, :stop] = heavy[start:stop, :width] @ factor[:stop, :width].T
-    return found
-
-
-def bounded(found: Tensor, H: Tensor) -> Tensor:
-    """Return terms (n, k) with the largest number there is for rows too large to be squared.
-
-    Raises
-    ------
-    NumericalError
-        If those of a row of ordinary size are not finite: the statistics are not those of samples.
-    """
-    import torch
-
-    finite = torch.isfinite(found).all(dim=1)
-    if not bool((finite | (H.abs().amax(dim=1) > TOO_LARGE)).all()):
-        raise NumericalError("novelty must be finite, but the statistics are not those of samples")
-    return torch.where(finite[:, None], found, torch.finfo(found.dtype).max)
-
-
-# -- weights ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class KnownTerms:
-    """Moments of the terms of rows of one batch as if they had not been learned.
-
-    Parameters
-    ----------
-    n : int
-        How many rows.
-    size : int
-        How many samples the scoring model had learned.
-    mean : tuple of 6 floats
-        Mean of the terms and of 1 / count of the nearest class.
-    second : tuple of 36 floats
-        Mean of their products, row by row.
-    """
-
-    n: int
-    size: int
-    mean: tuple[float, ...]
-    second: tuple[float, ...]
-
-    @classmethod
-    def of(cls, terms: NDArray[np.float64], size: int) -> KnownTerms:
-        """Return the moments of rows (n, 6)."""
-        second = terms.T @ terms / len(terms)
-        return cls(len(terms), int(size), tuple(terms.mean(axis=0).tolist()), tuple(second.ravel().tolist()))
-
-    def check(self) -> None:
-        """Raise :class:`FileFormatError` where no rows can have such moments."""
-        require(self.n > 0 and self.size > 0, "it is of no rows, or of a model without samples")
-        lengths = len(self.mean), len(self.second)
-        require(lengths == (_COLUMNS, _COLUMNS**2), f"it has {lengths} numbers of {_COLUMNS} terms")
-        second = np.reshape(self.second, (_COLUMNS, _COLUMNS))
-        roots = np.sqrt(np.where(second.diagonal() > 0.0, second.diagonal(), 1.0))
-        with np.errstate(over="ignore", invalid="ignore"):
-            covariance = (second - np.outer(self.mean, self.mean)) / np.outer(roots, roots)
-        # Rounding of sums over n rows moves an eigenvalue by a few n times 1e-16 in these units.
-        require(_least_eigenvalue(covariance) >= -1e-7, "its products of terms are not those of any rows")
-
-
-@dataclass(frozen=True)
-class UnknownTerms:
-    """Moments of the terms of rows of new classes before they were learned, in units of what was known then.
-
-    Parameters
-    ----------
-    n : int
-        How many rows.
-    size : int
-        How many samples the scoring model had learned.
-    mean : tuple of 5 floats
-        Mean of the terms.
-    spread : tuple of 25 floats
-        Mean of their covariance and that of known rows, row by row.
-    """
-
-    n: int
-    size: int
-    mean: tuple[float, ...]
-    spread: tuple[float, ...]
-
-    def check(self) -> None:
-        """Raise :class:`FileFormatError` where no rows can have such moments."""
-        require(self.n > 0 and self.size > 0, "it is of no rows, or of a model without samples")
-        lengths = len(self.mean), len(self.spread)
-        require(lengths == (_TERMS, _TERMS**2), f"it has {lengths} numbers of {_TERMS} terms")
-        require(max(map(abs, self.mean)) <= CLIP, f"a mean lies beyond {CLIP:g} spreads")
-        # What known rows add may be rounded by much more than this one's own, but by far less than the prior.
-        least = _least_eigenvalue(np.reshape(self.spread, (_TERMS, _TERMS)))
-        require(least > -0.5 * PRIOR_STRENGTH, "its spread is not that of any rows")
+N_TERMS = len(TERMS)
+N_COLUMNS = N_TERMS + 1  # the last is 1 / count of the nearest class
+FLAT = 1e-3  # least spread of a term, in units of its mean (or 1): one that never varies must not decide
 
 
 @record("novelty-standard")
@@ -397,164 +83,58 @@ class NoveltyStandard:
     slope: Annotated[float, Between(0.0)]
     spread: Annotated[float, Between(above=0.0)]
 
+    @classmethod
+    def of(
+        cls, mean: NDArray[np.float64], second: NDArray[np.float64], weights: NDArray[np.float64] = DEFAULT_WEIGHTS
+    ) -> NoveltyStandard:
+        """Return the score that known rows tell of.
+
+        Parameters
+        ----------
+        mean, second : ndarray of shape (6,) and (6, 6)
+            Means of the terms of known rows, and of their products.
+        weights : ndarray of shape (5,)
+            Weights of the terms, up to their sum.
+        """
+        scale, covariance = term_spreads(mean, second)
+        weights = weights / weights.sum()
+        terms = covariance[:N_TERMS, :N_TERMS] / np.outer(scale, scale)
+        across = float(weights @ (covariance[:N_TERMS, N_TERMS] / scale))
+        slope = max(across / (max(float(covariance[N_TERMS, N_TERMS]), 0.0) + COUNT_RIDGE), 0.0)
+        spread = float(np.sqrt(max(float(weights @ terms @ weights), 1e-12)))
+        return cls(tuple(weights.tolist()), tuple(mean.tolist()), tuple(scale.tolist()), slope, spread)
+
     def score(self, terms: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the novelty (n,) of rows with terms (n, 6)."""
         mean = np.asarray(self.mean)
         with np.errstate(over="ignore", invalid="ignore"):
-            standard = (terms[:, :_TERMS] - mean[:_TERMS]) / np.asarray(self.scale)
-            excess = standard @ np.asarray(self.weights) - self.slope * (terms[:, _TERMS] - mean[_TERMS])
+            standard = (terms[:, :N_TERMS] - mean[:N_TERMS]) / np.asarray(self.scale)
+            excess = standard @ np.asarray(self.weights) - self.slope * (terms[:, N_TERMS] - mean[N_TERMS])
             scores = excess / self.spread + np.maximum(standard[:, REST] - GUARD, 0.0)
         # What is too large for arithmetic is as unknown as can be.
         return np.asarray(np.where(np.isfinite(scores), scores, np.finfo(np.float64).max))
 
     def from_units(self, units: NDArray[np.float64]) -> NoveltyStandard:
-        """Return the same score of terms as they come, where this one is of terms in units (:func:`term_units`)."""
-        mean, scale = units[0] + units[1] * np.asarray(self.mean), units[1, :_TERMS] * np.asarray(self.scale)
+        """Return the same score of terms as they come, where this one is of terms with this origin and unit (2, 6)."""
+        mean, scale = units[0] + units[1] * np.asarray(self.mean), units[1, :N_TERMS] * np.asarray(self.scale)
         return replace(self, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless a file holds numbers of all terms."""
         lengths = (len(self.weights), len(self.mean), len(self.scale))
-        require(lengths == (_TERMS, _COLUMNS, _TERMS), f"it has {lengths} numbers of {_TERMS} terms")
+        require(lengths == (N_TERMS, N_COLUMNS, N_TERMS), f"it has {lengths} numbers of {N_TERMS} terms")
         require(min(self.weights) >= 0.0 and min(self.scale) > 0.0, "a weight is negative or a spread not positive")
 
 
-@dataclass(frozen=True)
-class NoveltyPool:
-    """Moments of known and of unknown rows, batch by batch.
-
-    Parameters
-    ----------
-    known : tuple of KnownTerms
-        Of rows scored as if they had not been learned.
-    unknown : tuple of UnknownTerms
-        Of rows of new classes before they were learned.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from evergrow.head.novelty import KnownTerms, NoveltyPool
-    >>> terms = np.random.default_rng(0).normal(size=(500, 6))
-    >>> pool = NoveltyPool((KnownTerms.of(terms, size=500),))
-    >>> pool.weights().tolist()
-    [0.25, 0.25, 0.25, 0.25, 0.0]
-    >>> round(float(pool.standard().score(terms).std()), 1)
-    1.0
-    """
-
-    known: tuple[KnownTerms, ...] = ()
-    unknown: tuple[UnknownTerms, ...] = ()
-
-    def measured(self, terms: NDArray[np.float64], size: int) -> UnknownTerms | None:
-        """Return the moments of rows that a model of ``size`` samples does not know; None where it knows none.
-
-        Parameters
-        ----------
-        terms : ndarray of shape (n, 6)
-            Terms of rows of new classes before they are learned.
-        size : int
-            Samples that the model has learned.
-        """
-        if not self.known or not len(terms):
-            return None
-        mean, scale, covariance = self._moments()
-        standard = np.clip((terms[:, :_TERMS] - mean[:_TERMS]) / scale, -CLIP, CLIP)
-        centre = standard.mean(axis=0)
-        own = (standard - centre).T @ (standard - centre) / max(len(standard) - 1, 1)
-        both = 0.5 * (own + covariance[:_TERMS, :_TERMS] / np.outer(scale, scale))
-        return UnknownTerms(len(standard), int(size), tuple(centre.tolist()), tuple(both.ravel().tolist()))
-
-    def weights(self) -> NDArray[np.float64]:
-        """Return the weights of the terms, not negative, with sum 1."""
-        default = DEFAULT_WEIGHTS
-        if not self.unknown:
-            return np.asarray(default / default.sum())
-        from scipy.optimize import nnls
-
-        sizes = np.array([part.size for part in self.unknown], dtype=np.float64)
-        shares = np.array([part.n for part in self.unknown]) * (sizes / sizes.max()) ** _UNKNOWN_AGEING
-        shares = shares / shares.sum()
-        mean = shares @ np.array([part.mean for part in self.unknown])
-        spread = (shares @ np.array([part.spread for part in self.unknown])).reshape(_TERMS, _TERMS)
-        strength = max(float(default @ mean) / max(float(default @ spread @ default), 1e-12), 1e-3)
-        lower = np.linalg.cholesky(spread + PRIOR_STRENGTH * np.eye(_TERMS))
-        wanted = mean + PRIOR_STRENGTH * strength * default
-        found = nnls(lower.T, np.linalg.solve(lower, wanted))[0]  # |L^T w - L^-1 v|^2 is the quadratic above
-        return np.asarray(found / found.sum() if found.sum() > 0.0 else default / default.sum())
-
-    def standard(self) -> NoveltyStandard:
-        """Return how terms become a score; at least one batch of known rows is needed."""
-        mean, scale, covariance = self._moments()
-        weights = self.weights()
-        terms = covariance[:_TERMS, :_TERMS] / np.outer(scale, scale)
-        across = float(weights @ (covariance[:_TERMS, _TERMS] / scale))
-        slope = max(across / (max(float(covariance[_TERMS, _TERMS]), 0.0) + COUNT_RIDGE), 0.0)
-        spread = float(np.sqrt(max(float(weights @ terms @ weights), 1e-12)))
-        return NoveltyStandard(tuple(weights.tolist()), tuple(mean.tolist()), tuple(scale.tolist()), slope, spread)
-
-    def _moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """Return mean (6,), spread (5,) and covariance (6, 6) of known rows."""
-        numbers = [part.n for part in self.known]
-        weights = ageing_weights(numbers, [part.size for part in self.known]) * np.array(numbers)
-        weights = weights / weights.sum()
-        mean = weights @ np.array([part.mean for part in self.known])
-        second = (weights @ np.array([part.second for part in self.known])).reshape(_COLUMNS, _COLUMNS)
-        covariance = second - np.outer(mean, mean)
-        # A term that never varies, as one does with two classes, may come out below zero by rounding.
-        np.fill_diagonal(covariance, np.maximum(covariance.diagonal(), 0.0))
-        variance = np.maximum(covariance.diagonal()[:_TERMS], 1e-24)
-        return mean, np.maximum(np.sqrt(variance), _FLAT * np.maximum(np.abs(mean[:_TERMS]), 1.0)), covariance
-
-
-def term_units(expected: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return origin and unit (2, 6) of each term: what a model's statistics alone expect of known rows.
-
-    Terms drift while a model learns classes. In these units those of a younger model can be pooled with later ones.
-
-    Parameters
-    ----------
-    expected : ndarray of shape (n, 6)
-        Terms of rows as the statistics expect them. 1 / count keeps its own unit.
-    """
-    mean = expected.mean(axis=0)
-    spread = np.maximum(expected.std(axis=0), _FLAT * np.abs(mean))
-    mean[_TERMS], spread[_TERMS] = 0.0, 1.0
-    return np.stack([mean, np.where(spread > 0.0, spread, 1.0)])
-
-
-def ageing_weights(numbers: Sequence[int], sizes: Sequence[int]) -> NDArray[np.float64]:
-    """Return what one row of each batch counts for: the less, the smaller the model was that scored it.
-
-    Scores of a model that had learned a share q of the samples count ``q**p``, with the largest p that leaves the
-    weight of SUFFICIENT rows. With few rows all count, since then chance does more harm than age.
-
-    Parameters
-    ----------
-    numbers : sequence of int
-        Rows of each batch.
-    sizes : sequence of int
-        Samples that the model had learned when it scored them.
-
-    Examples
-    --------
-    >>> from evergrow.head.novelty import ageing_weights
-    >>> ageing_weights([300, 300], [50, 100]).tolist()
-    [0.00390625, 1.0]
-    >>> ageing_weights([20, 20], [50, 100]).tolist()
-    [1.0, 1.0]
-    """
-    shares = np.asarray(sizes, dtype=np.float64)
-    shares = shares / shares.max()
-    counted = np.asarray(numbers, dtype=np.float64)
-    powers = (power for power in AGEING if float(counted @ shares**power) >= SUFFICIENT)
-    return np.asarray(shares ** next(powers, 0))
-
-
-def _least_eigenvalue(matrix: NDArray[np.float64]) -> float:
-    """Return the smallest eigenvalue; minus infinity where numbers are not finite or the matrix is not symmetric."""
-    if not np.isfinite(matrix).all() or not np.allclose(matrix, matrix.T, rtol=1e-9, atol=1e-9 * np.abs(matrix).max()):
-        return -np.inf
-    return float(np.linalg.eigvalsh(matrix)[0])
+def term_spreads(
+    mean: NDArray[np.float64], second: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return spread (5,) and covariance (6, 6) of terms with these means (6,) and means of products (6, 6)."""
+    covariance = second - np.outer(mean, mean)
+    # A term that never varies, as one does with two classes, may come out below zero by rounding.
+    np.fill_diagonal(covariance, np.maximum(covariance.diagonal(), 0.0))
+    variance = np.maximum(covariance.diagonal()[:N_TERMS], 1e-24)
+    return np.maximum(np.sqrt(variance), FLAT * np.maximum(np.abs(mean[:N_TERMS]), 1.0)), covariance
 
 
 # -- temperatures -------------------------------------------------------------------------------------------------

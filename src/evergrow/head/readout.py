@@ -12,8 +12,9 @@ stay. Nothing of the order of the layer is factored: the solved scatter follows 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated
 
 import numpy as np
@@ -21,15 +22,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergrow.core.record import Between, Spec, record
+from evergrow.core.record import Between, record
+from evergrow.core.seeding import generator
 from evergrow.head.block_weights import ENOUGH_ROWS, cautious_weights, choose_block_weights
 from evergrow.head.layers.feature_map import check_weights
 from evergrow.head.linalg.class_shapes import ShapeScores
-from evergrow.head.linalg.factor import safe_cholesky
+from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky
 from evergrow.head.linalg.ridge_choice import choose_by_gcv, choose_ridge
 from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
-from evergrow.head.linalg.statistics import LARGEST_WEIGHT, RidgeState, RidgeStatistics
-from evergrow.head.novelty import TEMPERATURES, KnownTerms, NoveltyPool, NoveltyStandard, NoveltyTerms, bounded
+from evergrow.head.linalg.statistics import Readout, RidgeStatistics
+from evergrow.head.novelty import TEMPERATURES, NoveltyStandard
 from evergrow.head.ridge_model import RidgeModel, row_energy
 
 READOUTS = ("denoised", "ridge")
@@ -40,46 +42,25 @@ _TERM_ROWS = 4096  # rows whose terms of novelty are worked out at once
 GROWTH = 1.25
 """How much more or fewer rows there must be before ridge and strength are chosen anew."""
 
+_DRAWN = 256
+
+_REST_SPREAD = 0.3
+"""Spread of the rest of known rows, in units of its expectation, where no row was ever scored as if not learned."""
+
 UNCALIBRATED = 0.06
 """Temperature per energy of a true class mean, where no row was ever scored as if not learned. At the ends of streams
 of image and text features the calibrated temperature is 0.03 to 0.12 of that energy."""
 
 
-@record("readout")
-@dataclass(frozen=True, eq=False)
-class Readout:
-    """Linear class scores ``h @ weights + offset``.
-
-    Parameters
-    ----------
-    weights : Tensor of shape (L, C)
-        Weights.
-    offset : Tensor of shape (C,)
-        Added to every row.
-    alpha : float
-        The ridge used.
-    minimiser : float
-        The ridge with the smallest GCV score where one was chosen, else ``alpha``.
-    jitter : float
-        What the factorisation needed beyond ``alpha``.
-    """
-
-    weights: Annotated[Tensor, Spec(("L", "C"), largest=LARGEST_WEIGHT)]
-    offset: Annotated[Tensor, Spec(("C",), largest=LARGEST_WEIGHT)]
-    alpha: Annotated[float, Between(0.0)]
-    minimiser: Annotated[float, Between(0.0)]
-    jitter: Annotated[float, Between(0.0)]
-
-
 # -- ridge regression -----------------------------------------------------------------------------------------
 
 
-def solve_ridge(state: RidgeState, masses: Tensor, alpha: float | None, rows: float | None = None) -> Readout:
+def solve_ridge(state: RidgeStatistics, masses: Tensor, alpha: float | None, rows: float | None = None) -> Readout:
     """Solve the ridge regression on one-hot targets.
 
     Parameters
     ----------
-    state : RidgeState
+    state : RidgeStatistics
         The statistics.
     masses : Tensor of shape (C,)
         Samples per class, or the sum of their weights.
@@ -88,16 +69,10 @@ def solve_ridge(state: RidgeState, masses: Tensor, alpha: float | None, rows: fl
     rows : float, optional
         Rows behind the statistics, where that is not their count.
     """
-    minimiser = alpha
     if alpha is None:
-        stats = state.reduced()
-        state = stats = stats if rows is None else replace(stats, count=round(rows))
-        choice = choose_by_gcv(stats, row_energy(stats, masses, float(max(stats.count, 1))))
-        alpha, minimiser = choice.alpha, choice.minimiser
-    solution = state.solve(alpha)
-    # Row by row, as a file holds them: a product with the columns of a solver rounds otherwise, in the last place.
-    weights = solution.weights.contiguous()
-    return Readout(weights, weights.new_zeros(weights.shape[1]), alpha, minimiser or alpha, solution.jitter)
+        stats = state if rows is None else replace(state, count=round(rows))
+        alpha = choose_by_gcv(stats, row_energy(stats, masses, float(max(stats.count, 1))))[0]
+    return state.solve(alpha)
 
 
 def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
@@ -107,7 +82,7 @@ def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
     ``a = 1 - (1 - t) / (1 - df / n)`` estimates that score on new rows (leave one out, on average), and the temperature
     is ``sqrt(a) / (4 ln C)``; the constant was measured on image and text features.
     """
-    stats, n = model.state.reduced(), model.pooled_rows
+    stats, n = model.state, model.pooled_rows
     factor = safe_cholesky(stats.gram, shift=readout.alpha)
     dof = stats.gram.shape[0] - readout.alpha * factor.trace_inverse()
     learned = float((factor.solve(stats.cross) * stats.cross).sum()) / n
@@ -159,7 +134,7 @@ def choose_weights(model: RidgeModel) -> tuple[float, ...]:
         return ()
     if float(model.masses.sum()) < ENOUGH_ROWS:
         return tuple(w / g for w, g in zip(cautious_weights(len(blocks.sizes)), blocks.weights, strict=True))
-    gram, cross, basis = model.state.reduced().part(link)
+    gram, cross, basis = model.state.part(link)
     return choose_block_weights(gram, cross, model.masses, blocks.sizes, blocks.weights, basis)
 
 
@@ -168,7 +143,7 @@ def column_scale(model: RidgeModel, weights: tuple[float, ...]) -> Tensor | None
     link = model.layer.link_columns()
     if not weights or link is None or model.blocks is None:
         return None
-    scale = model.state.reduced().gram.new_ones(model.layer.n_outputs)
+    scale = model.state.gram.new_ones(model.layer.n_outputs)
     scale[link] = torch.repeat_interleave(scale.new_tensor(weights), torch.tensor(model.blocks.sizes).to(scale.device))
     return scale
 
@@ -180,15 +155,179 @@ def weighted_rows(model: RidgeModel, weights: tuple[float, ...], Z: Tensor) -> T
     return H if scale is None else H * scale
 
 
-def weighted_geometry(model: RidgeModel, weights: tuple[float, ...]) -> ClassGeometry:
-    """Return class means and scatter of the statistics with the weights of blocks."""
-    stats, scale = model.state.reduced(), column_scale(model, weights)
-    return ClassGeometry.of(stats if scale is None else stats.scaled(scale), model.masses)
+def weighted_statistics(model: RidgeModel, weights: tuple[float, ...]) -> RidgeStatistics:
+    """Return the statistics with the weights of blocks."""
+    scale = column_scale(model, weights)
+    return model.state if scale is None else model.state.scaled(scale)
 
 
 def guessed_temperature(spread: float) -> float:
     """Return a temperature for scores of class means with this energy around their centre."""
     return 1.0 + UNCALIBRATED * spread
+
+
+# -- terms of novelty ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class NoveltyTerms:
+    """What the terms need, worked out once.
+
+    Parameters
+    ----------
+    scatter : SolvedScatter
+        Class means solved against the scatter.
+    centre : Tensor of shape (k,)
+        m.
+    directions : Tensor of shape (k, C)
+        ``f A^-1 (m_c - m)``.
+    energies : Tensor of shape (C,)
+        The diagonal of K.
+    span : CholeskyFactor or None
+        Of K; None where there are more classes than coordinates, which the means span then.
+    total : CholeskyFactor
+        Of ``K + f N^-1``, else of ``A + B``.
+    expected : float
+        Energy of a new row of a known class.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.head.readout import NoveltyTerms
+    >>> from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
+    >>> from evergrow.head.linalg.statistics import RidgeStatistics
+    >>> H = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> codes = torch.arange(60) % 3
+    >>> H[torch.arange(60), codes] += 9.0
+    >>> Y = torch.nn.functional.one_hot(codes, 3).double()
+    >>> stats = RidgeStatistics.create(4, 3).update(H, Y)
+    >>> terms = NoveltyTerms.of(SolvedScatter.of(ClassGeometry.of(stats, Y.sum(dim=0)), alpha=0.1), lambda: stats.gram)
+    >>> known, new = terms.of_rows(H).mean(dim=0), terms.of_rows(H.flip(1))[codes == 0].mean(dim=0)
+    >>> bool((new > known)[:5].all())
+    True
+    """
+
+    scatter: SolvedScatter
+    centre: Tensor
+    directions: Tensor
+    energies: Tensor
+    span: CholeskyFactor | None
+    total: CholeskyFactor
+    expected: float
+
+    @classmethod
+    def of(cls, scatter: SolvedScatter, gram: Callable[[], Tensor]) -> NoveltyTerms:
+        """Prepare the terms: matrices of the order of the classes are factored, or of that of the layer if smaller.
+
+        Parameters
+        ----------
+        scatter : SolvedScatter
+            Class means solved against the scatter.
+        gram : callable
+            Returns the sum of products of all rows, (k, k).
+        """
+        counts, free = scatter.counts, scatter.freedom
+        shares = counts / counts.sum()
+        centre, solved = scatter.means @ shares, scatter.solve_means()
+        directions = free * (solved - (solved @ shares)[:, None])
+        means = scatter.means - centre[:, None]
+        energies = (means * directions).sum(dim=0).clamp_min(1e-12)
+        if len(counts) <= len(centre):
+            metric = means.T @ directions
+            metric = 0.5 * (metric + metric.T)
+            # The means less their mean are linearly dependent; a shift this small leaves their span as it is.
+            span = safe_cholesky(metric, shift=1e-8 * float(energies.mean()))
+            total = safe_cholesky(metric + torch.diag(free / counts))
+        else:
+            span, root = None, float(counts.sum()) ** 0.5 * centre
+            total = safe_cholesky(gram() - torch.outer(root, root), shift=scatter.alpha + scatter.factor.jitter)
+        energy = scatter.noise_energy()
+        return cls(scatter, centre, directions, energies, span, total, energy if energy > 0.0 else 1.0)
+
+    def of_rows(self, H: Tensor, outside: Tensor | None = None) -> Tensor:
+        """Return the terms (n, 5) of rows and, as a sixth column, 1 / count of the class nearest to each.
+
+        Parameters
+        ----------
+        H : Tensor of shape (n, k)
+            Rows in the coordinates of the statistics.
+        outside : Tensor of shape (n,), optional
+            Energy that rows have outside of these coordinates, where nothing was learned.
+        """
+        centred = H - self.centre
+        energy = self.scatter.quadratic(centred.T)
+        if outside is not None:
+            energy = energy + outside / self.scatter.alpha
+        return self._terms(centred, centred @ self.directions, self.scatter.freedom * energy)
+
+    def expected_rows(self) -> Tensor:
+        """Return terms (256, 6) of rows drawn as the statistics say known ones are: what to expect before any was seen.
+
+        Rows of a class lie about its mean with the common scatter. Drawn are their products with the class means, or
+        with more classes than coordinates the rows themselves, and their energy outside the span of the means.
+        """
+        scatter, counts = self.scatter, self.scatter.counts
+        source = generator(0, "novelty", "expected")
+        spots = (torch.arange(_DRAWN, dtype=torch.float64) + 0.5) / _DRAWN
+        chances = torch.cumsum(counts / counts.sum(), dim=0).cpu()
+        codes = torch.searchsorted(chances, spots).clamp_max(len(counts) - 1).to(counts.device)
+        lower = self._noise_factor()
+        noise = torch.randn(_DRAWN, lower.shape[1], generator=source, dtype=torch.float64).to(lower) @ lower.T
+        noise = noise * (1.0 + 1.0 / counts[codes]).sqrt()[:, None]
+        centred = scatter.means[:, codes].T - self.centre
+        if self.span is None:
+            own, products = (noise * self.directions[:, codes].T).sum(dim=1), (centred + noise) @ self.directions
+            inside, rest = scatter.freedom * scatter.quadratic(noise.T), 0.05 * self.expected
+            centred = centred + noise
+        else:
+            own, products = noise.gather(1, codes[:, None])[:, 0], centred @ self.directions + noise
+            inside = self.span.half_solve(noise.T).square().sum(dim=0)
+            rest = max(self.expected - float(self.span.half_solve(lower).square().sum()), 0.05 * self.expected)
+        spread = torch.randn(_DRAWN, generator=source, dtype=torch.float64).to(counts)
+        outside = rest * (1.0 + _REST_SPREAD * spread).clamp_min(0.1)
+        return self._terms(centred, products, self.energies[codes] + 2.0 * own + inside + outside)
+
+    def _noise_factor(self) -> Tensor:
+        """Return a factor of the covariance of products with the class means, or of rows, about the mean of a class."""
+        scatter, free = self.scatter, self.scatter.freedom
+        known, ridge = scatter.noise_energy(inside=True), scatter.alpha + scatter.factor.jitter
+        means = scatter.means - self.centre[:, None]
+        if scatter.noise_energy() <= 0.0:  # nothing is known of the spread but that of the means
+            spread = means if self.span is None else means.T @ self.directions
+            return spread / math.sqrt(len(self.energies))
+        if self.span is None:
+            covariance = scatter.matrix() / free
+            shift = 1e-8 * float(covariance.diagonal().mean())
+            covariance.diagonal().sub_(ridge / free)
+        else:
+            covariance = (means - (ridge / free) * self.directions).T @ self.directions
+            shift = 1e-8 * float(self.energies.mean())
+        return safe_cholesky(covariance * max(self.expected / max(known, 1e-300), 1.0), shift=shift).lower
+
+    def _explained(self, centred: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``z^T K^-1 z`` and ``z^T (K + f N^-1)^-1 z`` (n,); z are products of rows less the mean of all."""
+        if self.span is not None:
+            span, total = (factor.half_solve(products.T).square().sum(dim=0) for factor in (self.span, self.total))
+            return span, total
+        inside = self.scatter.freedom * self.scatter.quadratic(centred.T)
+        return inside, inside - self.scatter.freedom * self.total.half_solve(centred.T).square().sum(dim=0)
+
+    def _terms(self, centred: Tensor, products: Tensor, energy: Tensor) -> Tensor:
+        counts = self.scatter.counts
+        energy, energies = energy.clamp_min(1e-9), self.energies
+        inside, explained = self._explained(centred, products)
+        inside = inside.clamp_min(1e-12)
+        rest = (energy - inside).clamp_min(1e-9)
+        unsure = 1.0 + 1.0 / counts  # the mean of few rows is off by a share of the spread itself
+        nearest = ((energy[:, None] - 2.0 * products + energies) / unsure).min(dim=1)
+        whole = (products / (energy[:, None] * energies).sqrt()).amax(dim=1)
+        span = (products / (inside[:, None] * energies).sqrt()).amax(dim=1)
+        distance = ((inside[:, None] - 2.0 * products + energies).clamp_min(0.0) / unsure).amin(dim=1)
+        columns = [nearest.values - energy + explained, -whole, -span, distance, rest / self.expected]
+        if len(counts) == 1:  # with one mean there is nothing to be relative to, and no span: what is left is distance
+            none = torch.zeros_like(energy)
+            columns = [nearest.values, none, none, none, rest / self.expected]
+        return torch.stack([*columns, 1.0 / counts[nearest.indices]], dim=1)
 
 
 # -- rows as if they had not been learned -------------------------------------------------------------------------
@@ -292,7 +431,7 @@ class SolvedCache:
     def after(self, model: RidgeModel, fixed: float | None, scatter: SolvedScatter | None = None) -> SolvedCache:
         """Return the cache of another model, which begins where this one's choices ended."""
         # A solution that was followed is in the coordinates of the features.
-        known = None if scatter is None else (scatter, model.state.reduced())
+        known = None if scatter is None else (scatter, model.state)
         return SolvedCache(model, self.kind, fixed, self.choice, known)
 
     def followed(
@@ -314,7 +453,7 @@ class SolvedCache:
             What the rows count for, where that is not one.
         """
         scatter = None
-        if self.known_scatter is not None and self.choice is not None and model.state.reduced().basis is None:
+        if self.known_scatter is not None and self.choice is not None and model.state.basis is None:
             before, stats = self.known_scatter
             if stats.basis is None and before.can_follow(len(codes)):
                 H = weighted_rows(model, self.choice.weights, Z)
@@ -328,7 +467,7 @@ class SolvedCache:
         if solution is not None:
             solution = replace(solution, weights=solution.weights[:, order], offset=solution.offset[order])
         if self.known_scatter is not None and self.known_scatter[1].basis is None:
-            known = self.known_scatter[0].select(order), model.state.reduced()
+            known = self.known_scatter[0].select(order), model.state
         made = replace(self, model=model, solution=solution, known_scatter=known)
         if "expected_terms" in vars(self):
             made.expected_terms = self.expected_terms
@@ -354,7 +493,7 @@ class SolvedCache:
             self.warmth = guessed_temperature(estimates.spread)
             lifted = stats.lift(estimates.weights)
             lifted = lifted if scale is None else scale[:, None] * lifted
-            self.solution = Readout(lifted, estimates.offset, choice.alpha, choice.alpha, scatter.factor.jitter)
+            self.solution = Readout(lifted, estimates.offset, choice.alpha, scatter.factor.jitter)
         return self.solution
 
     def scatter(self) -> tuple[Choice, SolvedScatter, RidgeStatistics]:
@@ -364,13 +503,14 @@ class SolvedCache:
         fixed, last = self.fixed if denoised else None, self.choice
         if last is None or not last.holds(self.model.rows) or fixed not in (None, last.alpha):
             weights = choose_weights(self.model) if denoised else ()
-            geometry = weighted_geometry(self.model, weights)
+            geometry = ClassGeometry.of(weighted_statistics(self.model, weights), self.model.masses)
             self.choice = self._choose(geometry, fixed, None if last is None else last.step, weights)
             self.known_scatter, self.is_fresh = None, True
         if self.choice is None:
             raise RuntimeError("a choice was made above")
         if self.known_scatter is None:
-            geometry = weighted_geometry(self.model, self.choice.weights) if geometry is None else geometry
+            if geometry is None:
+                geometry = ClassGeometry.of(weighted_statistics(self.model, self.choice.weights), self.model.masses)
             self.known_scatter = SolvedScatter.of(geometry, self.choice.alpha), geometry.stats
         return self.choice, *self.known_scatter
 
@@ -400,8 +540,9 @@ class SolvedCache:
 
     def novelty_terms(self, Z: Tensor) -> Tensor:
         """Return the terms of novelty of features (n, d), and 1 / count of the nearest class."""
-        blocks = torch.split(Z, _TERM_ROWS)
-        return torch.cat([bounded(self.terms.of_rows(*self.as_seen(block)), block) for block in blocks])
+        found = torch.cat([self.terms.of_rows(*self.as_seen(block)) for block in torch.split(Z, _TERM_ROWS)])
+        # Rows too large to be squared are as unknown as can be.
+        return torch.nan_to_num(found, nan=torch.inf)
 
     @cached_property
     def shapes(self) -> ShapeScores | None:
@@ -425,12 +566,20 @@ class SolvedCache:
     @cached_property
     def terms(self) -> NoveltyTerms:
         """What novelty is weighed from."""
-        return NoveltyTerms.of(self.scatter()[1])
+        return NoveltyTerms.of(self.scatter()[1], self._gram)
+
+    def _gram(self, H: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+        """Return the sum of products (k, k) of all rows but those of H (n, k)."""
+        gram = weighted_statistics(self.model, self.scatter()[0].weights).gram
+        if H is None:
+            return gram
+        return torch.addmm(gram, H.T, H if weights is None else weights[:, None] * H, alpha=-1.0)
 
     @cached_property
     def standard(self) -> NoveltyStandard:
         """How terms become a score where nothing was calibrated: by what the statistics say of known rows."""
-        return NoveltyPool((KnownTerms.of(self.expected_terms, int(self.model.counts.sum())),)).standard()
+        terms = self.expected_terms
+        return NoveltyStandard.of(terms.mean(axis=0), terms.T @ terms / len(terms))
 
     @cached_property
     def expected_terms(self) -> NDArray[np.float64]:
@@ -459,11 +608,11 @@ class SolvedCache:
             own, taken, reduced = codes[mine], None if weights is None else weights[mine], rows[0][mine]
             outside, shape = (None if part is None else part[mine] for part in rows[1:])
             rest = scatter.follow(reduced, own, taken, sign=-1)
-            terms[mine] = NoveltyTerms.of(rest).of_rows(reduced, outside)
+            terms[mine] = NoveltyTerms.of(rest, partial(self._gram, reduced, taken)).of_rows(reduced, outside)
             estimates = rest.estimate_means()
             linear = torch.addmm(estimates.offset, reduced, estimates.weights)
             if shapes is not None and shape is not None:
-                moments = shapes.remove(shape, own, self.model.masses, taken)
+                moments = shapes.add(shape, own, -1.0, taken)
                 linear = ShapeScores(moments, rest.counts, choice.strength).add(shape, linear)
             scores[mine] = linear
             spread += estimates.spread * len(mine) / len(codes)

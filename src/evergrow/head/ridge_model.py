@@ -18,11 +18,11 @@ from torch import Tensor
 from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.record import Spec, record, require
 from evergrow.head.layers.feature_map import FeatureBlocks, FeatureMap, normalize
-from evergrow.head.linalg.class_shapes import ClassShapes, counts_or_one
+from evergrow.head.linalg.class_shapes import LIKELIEST, ClassShapes, ShapeScores, counts_or_one
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.ridge_choice import alpha_grid
 from evergrow.head.linalg.scatter import ClassGeometry
-from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics, sum_columns
+from evergrow.head.linalg.statistics import RidgeStatistics, sum_columns
 
 LARGEST_MASS = 1e15
 """Sums of weights beyond this are no longer exact to one sample."""
@@ -39,7 +39,7 @@ class RidgeModel:
         The layer.
     normalization : str
         What is done to features before it.
-    state : RidgeState
+    state : RidgeStatistics
         Sufficient statistics of (activations, one-hot labels).
     counts : Tensor of shape (C,)
         Samples per class, int64.
@@ -55,7 +55,7 @@ class RidgeModel:
 
     layer: FeatureMap
     normalization: Literal["none", "l2", "sqrt-l2"]
-    state: RidgeState
+    state: RidgeStatistics
     counts: Annotated[Tensor, Spec(("C",), dtype="int64")]
     masses: Annotated[Tensor, Spec(("C",))]
     lineage: frozenset[str] = frozenset()
@@ -63,7 +63,7 @@ class RidgeModel:
     blocks: FeatureBlocks | None = None
 
     @classmethod
-    def start(cls, layer: FeatureMap, normalization: Any, state: RidgeState, **parts: Any) -> RidgeModel:
+    def start(cls, layer: FeatureMap, normalization: Any, state: RidgeStatistics, **parts: Any) -> RidgeModel:
         """Return a model with a frozen layer and empty statistics, that has learned nothing; parts: shapes, blocks."""
         counts = torch.zeros(0, dtype=torch.int64, device=state.device)
         return cls(layer, normalization, state, counts, counts.to(torch.float64), **parts)
@@ -76,7 +76,7 @@ class RidgeModel:
     @property
     def row_energy(self) -> float:
         """Mean energy of a row around the mean of all rows."""
-        return row_energy(self.state.reduced(), self.masses, self.pooled_rows)
+        return row_energy(self.state, self.masses, self.pooled_rows)
 
     @property
     def pooled_rows(self) -> float:
@@ -140,7 +140,7 @@ class RidgeModel:
         if bool(((masses <= slack) & kept).any()) or bool(((masses.abs() > slack) & ~kept).any()):
             raise UnlearnError("samples to unlearn must have the weights that they were learned with, got others")
         # Rows that were learned satisfy H (G + alpha I)^-1 H^T < I; others usually do not.
-        stats = self.state.reduced()
+        stats = self.state
         factor = safe_cholesky(stats.gram, shift=alpha)
         for H, _ in self._batches(Z, codes, n_classes, weights):
             for part in torch.split(H, 1024):
@@ -152,14 +152,15 @@ class RidgeModel:
                         "samples to unlearn must have been learned before, but at least one of the "
                         f"{part.shape[0]} given lies where nothing was learned"
                     ) from None
+        masses, shapes = torch.where(kept, masses, torch.zeros_like(masses)), self.shapes
         try:
             state = self.state.accumulate(self._batches(Z, codes, n_classes, weights), sign=-1)
+            if shapes is not None:
+                shapes = shapes.add(shapes.rows(self.inputs(Z)), codes, -1.0, weights)
         except NumericalError as error:
             raise UnlearnError(f"samples to unlearn must have been learned before: {error}") from error
-        shapes = self.shapes
-        if shapes is not None:
-            shapes = shapes.remove(shapes.rows(self.inputs(Z)), codes, self.masses, weights)
-        masses = torch.where(kept, masses, torch.zeros_like(masses))
+        if shapes is not None and not shapes.is_plausible(masses):
+            raise UnlearnError("samples to unlearn must have been learned before, but some were not")
         return dataclasses.replace(self, state=state, counts=self.counts - removed, shapes=shapes, masses=masses)
 
     def require_sound(self, before: RidgeModel, alpha: float | None) -> None:
@@ -172,7 +173,7 @@ class RidgeModel:
         alpha : float or None
             The ridge that will be asked for; None if it will be chosen from the statistics.
         """
-        stats, old = self.state.reduced(), before.state.reduced()
+        stats, old = self.state, before.state
         floor = alpha_grid(self.row_energy)[0] if alpha is None else alpha
         rounding = float(torch.finfo(old.gram.dtype).eps * old.gram.diagonal().sum())
         if 1e3 * rounding < floor:  # so that a factorisation is spared where it cannot fail
@@ -191,7 +192,7 @@ class RidgeModel:
         The means of the others are gone; the spread of their samples around these stays in the pooled statistics.
         """
         dropped = [column for column in range(len(self.counts)) if column not in set(columns)]
-        stats = self.state.reduced()
+        stats = self.state
         sums = stats.lift(stats.cross[:, dropped])
         rows = (sums / counts_or_one(self.masses[dropped].to(sums)).sqrt()).T.contiguous()
         state = self.state.accumulate([(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1)
@@ -316,3 +317,117 @@ def _fingerprint(Z: Tensor, codes: Tensor) -> str:
     digest.update(Z.cpu().contiguous().numpy().data)
     digest.update(codes.cpu().contiguous().numpy().data)
     return digest.hexdigest()
+
+
+# -- what a head computes, as plain matrices: the form in which it leaves evergrow --------------------------------
+
+
+@dataclass(frozen=True)
+class ShapeMap:
+    """What the shapes of classes add to linear scores: a quadratic in a few directions.
+
+    With ``p = z R + r`` the term of class c is ``max(vec(p p^T) . Q_c + p . L_c + k_c, f_c)``. It is added to the
+    scores of the likeliest classes of a row; the others get the smallest term among these, or 0 if that is larger.
+
+    Parameters
+    ----------
+    directions : Tensor of shape (d, k)
+        R.
+    shift : Tensor of shape (k,)
+        r.
+    quadratic : Tensor of shape (k k, C)
+        Q.
+    linear : Tensor of shape (k, C)
+        L.
+    constant : Tensor of shape (C,)
+        The k_c.
+    floor : Tensor of shape (C,)
+        The f_c.
+    likeliest : int
+        How many classes of a row are looked at.
+    """
+
+    directions: Tensor
+    shift: Tensor
+    quadratic: Tensor
+    linear: Tensor
+    constant: Tensor
+    floor: Tensor
+    likeliest: int
+
+    @classmethod
+    def of(cls, shapes: ClassShapes, scores: ShapeScores) -> ShapeMap:
+        """Return the map of class shapes, on the CPU."""
+        classes = len(scores.counts)
+        pairs, means = scores.quadratics(range(classes)), scores.means
+        matrices = torch.stack([matrix for matrix, _ in pairs])
+        inner = torch.einsum("cij,cj->ci", matrices, means)
+        constant = torch.einsum("ci,ci->c", inner, means) + means.new_tensor([value for _, value in pairs])
+        return cls(
+            shapes.basis.cpu(),
+            -(shapes.centre @ shapes.basis).cpu(),
+            matrices.reshape(classes, -1).T.contiguous().cpu(),
+            (-2.0 * inner).T.contiguous().cpu(),
+            constant.cpu(),
+            scores.floors.cpu(),
+            min(LIKELIEST, classes),
+        )
+
+
+@dataclass(frozen=True)
+class LayerMap:
+    """Scores ``units(z) A + z B + c`` of normalised features z, with the terms of class shapes if there are any.
+
+    Every head with one hidden layer is of this form: a direct link is part of B, and a head without units has only B.
+
+    Parameters
+    ----------
+    normalization : str
+        What is done to features first.
+    units : FeatureMap or None
+        The hidden layer.
+    readout : Tensor of shape (L, C) or None
+        A, class weights of the units.
+    linear : Tensor of shape (d, C) or None
+        B, class weights of the features.
+    constant : Tensor of shape (C,)
+        c.
+    dtype : torch.dtype
+        In which the head computes.
+    shape : ShapeMap or None
+        What the shapes of classes add.
+    blocks : FeatureBlocks or None
+        What blocks of columns are multiplied by once they are normalised, before everything else.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from evergrow.lab.heads import SimpleCILClassifier
+    >>> SimpleCILClassifier().fit([[2.0, 0.0], [0.0, 3.0]], ["a", "b"]).linear_map().linear.tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    normalization: str
+    units: FeatureMap | None
+    readout: Tensor | None
+    linear: Tensor | None
+    constant: Tensor
+    dtype: torch.dtype = torch.float64
+    shape: ShapeMap | None = None
+    blocks: FeatureBlocks | None = None
+
+
+def layer_map(model: RidgeModel, weights: Tensor, offset: Tensor | None = None, factor: float = 1.0) -> LayerMap:
+    """Return the map of a ridge model with class weights (n_outputs, C), all multiplied by a factor."""
+    weights, layer = weights.detach().cpu() * factor, model.layer
+    # [units, (z - centre) scale, 1] @ [A; B; c] = units @ A + z @ (scale B) - centre @ (scale B) + c
+    constant, linear = weights[-1] if layer.intercept else weights.new_zeros(weights.shape[1]), None
+    link, units, readout = layer.link_columns(), None, None
+    if link is not None and layer.centre is not None:
+        linear = weights[link] * layer.scale
+        constant = constant - layer.centre.cpu().to(weights) @ linear
+    if offset is not None:
+        constant = constant + offset.detach().cpu() * factor
+    if layer.n_units:
+        units, readout = layer.units(), weights[: layer.n_units]
+    return LayerMap(model.normalization, units, readout, linear, constant, weights.dtype, blocks=model.blocks)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number, field_names
-from evergrow.head.base import HEADS, Positive
-from evergrow.head.classifier import Classifier, Learned
-from evergrow.head.layers.feature_map import FeatureMap, Layer
+from evergrow.head.base import HEADS
+from evergrow.head.classifier import Classifier
+from evergrow.head.layers.feature_map import Layer
 from evergrow.head.layers.guided import GuidedLayer, Scales
 from evergrow.head.linalg.recursive import RecursiveState
-from evergrow.head.linalg.ridge_choice import PAPER_ALPHAS, choose_by_holdout
-from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
-
-
-@dataclass(frozen=True, eq=False)
-class _Learned(Learned):
-    holdout_alpha: Positive | None = None
+from evergrow.head.linalg.statistics import RidgeStatistics
 
 
 @HEADS.register("scl-mgsm")
@@ -35,9 +26,9 @@ class SCLClassifier(Classifier):
 
     Parameters
     ----------
-    alpha : float, "holdout" or "gcv"
-        Ridge. ``"holdout"`` chooses from the paper's grid on a tenth of the first task; ``"gcv"`` by generalised
-        cross-validation on the accumulated statistics, anew after every update.
+    alpha : float or "gcv"
+        Ridge. ``"gcv"`` chooses it by generalised cross-validation on the accumulated statistics, anew after every
+        update.
     block_size, n_candidates, contraction, tol : int, int, float, float
         s, B_max, r and epsilon of the construction.
     scales : "paper", "auto" or sequence of float
@@ -90,10 +81,7 @@ class SCLClassifier(Classifier):
     readout = "ridge"
     normalize = "none"
     shape_directions = 0
-    learned_as: ClassVar[type] = _Learned
-    ridge_rules: ClassVar[tuple[str, ...]] = ("gcv", "holdout")
     blocks = None
-    _held_out_alpha: float | None = None
 
     def __init__(
         self,
@@ -136,38 +124,7 @@ class SCLClassifier(Classifier):
         values = self.get_params(deep=False)
         return GuidedLayer(**{name: values[name] for name in field_names(GuidedLayer) if name in values})
 
-    def _empty_state(self, width: int, floor: float, device: torch.device) -> RidgeState:
+    def _empty_state(self, width: int, floor: float, device: torch.device) -> RidgeStatistics:
         if self.solver == "recursive":
-            return RecursiveState.create(width, 0, alpha=self._fixed_alpha() or floor, device=device)
+            return RecursiveState.of(RidgeStatistics.create(width, 0, device=device), self._fixed_alpha() or floor)
         return RidgeStatistics.create(width, 0, self.solver, floor=floor, device=device)
-
-    # -- the paper's choice of the ridge --------------------------------------------------------------------
-
-    def _fixed_alpha(self) -> float | None:
-        return self._held_out_alpha if self.alpha == "holdout" else super()._fixed_alpha()
-
-    def _reset(self) -> None:
-        super()._reset()
-        self.__dict__.pop("_held_out_alpha", None)
-
-    def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
-        if self.alpha == "holdout":
-            self._held_out_alpha = self._choose_by_holdout(Z, Y)
-        return super()._build(Z, Y)
-
-    def _choose_by_holdout(self, Z: Tensor, Y: Tensor) -> float:
-        """Choose from the paper's grid: a layer grown on nine tenths of the first task, one decomposition."""
-        order = torch.randperm(Z.shape[0], generator=generator(self._seed, "holdout")).to(Z.device)
-        test, train = order.tensor_split([max(Z.shape[0] // 10, 1)])
-        layer = super()._build(Z[train], Y[train])
-        floor = min(PAPER_ALPHAS)
-        state = RidgeStatistics.create(layer.n_outputs, Y.shape[1], "auto", floor=floor, device=Z.device)
-        state = state.accumulate((H, Y[train][rows]) for rows, H in layer.iter_transform(Z[train]))
-        return choose_by_holdout(state.reduced(), layer.transform(Z[test]), Y[test]).alpha
-
-    def _contents(self) -> _Learned:
-        return _Learned(**vars(super()._contents()), holdout_alpha=self._held_out_alpha)
-
-    def _restore(self, learned: _Learned) -> None:  # type: ignore[override]
-        self._held_out_alpha = learned.holdout_alpha
-        super()._restore(learned)

@@ -23,16 +23,8 @@ from evergrow.core.errors import NotFittedError
 from evergrow.core.record import Between, require
 from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import check_number
-from evergrow.head.novelty import (
-    TEMPERATURES,
-    KnownTerms,
-    NoveltyPool,
-    UnknownTerms,
-    ageing_weights,
-    best_temperature,
-    guess_losses,
-    term_units,
-)
+from evergrow.head.novelty import TEMPERATURES, best_temperature, guess_losses
+from evergrow.learner.novelty_pool import KnownTerms, NoveltyPool, UnknownTerms, ageing_weights, term_units
 
 if TYPE_CHECKING:
     from evergrow.head.base import IncrementalClassifier
@@ -130,7 +122,7 @@ class Calibration:
     def with_fold_outs(self, found: FoldOuts, size: int) -> Calibration:
         """Return the calibration with one more batch, as a model of so many samples sees it that has not learned it.
 
-        Terms are in the units of that model (:func:`~evergrow.head.novelty.term_units`).
+        Terms are in the units of that model (:func:`~evergrow.learner.novelty_pool.term_units`).
         """
         pool = self.pool()
         terms = KnownTerms.of(found.terms, size)

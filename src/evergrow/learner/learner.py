@@ -16,12 +16,12 @@ from typing_extensions import Self
 
 from evergrow.core.archive import Archive, read_archive, write_archive
 from evergrow.core.errors import InputError, LabelError, MergeError, NotFittedError, ParameterError
+from evergrow.core.estimator import Estimator
 from evergrow.core.record import to_archive
 from evergrow.core.validation import check_choice, check_keys
 from evergrow.data import intake
 from evergrow.data.items import Samples, concat_items
 from evergrow.features.base import check_recipe
-from evergrow.head.estimator import Estimator
 from evergrow.head.labels import BUILT_IN, StoredHead
 from evergrow.learner import edits, unlabelled
 from evergrow.learner.answers import Answers

@@ -20,11 +20,11 @@ from typing_extensions import Self
 
 from evergrow.core.archive import Archive
 from evergrow.core.errors import EvergrowError, FileFormatError, ParameterError
+from evergrow.core.estimator import plain_value
 from evergrow.core.record import NOTHING, UNKNOWN, Between, Extra, from_archive, record, require, to_archive, to_values
 from evergrow.core.validation import check_keys
 from evergrow.core.version import __version__
 from evergrow.features.base import BackboneSpec
-from evergrow.head.estimator import plain_value
 from evergrow.head.labels import StoredHead
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.labels import can_read
@@ -354,8 +354,6 @@ class Snapshot:
         Seed of the head and of the adaptation.
     adaptation : Archive or None
         What the backbone was adapted with, where it was: an :class:`~evergrow.adapt.fsa.Adaptation`.
-    solution : Archive or None
-        What the head has worked out for its answers; only in files.
     label_kind : {"name", "integer", "boolean"}
         What the labels were that were learned; the head knows them by their names.
     widths : tuple of int
@@ -378,7 +376,6 @@ class Snapshot:
     reason: str = ""
     seed: Annotated[int, Between(-(2**63), 2**64)] = 0
     adaptation: Archive | None = None
-    solution: Archive | None = None
     label_kind: Literal["name", "integer", "boolean"] = "name"
     widths: tuple[Count, ...] = ()
     columns: tuple[str, ...] = ()
@@ -428,7 +425,7 @@ class Snapshot:
         if self.head is None:
             return to_archive(replace(self, recipe=self.recipe.plain()))
         told = self.told if isinstance(self.head, StoredHead) else Told.of(self.head)
-        written: Any = {"head": self.head.to_archive(), "solution": self.head.solution(), "told": told}
+        written: Any = {"head": self.head.to_archive(), "told": told}
         return to_archive(replace(self, recipe=self.recipe.plain(), **written))
 
     def check(self) -> None:
@@ -466,8 +463,8 @@ def read_snapshot(archive: Archive, name: str) -> Snapshot:
     now = from_archive(Snapshot, archive, name=name)
     head: Any = now.head
     if head is not None:
-        head = StoredHead(now.recipe.method, head, now.solution, name=f"{name}: head")
-    return replace(now, head=head, solution=None)
+        head = StoredHead(now.recipe.method, head, name=f"{name}: head")
+    return replace(now, head=head)
 
 
 def with_head(now: Snapshot, device: str | torch.device | None, name: str) -> Snapshot:

@@ -50,7 +50,7 @@ def with_unlabelled(now: Snapshot, blocks: Iterable[Block]) -> tuple[Snapshot, G
 def without_unlabelled(now: Snapshot) -> Snapshot:
     """Return what is known without anything that was learned without labels."""
     head = now.head.branch()
-    change = Change.now("forget-unlabelled", head.n_guesses_)
+    change = Change.now("forget-unlabelled", getattr(head, "n_guesses_", 0))
     return now.after(change, head=head.forget_unlabelled())
 
 

@@ -164,7 +164,7 @@ def test_the_coordinates_of_the_same_rows_do_not_matter(rows):
     H, Y = few(rows, apart=2.0)
     counts, given = Y.sum(dim=0), (1.0, 0.7, 1.3)
     expected = choose_block_weights(H.T @ H, H.T @ Y, counts, WIDE, given)
-    stats = RidgeStatistics.create(60, 3, "compact", floor=1e-9).update(H, Y).reduced()
+    stats = RidgeStatistics.create(60, 3, "compact", floor=1e-9).update(H, Y)
     for gram, cross, basis in [(torch.eye(rows).double(), Y, H.T), (stats.gram, stats.cross, stats.basis)]:
         found = choose_block_weights(gram, cross, counts, WIDE, given, basis)
         assert found == pytest.approx(expected, rel=1e-8)

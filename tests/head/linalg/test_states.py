@@ -14,7 +14,7 @@ from evergrow.core.errors import FileFormatError, InputError, NumericalError
 from evergrow.core.record import from_archive, to_archive
 from evergrow.head.linalg import statistics as module
 from evergrow.head.linalg.recursive import RecursiveState
-from evergrow.head.linalg.statistics import RidgeState, RidgeStatistics
+from evergrow.head.linalg.statistics import RidgeStatistics
 
 ALPHA = 0.3
 
@@ -80,7 +80,6 @@ def test_every_operation_leaves_the_state_as_it_was(solver, rng):
     state.group_targets([[0], [], [2]])
     state.solve(ALPHA)
     state.solve(2 * ALPHA)
-    state.reduced()
     with pytest.raises(InputError, match="got nan"):  # in a later batch of one step
         state.accumulate([(H[40:60], Y[40:60]), (float("nan") * H[60:], Y[60:])])
     assert pickle.dumps(state) == before
@@ -96,7 +95,7 @@ def test_every_form_bounds_what_it_has_changed(solver, rng):
 
 
 def test_recursive_refuses_to_unlearn_what_was_never_learned(rng):
-    state = RecursiveState.create(5, 1, alpha=0.1)
+    state = RecursiveState.of(RidgeStatistics.create(5, 1), 0.1)
     H = torch.randn(10, 5, generator=rng, dtype=torch.float64)
     with pytest.raises(NumericalError, match="not learned before"):
         state.accumulate([(H, torch.zeros(10, 1))], sign=-1)
@@ -159,7 +158,7 @@ def test_part_is_compact_only_where_that_is_few_bytes(rng, monkeypatch, n, form)
     assert part.growth > 0.9
     learned = part.update(H[300 : 300 + n], Y[300 : 300 + n])
     assert learned.form == form
-    kept = from_archive(RidgeState, to_archive(part))
+    kept = from_archive(RidgeStatistics, to_archive(part))
     assert (kept.growth, kept.rank_limit) == (part.growth, part.rank_limit) == (part.growth, 100)
     assert relative(first.merge(learned).solve(ALPHA).weights, batch_ridge(H[: 300 + n], Y[: 300 + n])) < 1e-9
 
@@ -169,7 +168,7 @@ def test_the_papers_regime_keeps_its_digits():
     g = torch.Generator().manual_seed(1)
     d, L, n = 100, 600, 40
     weights = 0.004 * torch.randn(d, L, generator=g, dtype=torch.float64)
-    dense, recursive = RidgeStatistics.create(L, 3), RecursiveState.create(L, 3, alpha=0.01)
+    dense, recursive = RidgeStatistics.create(L, 3), RecursiveState.of(RidgeStatistics.create(L, 3), 0.01)
     rows, targets = [], []
     for _ in range(40):
         H = torch.sigmoid(3.0 * torch.randn(n, d, generator=g, dtype=torch.float64) @ weights)
@@ -218,7 +217,7 @@ def test_numbers_that_no_data_can_make_are_a_file_error(solver, key, size, messa
     archive = to_archive(make(solver).update(*problem(rng)))
     tensors = {**archive.tensors, key: size * archive.tensors[key]}
     with pytest.raises(FileFormatError, match=message):
-        from_archive(RidgeState, dataclasses.replace(archive, tensors=tensors))
+        from_archive(RidgeStatistics, dataclasses.replace(archive, tensors=tensors))
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(SOLVERS, SOLVERS)))

@@ -9,7 +9,7 @@ from benchmarks import official
 
 from evergrow.core.seeding import generator
 from evergrow.lab.heads import RanPACClassifier
-from evergrow.lab.heads.ranpac import RANPAC_ALPHAS, choose_on_cut
+from evergrow.lab.heads.ranpac import RANPAC_ALPHAS, errors_on_cut
 from evergrow.lab.layers import GaussianLayer
 
 
@@ -39,12 +39,11 @@ def test_dual_and_primal_choice_agree() -> None:
     Y = torch.nn.functional.one_hot(torch.arange(60) % 3, 3).double()
     # 48 rows to fit on: not fewer than units, and fewer.
     layers = (GaussianLayer(n, activation="relu", bias="none").build(Z, Y) for n in (48, 49))
-    primal, dual = (choose_on_cut(layer, Z, Y) for layer in layers)
-    assert primal is not None
-    assert dual is not None
+    primal, dual = (errors_on_cut(layer, Z, Y) for layer in layers)
+    assert len(primal) == len(RANPAC_ALPHAS)
     # One unit more hardly changes the errors of well-posed ridges.
     for alpha in RANPAC_ALPHAS[9:]:
-        assert primal.tried[alpha] == pytest.approx(dual.tried[alpha], rel=0.1)
+        assert primal[alpha] == pytest.approx(dual[alpha], rel=0.1)
 
 
 def test_a_batch_too_small_to_cut_keeps_the_ridge(stream: Any) -> None:

@@ -287,11 +287,6 @@ class FeatureMap(ABC):
         tensors = (value for value in vars(self).values() if isinstance(value, Tensor))
         return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the map."""
-        return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
-
     def link_columns(self) -> slice | None:
         """Return which columns of the rows are the features themselves, up to centre and scale."""
         return None if self.centre is None else slice(self.n_units, self.n_units + self.n_features_in)

@@ -146,9 +146,7 @@ class GuidedLayer(Layer):
         form = choose_form(Z, limit, float(sampler.scales.max()))
         residual = Residual(Z, Y, alpha or (AUTO_CONSTRUCTION_ALPHA if sampler.auto else CONSTRUCTION_ALPHA), form)
         if self.direct_link:
-            link = Z - Z.mean(dim=0)
-            rms = float(link.square().sum(dim=1).mean().sqrt())
-            link = link / rms if rms > 0.0 else link  # a row has energy one on average
+            link = (Z - Z.mean(dim=0)) / centred_rms(Z)  # a row has energy one on average
             gram = link.T @ link
             gram.diagonal().add_(residual.alpha)
             lower = torch.linalg.cholesky(gram)

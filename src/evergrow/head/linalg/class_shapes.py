@@ -36,7 +36,7 @@ from typing import Annotated, TypeAlias
 import torch
 from torch import Tensor
 
-from evergrow.core.errors import NumericalError, UnlearnError
+from evergrow.core.errors import NumericalError
 from evergrow.core.record import Spec, record, require
 from evergrow.core.seeding import generator
 from evergrow.head.linalg.factor import symmetric_eigh
@@ -126,13 +126,8 @@ class ClassShapes:
         # A direction is as good as its opposite: the largest entry decides, so that every machine takes the same.
         largest = basis.abs().argmax(dim=0)
         basis = basis * basis.gather(0, largest[None, :]).sign()
-        return cls.empty(centre, basis.contiguous())
-
-    @classmethod
-    def empty(cls, centre: Tensor, basis: Tensor) -> ClassShapes:
-        """Return directions in which nothing was learned."""
         ranks = torch.zeros(0, dtype=torch.int64, device=basis.device)
-        return cls(centre, basis, basis.new_zeros(0, basis.shape[1]), ranks, basis.new_zeros(0))
+        return cls(centre, basis.contiguous(), basis.new_zeros(0, kept), ranks, basis.new_zeros(0))
 
     @property
     def directions(self) -> int:
@@ -178,21 +173,6 @@ class ClassShapes:
             contents[code] = [(self._parts[code], 1.0), (P[own], weights[own])]
         return self._with(sums, contents)
 
-    def remove(self, P: Tensor, codes: Tensor, counts: Tensor, weights: Tensor | None = None) -> ClassShapes:
-        """Return the sums without rows; raise :class:`UnlearnError` if they cannot have been among ``counts`` rows."""
-        after = self.add(P, codes, -1.0, weights)
-        touched, places = torch.unique(codes, return_inverse=True)
-        gone = torch.bincount(codes, weights, minlength=len(counts))
-        left = (counts[touched] - gone[touched]).to(after.sums)
-        before = self._diagonals(touched.tolist())
-        taken = P.square() if weights is None else P.square() * weights[:, None]
-        # What is left is not asked of the new sums: a factor has no negative squares.
-        squares = before.index_add(0, places, taken.to(before), alpha=-1.0)
-        spread = squares - after.sums[touched].square() / counts_or_one(left)[:, None]
-        if bool((spread < -1e-8 * before - 1e-12).any()):
-            raise UnlearnError("samples to unlearn must have been learned before, but some were not")
-        return after
-
     def merge(self, other: ClassShapes, sign: int = 1) -> ClassShapes:
         """Return both sums together, or their difference; directions and classes must be the same."""
         device = self.sums.device
@@ -212,7 +192,9 @@ class ClassShapes:
         k, made = self.directions, dict(enumerate(contents))
         few = {code: part for code, part in made.items() if isinstance(part, list) and _has_few_rows(part, k)}
         for codes, rows, weights in _batches(few):
-            factors = _factored(rows, weights)[0]
+            factors, least = _factored(rows, weights)
+            if bool((least < -1e-6).any()):
+                raise NumericalError(_NO_SAMPLES)
             ranks = factors.any(dim=2).sum(dim=1).tolist()
             made.update((code, factor[:rank]) for code, factor, rank in zip(codes, factors, ranks, strict=True))
         ranks = [len(part) if isinstance(part, Tensor) and part.dim() == 2 else k for part in made.values()]

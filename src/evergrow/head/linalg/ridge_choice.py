@@ -8,8 +8,7 @@
     GCV(a) = n RSS(a) / (n - df(a))^2          n - df(a) = n - rank + sum_i a / (d_i + a)
 
 The last two are sums of positive terms. The textbook forms subtract nearly equal numbers when there are fewer rows
-than features and the fit is nearly perfect, and GCV then falls for the smallest ridge. Where an eigendecomposition
-costs too much, a few Cholesky factorisations say the same.
+than features and the fit is nearly perfect, and GCV then falls for the smallest ridge.
 
 **Discriminant.** Two bounds decide: the minimiser of generalised cross-validation on the centred total scatter, taken
 half a decade down because shrinkage of the means comes on top of it, and the ridge at which the mean leverage of a row
@@ -27,8 +26,7 @@ choice must not depend on that order, and there are no more coordinates than row
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -38,9 +36,6 @@ from evergrow.core.seeding import generator
 from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky, symmetric_eigh
 from evergrow.head.linalg.scatter import ClassGeometry
 from evergrow.head.linalg.statistics import RidgeStatistics
-
-PAPER_ALPHAS = (0.001, 0.01, 0.1, 10.0, 100.0, 1000.0)
-"""The grid from which the paper chooses its ridge."""
 
 MAX_LEVERAGE = 0.25
 """Mean leverage that the ridge keeps to. Chosen on training rows (0.25 to 0.33 do alike): beyond it the spread of rows
@@ -59,72 +54,35 @@ _PER_DECADE = 4
 _LOWEST, _HIGHEST = -6 * _PER_DECADE, 2 * _PER_DECADE
 
 
-@dataclass(frozen=True)
-class Spectrum:
-    """Eigendecomposed statistics.
-
-    Parameters
-    ----------
-    values : Tensor of shape (k,)
-        Eigenvalues of the Gram matrix, ascending, clipped at zero.
-    vectors : Tensor of shape (k, k)
-        Eigenvectors in the coordinates of ``stats``.
-    cross : Tensor of shape (k, C)
-        ``vectors^T Q``.
-    stats : RidgeStatistics
-        What was decomposed.
+def gcv_scores(stats: RidgeStatistics, alphas: Sequence[float]) -> list[float]:
+    """Return the generalised cross-validation score of each ridge; infinite where nothing is left to validate.
 
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.linalg.ridge_choice import Spectrum
+    >>> from evergrow.head.linalg.ridge_choice import gcv_scores
     >>> from evergrow.head.linalg.statistics import RidgeStatistics
-    >>> H = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> state = RidgeStatistics.create(3, 1).update(H, H @ torch.ones(3, 1, dtype=torch.float64))
-    >>> path = Spectrum.of(state)
-    >>> path.rss(0.1) < path.rss(1.0)
+    >>> H = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    >>> state = RidgeStatistics.create(3, 1).update(H[:, :3], H.sum(dim=1, keepdim=True))
+    >>> small, large = gcv_scores(state, (1.0, 1000.0))
+    >>> small < large
     True
     """
+    n, k = stats.count, len(stats.gram)
+    values, vectors = symmetric_eigh(stats.gram)
+    values, vectors = values.flip(0)[:n], vectors.flip(1)[:, :n]
+    kept = values > max(k * float(torch.finfo(values.dtype).eps) * float(values[:1].sum()), 0.0)  # the first is largest
+    values = values[kept]
+    along = (vectors[:, kept].T @ stats.cross).square().sum(dim=1) / values
+    outside = max(stats.sq_targets - float(along.sum()), 0.0) if len(values) < n else 0.0
+    # Where the rows explain the targets entirely, rows beyond the rank are repetitions and count for nothing.
+    rows = max(len(values) if outside <= 1e-9 * stats.sq_targets else n, 1)
+    ridges = values.new_tensor(alphas)[:, None]
+    shrunk = ridges / (values + ridges)
+    slack = rows - len(values) + shrunk.sum(dim=1)
+    scores = rows * (outside + shrunk.square() @ along) / slack.square()
+    return torch.where(slack > 0.0, scores, torch.inf).tolist()
 
-    values: Tensor
-    vectors: Tensor
-    cross: Tensor
-    stats: RidgeStatistics
-
-    @classmethod
-    def of(cls, stats: RidgeStatistics) -> Spectrum:
-        """Decompose statistics; the one expensive step."""
-        values, vectors = symmetric_eigh(stats.gram)
-        return cls(values.clamp_min(0.0), vectors, vectors.T @ stats.cross, stats)
-
-    @cached_property
-    def _row_space(self) -> tuple[Tensor, Tensor, float]:
-        """Nonzero eigenvalues, the squared targets along each, and the squared targets along none."""
-        n, k = self.stats.count, len(self.values)
-        values, cross = self.values.flip(0)[: min(n, k)], self.cross.flip(0)[: min(n, k)]
-        kept = values > k * float(torch.finfo(values.dtype).eps) * values[:1]  # the largest comes first
-        values = values[kept]
-        along = cross[kept].square().sum(dim=1) / values
-        outside = max(self.stats.sq_targets - float(along.sum()), 0.0) if len(values) < n else 0.0
-        return values, along, outside
-
-    def rss(self, alpha: float) -> float:
-        """Return the residual sum of squares on the rows seen."""
-        values, along, outside = self._row_space
-        return outside + float((along * (alpha / (values + alpha)).square()).sum())
-
-    def gcv(self, alpha: float) -> float:
-        """Return the generalised cross-validation score; infinite where nothing is left to validate."""
-        values, _, outside = self._row_space
-        # Where the rows explain the targets entirely, rows beyond the rank are repetitions and count for nothing.
-        interpolated = outside <= 1e-9 * self.stats.sq_targets
-        n = max(len(values) if interpolated else self.stats.count, 1)
-        slack = n - len(values) + float((alpha / (values + alpha)).sum())
-        return n * self.rss(alpha) / slack**2 if slack > 0.0 else float("inf")
-
-
-EIGEN_LIMITS = {"cpu": 3500, "cuda": 12_000}
-"""Up to this order the ridge is chosen from one decomposition, above it through a few Cholesky factorisations."""
 
 GCV_SLACK = 0.01
 """GCV measures squared error, which prefers a larger ridge than the fewest wrong answers do; the smallest
@@ -136,25 +94,6 @@ occur twice make GCV fall again, without end, at ridges far too small: leaving o
 
 GCV_REACH = 10.0**0.5
 """How far below the minimiser that choice may lie: where GCV is flat, far smaller ridges gain nothing."""
-
-
-@dataclass(frozen=True)
-class AlphaChoice:
-    """A ridge chosen from a grid.
-
-    Parameters
-    ----------
-    alpha : float
-        The choice for a ridge classifier.
-    minimiser : float
-        The ridge with the smallest score; for GCV a little larger than ``alpha``.
-    tried : dict of float to float
-        Score of every ridge that was looked at, smaller is better.
-    """
-
-    alpha: float
-    minimiser: float
-    tried: dict[float, float]
 
 
 def alpha_grid(energy: float, per_decade: int = 4) -> list[float]:
@@ -170,11 +109,10 @@ def alpha_grid(energy: float, per_decade: int = 4) -> list[float]:
     return [energy * 10.0 ** (-6.0 + step / per_decade) for step in range(8 * per_decade + 1)]
 
 
-def choose_by_gcv(stats: RidgeStatistics, energy: float) -> AlphaChoice:
-    """Choose the ridge of ridge regression by generalised cross-validation, in the cheaper of two ways.
+def choose_by_gcv(stats: RidgeStatistics, energy: float) -> tuple[float, float]:
+    """Choose the ridge of ridge regression by generalised cross-validation.
 
-    One eigendecomposition tells every score of the grid. Where that costs too much, scores are computed one by one,
-    walking downhill. The choice depends on the statistics alone, not on earlier ones.
+    Returns the ridge for a classifier, and the one with the smallest score, which is a little larger.
 
     Parameters
     ----------
@@ -190,93 +128,21 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float) -> AlphaChoice:
     >>> from evergrow.head.linalg.statistics import RidgeStatistics
     >>> H = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> state = RidgeStatistics.create(3, 1).update(H[:, :3], H.sum(dim=1, keepdim=True))
-    >>> 0.01 < choose_by_gcv(state, energy=3.0).alpha < 100.0
+    >>> 0.01 < choose_by_gcv(state, energy=3.0)[0] < 100.0
     True
     """
-    grid, tried = alpha_grid(energy), dict[float, float]()
-    spectrum = Spectrum.of(stats) if len(stats.gram) <= EIGEN_LIMITS.get(stats.gram.device.type, 0) else None
-
-    def score(index: int) -> float:
-        alpha = grid[index]
-        if alpha not in tried:
-            tried[alpha] = gcv_by_cholesky(stats, alpha) if spectrum is None else spectrum.gcv(alpha)
-        return tried[alpha]
-
-    if spectrum is not None:
-        place = _first_minimum(range(len(grid) - 1, -1, -1), score)
-    else:
-        # From a decade below the top: a minimum above it, of features that tell nothing, is reached.
-        place, before = _first_minimum(range(len(grid) - 5, -1, -4), score), -1
-        while before != place:  # downhill, until both neighbours are higher
-            before, around = place, (place - 1, place, place + 1)
-            place = min((index for index in around if 0 <= index < len(grid)), key=score)
-    floor = grid[place] / GCV_REACH * (1.0 - 1e-9)
-    lowest = place
-    while lowest > 0 and grid[lowest - 1] >= floor and score(lowest - 1) <= (1.0 + GCV_SLACK) * score(place):
-        lowest -= 1
-    return AlphaChoice(grid[lowest], grid[place], tried)
-
-
-def _first_minimum(places: Iterable[int], score: Callable[[int], float]) -> int:
-    """Return the place of the first minimum along ``places`` after which the score rises for good measure."""
-    best, lowest = -1, float("inf")
-    for place in places:
-        value = score(place)
-        if best < 0 or value < lowest:
-            best, lowest = place, value
-        elif value > (1.0 + GCV_RISE) * lowest:
+    grid = alpha_grid(energy)
+    scores = gcv_scores(stats, grid)
+    best = len(grid) - 1
+    for place in range(len(grid) - 2, -1, -1):
+        if scores[place] < scores[best]:
+            best = place
+        elif scores[place] > (1.0 + GCV_RISE) * scores[best]:
             break
-    return best
-
-
-def choose_by_holdout(
-    stats: RidgeStatistics, H: Tensor, Y: Tensor, grid: Sequence[float] = PAPER_ALPHAS
-) -> AlphaChoice:
-    """Choose the ridge with the fewest errors on held-out rows; the squared error breaks ties.
-
-    Parameters
-    ----------
-    stats : RidgeStatistics
-        Statistics of the training rows.
-    H : Tensor of shape (n, L)
-        Held-out rows.
-    Y : Tensor of shape (n, C)
-        Their one-hot targets.
-    grid : sequence of float
-        Candidates.
-    """
-    spectrum = Spectrum.of(stats)
-    rows = stats.project(H) @ spectrum.vectors
-    truth = Y.argmax(dim=1)
-    scale = float(Y.square().sum()) + 1.0
-    tried = {}
-    for alpha in grid:
-        fitted = (rows / (spectrum.values + alpha)) @ spectrum.cross
-        errors = float((fitted.argmax(dim=1) != truth).double().mean())
-        tried[alpha] = errors + 1e-6 * float((fitted - Y).square().sum()) / scale
-    best = min(tried, key=tried.__getitem__)
-    return AlphaChoice(best, best, tried)
-
-
-def gcv_by_cholesky(stats: RidgeStatistics, alpha: float) -> float:
-    """Return the GCV score of one ridge without an eigendecomposition.
-
-    One factorisation and one triangular inverse, ``2 k^3 / 3`` operations, against about ``9 k^3``: the way to
-    re-choose alpha among a few neighbours when k is large.
-    """
-    factor = safe_cholesky(stats.gram, shift=alpha)
-    weights = factor.solve(stats.cross)
-    # RSS = |Y|^2 - <W, Q> - alpha |W|^2, from (G + alpha I) W = Q.
-    explained = float((weights * stats.cross).sum()) + alpha * float(weights.square().sum())
-    n = max(stats.count, 1)
-    slack = n - len(stats.gram) + alpha * factor.trace_inverse()
-    return _gcv(n, stats.sq_targets, explained, slack)
-
-
-def _gcv(rows: float, targets: float, explained: float, slack: float) -> float:
-    """Return ``n RSS / slack^2``; infinite where the fit is so close to perfect that both are rounding."""
-    rss = targets - explained
-    return rows * rss / slack**2 if rss > 1e-10 * targets and slack > 1e-8 * rows else math.inf
+    floor, lowest = grid[best] / GCV_REACH * (1.0 - 1e-9), best
+    while lowest > 0 and grid[lowest - 1] >= floor and scores[lowest - 1] <= (1.0 + GCV_SLACK) * scores[best]:
+        lowest -= 1
+    return grid[lowest], grid[best]
 
 
 def choose_ridge(geometry: ClassGeometry, energy: float, start: int | None = None) -> tuple[float, int]:
@@ -434,7 +300,10 @@ class _Search:
             explained += alpha * float((shrunk * mixing.T).sum())
             total = trace - float(shrunk.diagonal().sum())
         targets = float(counts.sum()) - float(counts.square().sum()) / self.rows
-        score = _gcv(self.rows, targets, explained, self.rows - 1.0 - (self.order - alpha * total))
+        rss, slack = targets - explained, self.rows - 1.0 - (self.order - alpha * total)
+        # Where the fit is so close to perfect that both are rounding there is no score.
+        is_known = rss > 1e-10 * targets and slack > 1e-8 * self.rows
+        score = self.rows * rss / slack**2 if is_known else math.inf
         leverage = min(max((self.order - alpha * trace) / self.free, 0.0), 1.0)
         self._tried[step] = leverage, score
         return leverage, score

@@ -152,18 +152,9 @@ class SolvedScatter:
         """Factor the scatter and solve for the class means."""
         factor = geometry.factor(alpha)
         means = geometry.means
-        none = means.new_zeros(means.shape[0], 0)
-        return cls(
-            alpha=alpha,
-            factor=factor,
-            trace=factor.trace_inverse(),
-            counts=geometry.counts.to(means),
-            means=means,
-            solved_means=factor.solve(means),
-            columns=none,
-            solved_columns=none,
-            signs=means.new_zeros(0),
-        )
+        no_columns, no_signs, counts = means.new_zeros(means.shape[0], 0), means.new_zeros(0), geometry.counts.to(means)
+        solved, trace = factor.solve(means), factor.trace_inverse()
+        return cls(alpha, factor, trace, counts, means, solved, no_columns, no_columns, no_signs)
 
     def can_follow(self, rows: int) -> bool:
         """Return whether so many more rows are better followed than factored."""
@@ -228,6 +219,10 @@ class SolvedScatter:
         return solved
 
     # -- answers ----------------------------------------------------------------------------------------------------
+
+    def matrix(self) -> Tensor:
+        """Return ``A`` (k, k)."""
+        return self.factor.lower @ self.factor.lower.T + (self.columns * self.signs) @ self.columns.T
 
     def solve_means(self) -> Tensor:
         """Return ``A^-1 M`` of shape (k, C), without a product of order ``k^2 C``."""

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -68,148 +67,32 @@ PART_SHARE = 5
 Batch = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class RidgeSolution:
-    """Weights, and what was done to get them.
+@record("readout")
+@dataclass(frozen=True, eq=False)
+class Readout:
+    """Linear class scores ``h @ weights + offset``, and what was done to get them.
 
     Parameters
     ----------
     weights : Tensor of shape (L, C)
-        Ridge weights.
+        Weights.
+    offset : Tensor of shape (C,)
+        Added to every row.
     alpha : float
         The ridge used.
     jitter : float
-        What had to be added beyond ``alpha`` for the factorisation to succeed.
+        What the factorisation needed beyond ``alpha``.
     """
 
-    weights: Tensor
-    alpha: float
-    jitter: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RidgeState(ABC):
-    """What is kept of all rows: :class:`RidgeStatistics`, or the paper's recursion.
-
-    Parameters
-    ----------
-    cross : Tensor of shape (L, C), or (k, C) in the compact form
-        ``Q``.
-    count : int
-        Net number of rows learned.
-    sq_targets : float
-        Net sum of squared targets.
-    """
-
-    cross: Annotated[Tensor, Spec(("k", "C"), largest=LARGEST)]
-    count: int = 0
-    sq_targets: Annotated[float, Between(-1e-6)] = 0.0
-
-    @property
-    @abstractmethod
-    def form(self) -> str:
-        """``"dense"``, ``"compact"`` or ``"recursive"``."""
-
-    @property
-    @abstractmethod
-    def n_features(self) -> int:
-        """L, the width of the rows."""
-
-    @property
-    def n_targets(self) -> int:
-        """C, the number of target columns."""
-        return int(self.cross.shape[1])
-
-    @property
-    def order(self) -> int:
-        """Order of the system that a solve factors."""
-        return int(self.cross.shape[0])
-
-    @property
-    def device(self) -> torch.device:
-        """Where the statistics live."""
-        return self.cross.device
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
-
-    @abstractmethod
-    def empty_like(self) -> Self:
-        """Return a state of the same shape and settings that has seen nothing."""
-
-    def update(self, H: Tensor, Y: Tensor) -> Self:
-        """Return the state with rows ``H`` (n, L) of targets ``Y`` (n, C) learned."""
-        return self.accumulate([(H, Y)])
-
-    def accumulate(self, batches: Iterable[Batch], sign: int = 1) -> Self:
-        """Return the state with several batches learned, or with ``sign=-1`` unlearned, as one step."""
-        return self._accumulate((self._checked(H, Y) for H, Y in batches), sign)
-
-    def _checked(self, H: Tensor, Y: Tensor) -> Batch:
-        check_size("H", H)
-        return H.to(self.device, ACCUMULATION_DTYPE), Y.to(self.device, ACCUMULATION_DTYPE)
-
-    @abstractmethod
-    def _accumulate(self, batches: Iterable[Batch], sign: int) -> Self:
-        """Return the state with checked batches learned or unlearned."""
-
-    @abstractmethod
-    def merge(self, other: RidgeState, sign: int = 1) -> Self:
-        """Return the state with what another one has learned, as if its rows had been learned here.
-
-        Two states a and b that went on from copies of one base are joined by
-        ``a.merge(b).merge(base, sign=-1)``: what both have from the base then counts once.
-
-        Parameters
-        ----------
-        other : RidgeState
-            Of any form and equal shape.
-        sign : int
-            -1 takes its rows out instead.
-        """
-
-    def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
-        """Return the state whose target columns are sums of old ones, as if rows had been learned with such targets.
-
-        This merges, adds, drops and reorders classes. Whoever drops a column sets ``count`` and ``sq_targets`` to what
-        remains.
-
-        Parameters
-        ----------
-        groups : sequence of sequences of int
-            The old columns that each new one is the sum of, none for a new column of zeros.
-        """
-        return dataclasses.replace(self, cross=sum_columns(self.cross, groups))
-
-    @abstractmethod
-    def faded(self, factor: float) -> Self:
-        """Return the state as if every row had been learned with its weight times a factor."""
-
-    @abstractmethod
-    def solve(self, alpha: float) -> RidgeSolution:
-        """Return the ridge weights for any ``alpha`` > 0."""
-
-    @abstractmethod
-    def reduced(self) -> RidgeStatistics:
-        """Return the statistics."""
-
-    def expecting(self, rows: int) -> Self:
-        """Return the state that knows how many rows will be added up in all, where that bears on its form."""
-        return self
-
-    def error_bound(self, alpha: float) -> float:
-        """Return the bound on the relative change of the dual coefficients at a ridge; 0 where nothing was dropped."""
-        return 0.0
-
-    def _plus(self, count: int, sq_targets: float, sign: int) -> dict[str, Any]:
-        return {"count": self.count + sign * count, "sq_targets": self.sq_targets + sign * sq_targets}
+    weights: Annotated[Tensor, Spec(("L", "C"), largest=LARGEST_WEIGHT)]
+    offset: Annotated[Tensor, Spec(("C",), largest=LARGEST_WEIGHT)]
+    alpha: Annotated[float, Between(0.0)]
+    jitter: Annotated[float, Between(0.0)]
 
 
 @record("ridge-statistics")
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RidgeStatistics(RidgeState):
+class RidgeStatistics:
     """Statistics of rows, dense or in a basis of their own.
 
     An update of n rows costs ``2 n L^2`` operations and a solve ``L^3 / 3`` in the dense form, which holds ``8 L^2``
@@ -252,6 +135,9 @@ class RidgeStatistics(RidgeState):
     """
 
     gram: Annotated[Tensor, Spec(("k", "k"), symmetric=True)]
+    cross: Annotated[Tensor, Spec(("k", "C"), largest=LARGEST)]
+    count: int = 0
+    sq_targets: Annotated[float, Between(-1e-6)] = 0.0
     basis: Annotated[Tensor, Spec(("L", "k"))] | None = None
     solver: str = "dense"
     floor: Annotated[float, Between(0.0)] = 0.0
@@ -260,16 +146,15 @@ class RidgeStatistics(RidgeState):
     growth: Annotated[float, Between(0.0)] = 0.0
     rank_limit: int = 0
 
-    @classmethod
+    @staticmethod
     def create(
-        cls,
         n_features: int,
         n_targets: int,
         solver: str = "dense",
         *,
         floor: float = 0.0,
         device: torch.device | str = "cpu",
-    ) -> Self:
+    ) -> RidgeStatistics:
         """Return statistics of no rows.
 
         Parameters
@@ -290,9 +175,10 @@ class RidgeStatistics(RidgeState):
         order = n_features if basis is None else 1
         gram = torch.zeros(order, order, dtype=ACCUMULATION_DTYPE, device=device)
         cross = gram.new_zeros(order, n_targets)
-        return cls(gram=gram, cross=cross, basis=basis, solver=solver, floor=float(floor), left=COMPACT_TOL * floor)
+        left = COMPACT_TOL * floor
+        return RidgeStatistics(gram=gram, cross=cross, basis=basis, solver=solver, floor=float(floor), left=left)
 
-    def empty_like(self) -> Self:
+    def empty_like(self) -> RidgeStatistics:
         """Return statistics of no rows with the same shape and settings, which know how fast the rank of these grew."""
         fresh = self.create(self.n_features, self.n_targets, self.solver, floor=self.floor, device=self.device)
         growth = self.growth
@@ -324,19 +210,37 @@ class RidgeStatistics(RidgeState):
         """Return the bound on the relative change of the dual coefficients that dropping has caused."""
         return self.dropped / alpha
 
-    def reduced(self) -> Self:
-        """Return the statistics themselves."""
-        return self
+    @property
+    def n_targets(self) -> int:
+        """C, the number of target columns."""
+        return int(self.cross.shape[1])
+
+    @property
+    def order(self) -> int:
+        """Order of the system that a solve factors."""
+        return int(self.cross.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the statistics live."""
+        return self.cross.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
 
     def faded(self, factor: float) -> Self:
         """Return the statistics of the same rows with their weights times a factor."""
         sums = {name: factor * getattr(self, name) for name in ("gram", "cross", "sq_targets")}
         return dataclasses.replace(self, **sums)
 
-    def solve(self, alpha: float) -> RidgeSolution:
+    def solve(self, alpha: float) -> Readout:
         """Return ``(G + alpha I)^-1 Q``, by a Cholesky factorisation in the coordinates of the statistics."""
         factor = safe_cholesky(self.gram, shift=alpha)
-        return RidgeSolution(self.lift(factor.solve(self.cross)), float(alpha), factor.jitter)
+        # Row by row, as a file holds them: a product with the columns of a solver rounds otherwise, in the last place.
+        weights = self.lift(factor.solve(self.cross)).contiguous()
+        return Readout(weights, weights.new_zeros(self.n_targets), float(alpha), factor.jitter)
 
     # -- coordinates ------------------------------------------------------------------------------------------------
 
@@ -384,6 +288,34 @@ class RidgeStatistics(RidgeState):
         return self.gram, self.cross, self.basis[columns]
 
     # -- learning ---------------------------------------------------------------------------------------------------
+
+    def update(self, H: Tensor, Y: Tensor) -> Self:
+        """Return the state with rows ``H`` (n, L) of targets ``Y`` (n, C) learned."""
+        return self.accumulate([(H, Y)])
+
+    def accumulate(self, batches: Iterable[Batch], sign: int = 1) -> Self:
+        """Return the state with several batches learned, or with ``sign=-1`` unlearned, as one step."""
+        return self._accumulate((self._checked(H, Y) for H, Y in batches), sign)
+
+    def _checked(self, H: Tensor, Y: Tensor) -> Batch:
+        check_size("H", H)
+        return H.to(self.device, ACCUMULATION_DTYPE), Y.to(self.device, ACCUMULATION_DTYPE)
+
+    def _plus(self, count: int, sq_targets: float, sign: int) -> dict[str, Any]:
+        return {"count": self.count + sign * count, "sq_targets": self.sq_targets + sign * sq_targets}
+
+    def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
+        """Return the state whose target columns are sums of old ones, as if rows had been learned with such targets.
+
+        This merges, adds, drops and reorders classes. Whoever drops a column sets ``count`` and ``sq_targets`` to what
+        remains.
+
+        Parameters
+        ----------
+        groups : sequence of sequences of int
+            The old columns that each new one is the sum of, none for a new column of zeros.
+        """
+        return dataclasses.replace(self, cross=sum_columns(self.cross, groups))
 
     def stays_compact(self, rank: float) -> bool:
         """Return whether so high a rank is cheaper than the dense form: operations of learning all rows and a solve."""
@@ -453,9 +385,19 @@ class RidgeStatistics(RidgeState):
             **self._plus(H.shape[0], float(Y.square().sum()), sign),
         )
 
-    def merge(self, other: RidgeState, sign: int = 1) -> Self:
-        """Return the state with what another one has learned; see :meth:`RidgeState.merge`."""
-        other = other.reduced()
+    def merge(self, other: RidgeStatistics, sign: int = 1) -> Self:
+        """Return the state with what another one has learned, as if its rows had been learned here.
+
+        Two states a and b that went on from copies of one base are joined by
+        ``a.merge(b).merge(base, sign=-1)``: what both have from the base then counts once.
+
+        Parameters
+        ----------
+        other : RidgeStatistics
+            Of any form and equal shape.
+        sign : int
+            -1 takes its rows out instead.
+        """
         seen = self._plus(other.count, other.sq_targets, sign)
         seen["dropped"] = self.dropped + max(sign, 0) * other.dropped
         if self.basis is None or (other.basis is None and self.solver == "auto"):

@@ -303,7 +303,7 @@ def construction(head: IncrementalClassifier) -> dict[str, Any]:
         "rmse": figure(log[-1].rmse) if log else None,
         "construction_s": figure(log[-1].seconds) if log else None,
         "candidates": sum(block.tried for block in log),
-        "layer_bytes": model.layer.nbytes,
+        "layer_bytes": sum(part.nbytes for part in vars(model.layer).values() if isinstance(part, Tensor)),
         "state_bytes": int(model.state.nbytes),
     }
 

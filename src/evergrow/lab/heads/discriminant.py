@@ -14,9 +14,8 @@ from evergrow.head.layers import GuidedLayer, Layer
 from evergrow.head.layers.feature_map import check_contrast, normalize, resolve_normalization
 from evergrow.head.linalg.ridge_choice import choose_by_gcv
 from evergrow.head.linalg.scatter import ClassGeometry
-from evergrow.head.maps import LayerMap, layer_map
-from evergrow.head.readout import Readout
-from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.linalg.statistics import Readout
+from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
 from evergrow.lab.heads.random_layer import RandomLayerRidge, empty_model, one_hot
 
 FLOOR = 1e-2
@@ -78,15 +77,15 @@ class SCLDiscriminantClassifier(RandomLayerRidge):
     def _readout(self) -> Readout:
         if "_solution" not in vars(self):
             model = self._model
-            geometry = ClassGeometry.of(model.state.reduced(), model.masses)
-            alpha = choose_by_gcv(geometry.stats, model.row_energy).minimiser
+            geometry = ClassGeometry.of(model.state, model.masses)
+            alpha = choose_by_gcv(geometry.stats, model.row_energy)[1]
             factor = geometry.factor(alpha)
             solved = factor.solve(geometry.means)
             # Scatter is a sum: times the degrees of freedom, scores are log-likelihoods up to a constant.
             scale = float(max(geometry.stats.count - len(model.counts), 1))
             offset = -0.5 * scale * (geometry.means * solved).sum(dim=0)
             weights = scale * geometry.stats.lift(solved)
-            self._solution: Any = Readout(weights.contiguous(), offset, alpha, alpha, factor.jitter)
+            self._solution: Any = Readout(weights.contiguous(), offset, alpha, factor.jitter)
         found: Readout = self._solution
         return found
 

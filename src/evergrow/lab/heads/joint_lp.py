@@ -16,10 +16,9 @@ from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers.feature_map import check_contrast, link_only, normalize
-from evergrow.head.linalg.statistics import RidgeStatistics
-from evergrow.head.maps import LayerMap, layer_map
-from evergrow.head.readout import Readout, solve_ridge
-from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.linalg.statistics import Readout, RidgeStatistics
+from evergrow.head.readout import solve_ridge
+from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +192,7 @@ class JointLinearProbe(IncrementalClassifier):
                     loss.backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
         learned = (scale * torch.nn.functional.normalize(weights)).detach().T.to(torch.float64)
-        return Readout(learned, learned.new_zeros(n_classes), 0.0, 0.0, 0.0)
+        return Readout(learned, learned.new_zeros(n_classes), 0.0, 0.0)
 
     def _contents(self) -> _Learned:
         if self.solver == "sgd":

@@ -19,8 +19,7 @@ from evergrow.head.layers.feature_map import DenseMap, check_contrast
 from evergrow.head.layers.guided import UNITS_PER_DRAW, UnitSampler
 from evergrow.head.linalg.factor import symmetric_eigh
 from evergrow.head.linalg.scatter import ClassGeometry
-from evergrow.head.maps import LayerMap, layer_map
-from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
 from evergrow.lab.heads.random_layer import empty_model
 
 
@@ -177,7 +176,7 @@ class KLDAClassifier(IncrementalClassifier):
         return 2.0 * torch.cat(parts)
 
     def _solve(self, member: RidgeModel) -> Discriminant:
-        geometry = ClassGeometry.of(member.state.reduced(), member.counts)
+        geometry = ClassGeometry.of(member.state, member.counts)
         if self.inverse == "ridge":
             reduced = geometry.factor(float(self.alpha)).solve(geometry.means)
         else:

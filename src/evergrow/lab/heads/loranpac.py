@@ -17,7 +17,7 @@ from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap
 from evergrow.head.layers.feature_map import check_contrast
 from evergrow.head.linalg.statistics import check_gram, check_size, sum_columns, take_columns
-from evergrow.head.maps import LayerMap
+from evergrow.head.ridge_model import LayerMap
 from evergrow.lab.heads.random_layer import one_hot
 from evergrow.lab.layers import GaussianLayer
 from evergrow.lab.truncated import TruncatedBasis

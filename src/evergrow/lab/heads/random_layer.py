@@ -15,9 +15,8 @@ from evergrow.head.base import IncrementalClassifier, Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap, Layer
 from evergrow.head.layers.feature_map import check_contrast
-from evergrow.head.linalg.statistics import RidgeSolution, RidgeStatistics
-from evergrow.head.maps import LayerMap, layer_map
-from evergrow.head.ridge_model import RidgeModel
+from evergrow.head.linalg.statistics import Readout, RidgeStatistics
+from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
 
 EXACTNESS = 1e-4
 """Share of the smallest ridge that the compact form of the statistics is told to stay exact for: what it may
@@ -112,7 +111,7 @@ class RandomLayerRidge(IncrementalClassifier):
         self._model = model
         self.__dict__.pop("_solution", None)
 
-    def _solved(self) -> RidgeSolution:
+    def _solved(self) -> Readout:
         if "_solution" not in vars(self):
             self._solution = self._model.state.solve(self._ridge())
         return self._solution

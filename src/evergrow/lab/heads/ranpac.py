@@ -17,7 +17,6 @@ from evergrow.head.labels import LabelUpdate
 from evergrow.head.layers import FeatureMap
 from evergrow.head.layers.feature_map import link_only
 from evergrow.head.linalg.factor import symmetric_eigh
-from evergrow.head.linalg.ridge_choice import AlphaChoice
 from evergrow.head.ridge_model import RidgeModel
 from evergrow.lab.heads.random_layer import Learned, RandomLayerRidge, empty_model, one_hot
 from evergrow.lab.layers import GaussianLayer
@@ -131,10 +130,10 @@ class RanPACClassifier(RandomLayerRidge):
         # Classes that are not in the batch have all-zero targets and weights: they add no error.
         _, local = torch.unique(codes, return_inverse=True)
         targets = one_hot(local, int(local.max()) + 1, Z)
-        choice = choose_on_cut(layer, Z[order], targets[order])
-        if choice is None:
+        errors = errors_on_cut(layer, Z[order], targets[order])
+        if not errors:
             return earlier[-1] if earlier else 1.0
-        return choice.alpha
+        return min(errors, key=errors.__getitem__)
 
     def _contents(self) -> _Learned:
         return _Learned(self._seed, self._model, self._alphas)
@@ -151,8 +150,8 @@ class RanPACClassifier(RandomLayerRidge):
         return list(self._alphas)
 
 
-def choose_on_cut(layer: FeatureMap, Z: Tensor, Y: Tensor, grid: Sequence[float] = RANPAC_ALPHAS) -> AlphaChoice | None:
-    """Fit every ridge on the first 80 % of the rows and return the one that fits the others best.
+def errors_on_cut(layer: FeatureMap, Z: Tensor, Y: Tensor, grid: Sequence[float] = RANPAC_ALPHAS) -> dict[float, float]:
+    """Fit every ridge on the first 80 % of the rows and return its mean squared error on the others.
 
     With the thin decomposition ``H H^T = U diag(d) U^T`` of the n rows fitted on, or ``H^T H = V diag(d) V^T``,
 
@@ -173,12 +172,12 @@ def choose_on_cut(layer: FeatureMap, Z: Tensor, Y: Tensor, grid: Sequence[float]
 
     Returns
     -------
-    AlphaChoice or None
-        None where one of the two parts would be empty.
+    dict of float to float
+        By ridge; empty where one of the two parts would be.
     """
     cut = int(TRAIN_SHARE * Z.shape[0])
     if cut < 1 or cut == Z.shape[0]:
-        return None
+        return {}
     if cut < layer.n_outputs:
         H = torch.cat([part for _, part in layer.iter_transform(Z[:cut])])
         values, vectors = symmetric_eigh(H @ H.T)
@@ -196,5 +195,4 @@ def choose_on_cut(layer: FeatureMap, Z: Tensor, Y: Tensor, grid: Sequence[float]
         for alpha in grid:
             fitted = (coordinates / (values.clamp_min(0.0) + alpha)) @ cross
             errors[alpha] += float((fitted - wanted).square().sum()) / Y[cut:].numel()
-    best = min(grid, key=errors.__getitem__)
-    return AlphaChoice(best, best, errors)
+    return errors

@@ -16,7 +16,7 @@ from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers.feature_map import normalize
 from evergrow.head.linalg.statistics import sum_columns
-from evergrow.head.maps import LayerMap
+from evergrow.head.ridge_model import LayerMap
 from evergrow.lab.heads.prototypes import check_counts
 
 

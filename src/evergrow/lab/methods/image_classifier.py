@@ -13,13 +13,13 @@ from torch import Tensor
 from typing_extensions import Self
 
 from evergrow.core.errors import InputError, ParameterError
+from evergrow.core.estimator import Estimator, not_fitted
 from evergrow.core.registry import Registry
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import resolve_device
 from evergrow.data.items import Images, Items
 from evergrow.features import ImageBackbone, best_backbone, create_backbone
 from evergrow.features.base import Backbone
-from evergrow.head.estimator import Estimator, not_fitted
 from evergrow.head.labels import as_labels, check_kind
 from evergrow.lab.methods.cost import Cost
 

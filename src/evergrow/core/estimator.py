@@ -15,8 +15,8 @@ import numpy as np
 from typing_extensions import Self
 
 from evergrow.core.errors import InputError, NotFittedError
+from evergrow.core.optional import is_instance_of
 from evergrow.core.validation import check_keys
-from evergrow.data.intake import is_instance_of
 
 
 class Estimator:
@@ -81,7 +81,7 @@ def plain_value(name: str, value: Any) -> Any:
     Examples
     --------
     >>> import torch
-    >>> from evergrow.head.estimator import plain_value
+    >>> from evergrow.core.estimator import plain_value
     >>> plain_value("scales", (0.5, 1.0)), plain_value("device", torch.device("cpu"))
     ([0.5, 1.0], 'cpu')
     """
@@ -97,6 +97,6 @@ def plain_value(name: str, value: Any) -> Any:
         return [plain_value(name, item) for item in value]
     if isinstance(value, dict):
         return {str(key): plain_value(name, item) for key, item in value.items()}
-    if is_instance_of(value, "evergrow.head.layers.feature_map", "Layer"):
+    if hasattr(value, "to_plain"):
         return value.to_plain()
     raise InputError(f"{name} must be a plain value to be saved, got {type(value).__name__}")
