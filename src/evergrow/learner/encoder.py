@@ -183,10 +183,10 @@ class Encoder:
         if samples.kind == "features":
             self._check_origin(samples)
         elif spec is None or samples.kind != spec.kind:
-            wanted = "feature vectors, since the model was made without a backbone"
+            wanted = "feature vectors, since it was made without a backbone"
             if spec is not None:
-                wanted = f"{spec.kind}s, since the model was made with {spec.name}"
-            raise InputError(f"items must be {wanted}, got {samples.kind}s")
+                wanted = f"{spec.kind}s, since it was made with {spec.name}"
+            raise InputError(f"The model takes {wanted}; these are {samples.kind}s.")
         if samples.features is not None:
             return Features(samples.features, np.arange(len(samples)))
         assert samples.items is not None  # what is no feature vector is an item
@@ -286,13 +286,10 @@ def checkpoint_file(checkpoint: str | os.PathLike[str] | None, config: FsaConfig
     """
     if checkpoint is None:
         return None
-    if not isinstance(checkpoint, (str, os.PathLike)):
-        raise ParameterError(f"checkpoint must be a path or None, got {type(checkpoint).__name__}")
     path = Path(checkpoint)
     if config is None:
         raise ParameterError(f"checkpoint must go with adapt, got {path} and nothing to train")
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):  # said now, not after the first epoch
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):  # said now, not after the first epoch
         raise ParameterError(f"checkpoint must be a file in a folder that exists and can be written to, got {path}")
     return path
 

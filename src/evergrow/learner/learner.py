@@ -33,13 +33,11 @@ from evergrow.learner.learning import Block, gathered, learn
 from evergrow.learner.snapshot import (
     Change,
     HeadRecipe,
-    Measured,
     Snapshot,
     describe,
     learned_data,
     read_adaptation,
     read_snapshot,
-    text_of,
     with_head,
     with_widths,
 )
@@ -158,7 +156,6 @@ class Learner(Estimator):
         self._snapshot: Snapshot | None = None
         self._source: tuple[Any, str] = (None, "the archive")  # device and name of what was loaded
         self.origin_: tuple[Path, str] | None = None
-        self._measured: Measured | None = None  # the last evaluation
 
     # -- what is known ---------------------------------------------------------------------------------------
 
@@ -238,7 +235,12 @@ class Learner(Estimator):
         return describe(self._taught() if isinstance(now.head, StoredHead) and now.told is None else now)
 
     def __repr__(self) -> str:
-        return text_of(None if self._snapshot is None else self.info(), self.method, self._measured)
+        if self._snapshot is None:
+            return f"Learner(method={self.method!r}, nothing learned yet)"
+        info = self.info()
+        backbone = f", backbone={info['backbone']['name']!r}" if info["backbone"] else ""
+        known = f"{info['n_classes']} classes, {info['n_samples']} samples, revision {info['revision']}"
+        return f"Learner(method={self.method!r}, kind={info['kind']!r}{backbone}, {known})"
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._snapshot is not None and not self._snapshot.is_empty
@@ -389,9 +391,7 @@ class Learner(Estimator):
         if config is not None:
             if first.kind != "image":
                 what = "feature vectors" if first.kind == "features" else f"{first.kind}s"
-                raise InputError(
-                    f"data must be images for a backbone to be adapted to them, got {what}: leave adapt out"
-                )
+                raise InputError(f"A backbone is adapted to images, and these are {what}; leave adapt out.")
             intake.check_whole(data)
         if encoder.spec is None:  # else the backbone was chosen when the model began
             encoder = encoder.begun(first)
@@ -402,7 +402,7 @@ class Learner(Estimator):
             blank = dataclasses.replace(blank, columns=first.columns, widths=encoder.widths)
         blocks = self._blocks(itertools.chain([first], chunks), (encoder, blank), classes)
         now = learn(blank, with_widths(head, encoder.widths), blocks, self._seed(), "fit")
-        self._begun, self._snapshot = encoder, self._numbered(now, blank)
+        self._begun, self._snapshot = encoder, now
         return self
 
     def partial_fit(
@@ -928,8 +928,6 @@ class Learner(Estimator):
                 raise InputError("unknown must hold classes that the model does not know, got none but known ones")
             strange = now.head.novelty_score(self._encoded(samples).X)
         result = evaluate_predictions(true, told, now.classes, novel, strange, threshold, false_alarm)
-        if result.n_known:
-            self._measured = Measured(result.accuracy, result.n_known, now.revision)
         kept = None
         if keep_samples:
             things = None if items[0] is None else concat_items(items)
@@ -947,16 +945,12 @@ class Learner(Estimator):
         sample_weight : array-like of shape (n,), optional
             What each sample counts for.
         """
-        now = self._taught()
         right, weights = [], []
         for samples in intake.labelled_chunks(data, y, sample_weight, "test", self._encoder.kind):
             answers = self._answers_to(self._encoded(samples, on_error="raise").X)
             right.append(answers == samples.required_labels())
             weights.append(np.ones(len(samples)) if samples.weights is None else samples.weights)
-        found = np.concatenate(right)
-        accuracy = float(np.average(found, weights=np.concatenate(weights)))
-        self._measured = Measured(accuracy, len(found), now.revision)
-        return accuracy
+        return float(np.average(np.concatenate(right), weights=np.concatenate(weights)))
 
     def _asked(self, items: Any, question: Callable[[NDArray[Any]], Any]) -> NDArray[Any]:
         """Return the answers to a question about items, in their order; of streams in bounded memory."""
@@ -1063,13 +1057,14 @@ class Learner(Estimator):
         licence: str | None = None,
         dataset: str | None = None,
         summary: str | None = None,
+        evaluation: Evaluation | None = None,
         message: str = "Publish an evergrow model",
         **settings: Any,
     ) -> str:
         """Publish the model on the Hugging Face Hub: its file and a card, in one commit.
 
         The card lists classes and counts, the backbone with its licence where that is known, the accuracy where it was
-        measured (:meth:`evaluate`, :meth:`score`) and how to load it. Names of users and places on a disk, which the
+        measured and how to load it. Names of users and places on a disk, which the
         record of changes may have, are left out of the published file.
 
         Parameters
@@ -1082,6 +1077,8 @@ class Learner(Estimator):
             What it learned from and was measured on, for the card.
         summary : str, optional
             A paragraph for the card, as Markdown.
+        evaluation : Evaluation, optional
+            What :meth:`evaluate` gave, for the accuracy; by default that of the latest change, where it was tested.
         message : str
             Of the commit.
         **settings
@@ -1101,7 +1098,8 @@ class Learner(Estimator):
         """
         from evergrow.learner.hub import model_card, push
 
-        return push(self, repo, model_card(self, repo, licence, dataset, summary), commit_message=message, **settings)
+        card = model_card(self, repo, licence, dataset, summary, evaluation)
+        return push(self, repo, card, commit_message=message, **settings)
 
     @classmethod
     def from_pretrained(cls, repo: str | os.PathLike[str], **settings: Any) -> Self:
@@ -1195,12 +1193,6 @@ class Learner(Estimator):
             adaptation=None if encoder.adaptation is None else to_archive(encoder.adaptation),
             widths=encoder.widths if encoder.spec is None else (),
         )
-
-    def _numbered(self, now: Snapshot, blank: Snapshot) -> Snapshot:
-        """Return what a fit led to; numbers of revisions go on from what the learner knew before."""
-        if self._snapshot is None or blank.history:
-            return now
-        return dataclasses.replace(now, history=(now.history[-1].numbered(self._snapshot.revision + 1),))
 
     def _twin(self) -> Learner:
         """Return a learner of the same settings and backbone that knows nothing."""
