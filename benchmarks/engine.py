@@ -152,7 +152,7 @@ def reduce(units: int, classes: int, shards: int) -> dict[str, float]:
         Learner(device="cpu", options=options).fit((X, y)).spawn().save(job.template)
         runner = _Timed(perform, 2)
         started = time.perf_counter()
-        root = ShardMerge(job, JobReport(), RunOptions(runner, "cpu"), at_once=16).run(lambda done, note: None)
+        root = ShardMerge(job, JobReport(job.key), RunOptions(runner, "cpu"), at_once=16).run(lambda done, note: None)
         spent, size = time.perf_counter() - started, root.stat().st_size
         runner.close()
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

@@ -21,6 +21,7 @@ import torch
 
 from evergrow import Learner
 from evergrow.core.archive import read_archive
+from evergrow.engine.job import ShardReport
 from evergrow.engine.worker_tasks import part_of, write_part
 from evergrow.learner.learning import Block
 from evergrow.learner.sharded_fit import complete_fit, learn_shard, merge_shards
@@ -41,7 +42,7 @@ def statistics(units: int, classes: int, rows: int, device: str = "cpu") -> dict
         paths = [Path(folder, f"{number}.evg") for number in range(2)]
         for path, half in zip(paths, (slice(None, rows), slice(rows, None)), strict=True):
             part, spent["learn_s"] = _timed(device, learn_shard, template, Block(block.X[half], block.labels[half]))
-            _, spent["write_s"] = _timed("cpu", write_part, path, part, {"rows": rows})
+            _, spent["write_s"] = _timed("cpu", write_part, path, part, {"0": ShardReport(rows, "0")})
             del part
         spent["bytes"] = paths[0].stat().st_size
         parts = []

@@ -54,7 +54,7 @@ def test_every_command_that_reads_data_has_the_group() -> None:
     for name in ("fit", "update", "unlearn", "relabel", "evaluate", "diff", "predict", "features", "data"):
         shown = evergrow(name, "--help").output
         assert name in COMMANDS
-        for option in ("--set", "image_column", "text_column", "label_column", "class_level"):
+        for option in ("--set", "image_column", "text_column", "label_column"):
             assert option in shown
 
 
@@ -76,15 +76,6 @@ def test_columns_of_other_names(shell: Shell, images: Path) -> None:
     )
 
 
-def test_class_level_on_fit(shell: Shell, images: Path) -> None:
-    for line in ("line1", "line2"):
-        shutil.copytree(images, Path("nested", line))
-    options = ("--backbone", "test_resnet", "--set", "weights=random", "--units", 50)
-    assert "repeat in 'line1', 'line2'" in shell.run("fit", "nested", "-m", "m.evg", *options).stderr
-    learned = shell.json("fit", "nested", "-m", "n.evg", "--set", "class_level=2", *options)
-    assert (learned["classes"], learned["samples"]) == (["lying", "slanted", "standing"], 36)
-
-
 def test_an_image_on_standard_input_is_told_where_to_go(shell: Shell, image_model: Path) -> None:
     result = CliRunner().invoke(build_app(), ["predict", str(image_model), "-"], input=b"\xff\xd8\xff\x00broken")
     assert result.exit_code == 2
@@ -96,7 +87,7 @@ def test_an_image_on_standard_input_is_told_where_to_go(shell: Shell, image_mode
 
 def test_check_of_images(shell: Shell, images: Path) -> None:
     shutil.copy(images / "lying" / "0.png", images / "standing" / "copy.png")
-    pair = shell.json("data", images, "--check", "--backbone", "none", code=1)["check"]["pairs"][0]
+    pair = shell.json("data", images, "--check", "--backbone", "none", code=1)["check"]["findings"][0]
     assert (pair["labels"], pair["exact"], pair["kind"]) == (["lying", "standing"], True, "two labels")
     lines = shell.run("data", images, "--check", "--backbone", "none", code=1).stdout
     assert "the same under two labels: 1" in lines
@@ -107,7 +98,7 @@ def test_check_by_features_and_its_mistakes(shell: Shell) -> None:
     y[0] = "bee"  # an ant in the class of bees
     np.savez("f.npz", X_train=X, y_train=y)
     said = shell.json("data", "f.npz", "--check", code=1)
-    assert [(entry["row"], entry["looks_like"]) for entry in said["check"]["misplaced"]] == [(0, "ant")]
+    assert [(entry["rows"][0], entry["labels"][1]) for entry in said["check"]["findings"]] == [(0, "ant")]
     X, y = clouds(NAMES[:3], 10, 0)
     np.savez("g.npz", X_train=X, y_train=y)
     assert "nothing to look at" in shell.run("data", "g.npz", "--check").stdout
@@ -176,8 +167,7 @@ def test_demo_as_json_and_for_people() -> None:
     assert figures["largest_difference_to_joint_training"] < 1e-6
     assert len(figures["tasks"]) == 5
     output = evergrow("demo", "--units", "100").output
-    assert "all seen" in output
-    assert "points" in output
+    assert "accuracy on all so far" in output
 
 
 def test_it_writes_images_that_the_other_commands_take(tmp_path: Path) -> None:

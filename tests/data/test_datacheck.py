@@ -21,25 +21,24 @@ def test_same_content_in_texts_and_images(tmp_path: Path) -> None:
     train = read_labelled((Texts(("a b", "c", "A  b", "c", "d")), ["x", "y", "y", "y", "x"]), "train")
     test = read_labelled((Texts(("D", "new")), ["x", "x"]), "train")
     found = check_samples(train, test)
-    assert [(pair.kind, pair.first, pair.second) for pair in found.pairs] == [
-        ("two labels", 0, 2),
-        ("training and test", 4, 5),
+    assert [(finding.kind, finding.rows) for finding in found.findings] == [
+        ("two labels", (0, 2)),
+        ("training and test", (4, 5)),
     ]
     assert (found.repeated, found.n_samples, found.n_test, found.clean) == (1, 7, 2, False)
     pixels = np.zeros((3, 4, 4), np.uint8)
     pixels[2] = 1
-    assert len(check_samples(read_labelled((Images(pixels), ["x", "y", "y"]), "train")).pairs) == 1
+    assert len(check_samples(read_labelled((Images(pixels), ["x", "y", "y"]), "train")).findings) == 1
     (tmp_path / "a.png").write_bytes(b"1")
     files = Images(("a.png", "gone.png"), root=tmp_path)
     assert check_samples(read_labelled((files, ["x", "y"]), "train")).unread == ("gone.png",)
 
 
-def test_near_pairs_are_those_of_a_comparison_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_pairs_are_those_of_a_comparison_of_all() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 8))
     X[50:] = X[:10] + 1e-3 * rng.normal(size=(10, 8))
     y = [f"c{row % 3}" for row in range(60)]
-    monkeypatch.setattr(datacheck, "_BLOCK", 7)
     found = check_samples(features(X[:45], y[:45]), features(X[45:], y[45:]))
     unit = X / np.linalg.norm(X, axis=1, keepdims=True)
     close = unit @ unit.T >= datacheck.SIMILAR["features"]
@@ -49,7 +48,7 @@ def test_near_pairs_are_those_of_a_comparison_of_all(monkeypatch: pytest.MonkeyP
         for j in range(i + 1, 60)
         if close[i, j] and (y[i] != y[j] or j >= 45)
     }
-    assert {(pair.first, pair.second, pair.kind) for pair in found.pairs} == expected
+    assert {(*pair.rows, pair.kind) for pair in found.findings if pair.kind != "misplaced"} == expected
     assert len(expected) == 10
 
 
@@ -62,9 +61,9 @@ def test_misplaced_samples() -> None:
     wrong = y.copy()
     wrong[[3, 25]] = ["cat", "ant"]
     found = check_samples(features(X, wrong.tolist()))
-    assert {(entry.row, entry.label, entry.looks_like) for entry in found.misplaced} == {
-        (3, "cat", "ant"),
-        (25, "ant", "bee"),
+    assert {(entry.kind, entry.rows[0], *entry.labels) for entry in found.findings} == {
+        ("misplaced", 3, "cat", "ant"),
+        ("misplaced", 25, "ant", "bee"),
     }
 
 
@@ -72,5 +71,5 @@ def test_many_samples_are_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datacheck, "MOST_COMPARED", 10)
     X = np.random.default_rng(0).normal(size=(30, 4))
     found = check_samples(features(X, ["a", "b"] * 15))
-    assert "10 of 30 samples were drawn" in found.notes[0]
+    assert "10 of 30 samples were compared" in found.notes[0]
     assert found.unread == ()

@@ -12,6 +12,7 @@ from tests.data.conftest import PNG, Tree
 from evergrow.core.errors import DataWarning, FileFormatError, LabelError, ParameterError, UnknownNameError
 from evergrow.data import DataOptions, Dataset, FeatureSet, inspect_data, load_data, load_features
 from evergrow.data.items import Images, Texts
+from evergrow.lab.bench.data import fingerprint_of
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -39,7 +40,7 @@ def test_bytes_are_images_and_floats_are_features(tmp_path: Path) -> None:
     np.savez(tmp_path / "features.npz", **flat)
     features = load_data(tmp_path / "features.npz")
     assert isinstance(features, FeatureSet)
-    assert features.fingerprint == load_features(tmp_path / "features.npz").fingerprint
+    assert fingerprint_of(features) == fingerprint_of(load_features(tmp_path / "features.npz"))
 
 
 def test_grey_images_and_labels_without_names(tmp_path: Path) -> None:
@@ -79,9 +80,8 @@ def test_bad_image_arrays(changes: dict[str, np.ndarray], match: str, tmp_path: 
         ({"part": "half"}, "part must be one of"),
         ({"seed": -1}, "seed"),
         ({"layout": "folder"}, "layout must be one of"),
-        ({"labelled": "yes"}, "labelled must be true or false"),
         ({"text_column": 3}, "text_column must be a string"),
-        ({"root": 3}, "root must be a path"),
+        ({"root": 3}, "root must be a string"),
     ],
 )
 def test_bad_options(settings: dict[str, object], match: str) -> None:
@@ -96,7 +96,6 @@ def test_settings_go_on_top_of_options(tree: Tree) -> None:
     options = DataOptions(test_size=0.5, seed=3)
     assert len(load_data(root, options).y_test) == 10
     assert len(load_data(root, options, test_size=0.2).y_test) == 4
-    assert DataOptions.from_dict(options.to_dict()) == options
 
 
 # -- raw sets ---------------------------------------------------------------------------------------------
@@ -104,20 +103,19 @@ def test_settings_go_on_top_of_options(tree: Tree) -> None:
 
 def test_fingerprint_follows_files_and_labels_but_not_the_place(tree: Tree, tmp_path: Path) -> None:
     root = tree({"train/a": 5, "train/b": 5, "test/a": 1, "test/b": 1})
-    before = load_data(root).describe()
-    assert (before["n_train"], before["n_test"], before["n_classes"]) == (10, 2, 2)
+    before = fingerprint_of(load_data(root))
     moved = root.rename(tmp_path / "moved")
     os.utime(moved / "train/a/000.png", (1, 1))
     same = load_data(moved)
-    assert same.fingerprint == before["fingerprint"]
+    assert fingerprint_of(same) == before
     (moved / "train/a/000.png").write_bytes(PNG + b"\0")
-    assert load_data(moved).fingerprint != same.fingerprint
+    assert fingerprint_of(load_data(moved)) != before
     (moved / "train/a/000.png").write_bytes(PNG)
     items, test = same.train.items, same.test.items
     swapped = Dataset.of(items, 1 - same.y_train, test, same.y_test, names=same.class_names)
-    assert swapped.fingerprint != same.fingerprint
+    assert fingerprint_of(swapped) != fingerprint_of(same)
     again = Dataset.of(items, same.y_train, test, same.y_test, names=same.class_names)
-    assert again.fingerprint == same.fingerprint
+    assert fingerprint_of(again) == fingerprint_of(same)
 
 
 def test_fingerprint_reads_no_image(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +126,7 @@ def test_fingerprint_reads_no_image(tree: Tree, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("builtins.open", refuse)
     monkeypatch.setattr(Path, "open", refuse)
-    assert len(data.fingerprint) == 16
+    assert len(fingerprint_of(data)) == 16
 
 
 def test_labels_of_a_data_set_are_one_per_sample() -> None:
@@ -137,7 +135,7 @@ def test_labels_of_a_data_set_are_one_per_sample() -> None:
     mixed = Dataset.of(Texts(("a", "b", "c")), [10, "9", 9])
     assert (mixed.class_names, mixed.y_train.tolist()) == (("10", "9"), [0, 1, 1])
     numbers = Dataset.of(Texts(("a", "b", "c")), np.array([10, 9, 9]), names={9: "nine"})
-    assert (numbers.class_names, numbers.keys) == (("nine", "10"), ("9", "10"))
+    assert numbers.class_names == ("nine", "10")
 
 
 def test_report_names_small_and_large_classes(tree: Tree) -> None:

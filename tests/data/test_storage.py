@@ -6,11 +6,12 @@ import os
 import sys
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from evergrow.core.errors import DatasetNotFoundError, EngineError, MissingExtraError, ParameterError
-from evergrow.data import read, source_from
-from evergrow.data.storage import Tree, public_storage, write_file
+from evergrow.data import read
+from evergrow.data.storage import Tree
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -18,10 +19,10 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path) -> Tree:
     return Tree(tmp_path if request.param == "disk" else f"memory://{tmp_path.name}-{os.getpid()}")
 
 
-def test_files_are_listed_read_and_replaced(tree: Tree) -> None:
-    write_file(tree.address, "b/c.bin", b"0123456789")
-    write_file(tree.address, "a.bin", b"old")
-    write_file(tree.address, "a.bin", b"newer")
+def test_files_are_listed_and_read(tree: Tree) -> None:
+    system, root = fsspec.core.url_to_fs(tree.address, auto_mkdir=True)
+    system.pipe_file(f"{root}/b/c.bin", b"0123456789")
+    system.pipe_file(f"{root}/a.bin", b"newer")
     assert tree.listing() == {"a.bin": 5, "b/c.bin": 10}
     assert tree.listing(deep=False) == {"a.bin": 5}
     assert tree.below("b").listing(deep=False) == {"c.bin": 10}
@@ -41,41 +42,11 @@ def test_what_is_not_there(tree: Tree) -> None:
         Tree(f"{tree.address}/none").listing(deep=False)
 
 
-def test_secrets_are_not_written_down(tmp_path: Path) -> None:
-    storage = {
-        "key": "AKIA-KEY", "secret": "s3cr3t-value", "token": "t0ken", "anon": False, "profile": "me",
-        "endpoint_url": "http://127.0.0.1:9", "client_kwargs": {"region_name": "x", "aws_session_token": "t0ken"},
-    }  # fmt: skip
-    assert public_storage(storage) == {
-        "anon": False,
-        "client_kwargs": {"region_name": "x"},
-        "endpoint_url": "http://127.0.0.1:9",
-    }
-    assert public_storage({"endpoint_url": "http://me:pass@host"}) == {}
-    (tmp_path / "a.csv").write_text("text,label\na,b\n")
-    source = read(tmp_path / "a.csv", storage=storage)
-    assert not any(word in str(source.describe()) for word in ("AKIA", "s3cr3t", "t0ken"))
-    assert not any(word in repr(source.options) for word in ("AKIA", "s3cr3t", "t0ken"))
-    assert source_from(source.describe()).identity() == source.identity()
-
-
 def test_an_address_with_a_password_is_refused_without_repeating_it() -> None:
     for address in ("s3://me:hunter2@bucket/x", "https://host/x.npz?X-Amz-Signature=hunter2"):
         with pytest.raises(ParameterError, match="address must hold no") as caught:
             read(address)
         assert "hunter2" not in str(caught.value)
-
-
-def test_messages_of_drivers_lose_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fsspec.implementations.memory import MemoryFileSystem
-
-    def refuse(self: MemoryFileSystem, path: str, **more: object) -> None:
-        raise RuntimeError("key s3cr3t-value is\nnot known")
-
-    tree = Tree("memory://refusing", {"secret_thing": "s3cr3t-value"})
-    monkeypatch.setattr(MemoryFileSystem, "cat_file", refuse)
-    with pytest.raises(EngineError, match=r"memory://refusing/a must be within reach, but: key \*\*\* is not known$"):
-        tree.read("a", 0, 1)
 
 
 def test_an_address_of_no_known_scheme_or_without_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:

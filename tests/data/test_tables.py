@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from tests.data.conftest import PNG, Tree
+from tests.data.sources.samples import counts
 
 from evergrow.core.errors import DatasetNotFoundError, DataWarning, FileFormatError, InputError, LabelError
 from evergrow.data import load_data
 from evergrow.data.intake import read_parts
 from evergrow.data.items import Texts
+from evergrow.lab.bench.data import fingerprint_of
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -41,11 +43,11 @@ def test_csv_tsv_and_json_lines_agree(tmp_path: Path) -> None:
     paths[2].write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in ROWS))
     paths[3].write_text("text;label\n" + "".join(f"{text};{label}\n" for text, label in ROWS))
     sets = [load_data(path) for path in paths]
-    assert len({data.fingerprint for data in sets}) == 1
+    assert len({fingerprint_of(data) for data in sets}) == 1
     assert sets[0].kind == "text"
     assert sets[0].class_names == ("ham", "spam")
     assert isinstance(sets[0].test.items, Texts)
-    assert sets[0].test_counts.tolist() == [2, 2]
+    assert counts(sets[0], "test") == [2, 2]
     by_text = dict(ROWS)
     for text, code in zip(sets[0].train.items.texts, sets[0].y_train, strict=True):
         assert sets[0].class_names[code] == by_text[text]
@@ -86,7 +88,7 @@ def test_folder_with_two_tables(tmp_path: Path) -> None:
     _csv(folder / "test.csv", ROWS[14:])
     by_folder, by_file = load_data(folder), load_data(folder / "train.csv")
     assert by_folder.name == by_file.name == "mail"
-    assert by_folder.fingerprint == by_file.fingerprint
+    assert fingerprint_of(by_folder) == fingerprint_of(by_file)
     assert by_folder.test.items.texts == tuple(text for text, _ in ROWS[14:])
 
 
@@ -144,7 +146,7 @@ def test_flat_folders_with_tables_beside_them(tree: Tree) -> None:
     root = tree({"train": 12, "test": 4})
     _csv(root / "train.csv", [(f"train/{row:03d}.png", "ab"[row % 2]) for row in range(12)], "path,label")
     _csv(root / "test.csv", [(f"test/{row:03d}.png", "ab"[row % 2]) for row in range(4)], "path,label")
-    assert load_data(root).train_counts.tolist() == [6, 6]
+    assert counts(load_data(root), "train") == [6, 6]
 
 
 @pytest.mark.parametrize(
@@ -177,6 +179,7 @@ def test_bad_csv(body: str, error: type[Exception], match: str, tmp_path: Path) 
     [
         (b'{"text": "a", "label": "x"}\n{"text": \n', "line 2 must be JSON"),
         (b"[1]\n", "line 1 must be a JSON object, got list"),
+        (b'{"text": "a", "label": ' + b"9" * 5000 + b"}\n", "line 1 must be JSON: Exceeds the limit"),
         (b'{"text": "a", "label": "x"}\n{"text": null, "label": "x"}\n', "line 2 must have 'text' as a string"),
         (b'{"text": "a", "label": 1.5}\n', "column 'label'"),
         (b'{"text": "caf\xe9", "label": "x"}\n', "UTF-8, but line 1"),

@@ -82,9 +82,9 @@ def test_a_table_that_was_damaged_is_written_again(model, data, tmp_path, monkey
     files[6].write_bytes(bodies[2])  # that of another shard
     written = []
 
-    def write(place, file, **settings):
-        written.append(file)
-        return write_answers(place, file, **settings)
+    def write(path, **settings):
+        written.append(path.name)
+        return write_answers(path, **settings)
 
     monkeypatch.setattr("evergrow.engine.worker_tasks.write_answers", write)
     engine.predict(model, data)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from evergrow import Learner
+from evergrow.engine.job import ShardReport
 from evergrow.engine.worker_tasks import write_part
 from evergrow.learner.learning import Block
 from evergrow.learner.sharded_fit import learn_shard
@@ -29,6 +30,6 @@ def test_a_file_of_statistics_has_the_bytes_of_the_formula(tmp_path: Path) -> No
     draws = np.random.default_rng(0)
     X, y = draws.normal(size=(400, width)).astype(np.float32), np.array([f"{n % classes:02d}" for n in range(400)])
     template = Learner(device="cpu", options={"n_units": units}).fit((X, y)).spawn()
-    write_part(tmp_path / "part.evg", learn_shard(template, Block(X, y)), {"rows": 400})
+    write_part(tmp_path / "part.evg", learn_shard(template, Block(X, y)), {"0": ShardReport(400, "0")})
     found = (tmp_path / "part.evg").stat().st_size
     assert found == pytest.approx(file_bytes(units, width, classes, 400 / classes), rel=0.02)

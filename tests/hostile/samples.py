@@ -11,6 +11,7 @@ from tests.adapt.tiny import tiny_vit
 
 from evergrow import Learner
 from evergrow.adapt.tuners import create_tuner
+from evergrow.core.record import write_record
 from evergrow.head import HEADS as CLASSES_OF
 from evergrow.learner.comparison import measured_change
 
@@ -29,7 +30,7 @@ class Subject:
     ----------
     name : str
         For messages.
-    kind : {"head", "learner", "command", "pictures", "tuner", "checkpoint"}
+    kind : {"head", "learner", "command", "pictures", "tuner"}
         How it is read.
     file : str
         Where it is.
@@ -58,14 +59,13 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Heads by name: the method and its options."""
 
-LEARNERS = ("features", "updated", "edited", "blocks", "ranpac", "empty", "one-class")
+LEARNERS = ("features", "updated", "edited", "blocks", "guesses", "ranpac", "empty", "one-class")
 NAMES = [
     *(f"head/{name}" for name in [*HEADS, "names"]),
     *(f"learner/{name}" for name in LEARNERS),
     "command",
     "pictures",
     "tuner",
-    "checkpoint",
 ]
 """All subjects, in the order of :func:`write_subjects`."""
 
@@ -135,12 +135,16 @@ def _learners(folder: Path) -> list[Subject]:
     # Features that are blocks with weights; what answers need is worked out.
     blocks = learner(blocks=(width - 2, 2)).fit(first)
     blocks.predict(first[0][:1])
+    guesses = learner().fit(first)
+    guesses.learn_unlabelled(later[0])
+    guesses.predict(first[0][:1])
     made = {
         "features": learner().fit(first),
         # Its ridge was chosen a second time, from where the first choice was.
         "updated": learner().fit(first).partial_fit(later),
         "edited": edited.merge_classes(["cat", "dog"], "pet"),
         "blocks": blocks,
+        "guesses": guesses,
         "ranpac": learner("ranpac").fit(first),
         "empty": learner().begin(),
         "one-class": learner().fit(first[0], ["ant"] * len(first[1])),
@@ -162,8 +166,6 @@ def _trained(folder: Path) -> list[Subject]:
     found = [Subject("pictures", "pictures", str(folder / "pictures.evg"))]
     backbone = tiny_vit()
     tuner = create_tuner("lora", backbone.module, rank=2)
-    tuner.save(folder / "tuner.evg")
+    write_record(folder / "tuner.evg", tuner.saved())
     tuner.remove()
-    Learner(tiny_vit(), adapt=ADAPTATION, **settings).fit(first, checkpoint=folder / "checkpoint.evg")
-    found.append(Subject("tuner", "tuner", str(folder / "tuner.evg")))
-    return [*found, Subject("checkpoint", "checkpoint", str(folder / "checkpoint.evg"))]
+    return [*found, Subject("tuner", "tuner", str(folder / "tuner.evg"))]

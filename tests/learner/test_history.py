@@ -14,7 +14,7 @@ import torch
 from tests.commands import evergrow
 from tests.learner.toys import Data, part, refused, teach
 
-from evergrow.core.archive import archive_digest, read_archive, write_archive
+from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import (
     BusyError,
     EvergrowError,
@@ -26,7 +26,7 @@ from evergrow.core.errors import (
 )
 from evergrow.core.seeding import generator
 from evergrow.learner import history as module
-from evergrow.learner.history import Header, History
+from evergrow.learner.history import Header, History, State
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import (
     ModelWriteError,
@@ -57,14 +57,22 @@ def files(path: Path) -> dict[str, int]:
     return {file.name: file.stat().st_size for file in folder(path).iterdir()}
 
 
-def kept_bytes(path: Path) -> int:
-    """Return the bytes of all states."""
-    return sum(size for name, size in files(path).items() if name.endswith(".evg"))
+def pieces(path: Path) -> int:
+    """Return the bytes of all pieces."""
+    return sum(size for name, size in files(path).items() if name.endswith(".piece"))
 
 
-# -- the same bytes -----------------------------------------------------------------------------------------------
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut small models as large ones are cut."""
+    monkeypatch.setattr(module, "_SMALL", 256)
+    monkeypatch.setattr(module, "_PIECE", 4096)
 
 
+# -- the same bytes, and what they share ----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("seed", range(3))
 def test_any_sequence_of_changes_comes_back_byte_for_byte(path: Path, blobs: Data, seed: int) -> None:
     stream = generator(seed, "history")
@@ -88,28 +96,66 @@ def test_any_sequence_of_changes_comes_back_byte_for_byte(path: Path, blobs: Dat
             states.append(path.read_bytes())
             undone.clear()
         assert path.read_bytes() == states[-1]
+        lists = [json.loads(file.read_text()) for file in map(History(path).file, History(path).numbers())]
+        listed = {f"{name}.piece" for state in lists for name in state["hashes"]}
+        assert listed == {name for name in files(path) if name.endswith(".piece")}
     for body in reversed(states[:-1]):
         rollback(path)
         assert path.read_bytes() == body
 
 
+def _revision(path: Path, number: int) -> tuple[bytes, str]:
+    digests = {entry.revision: entry.digest for entry in Header.read(path).lineage.ancestors}
+    if number not in digests:
+        return path.read_bytes(), ""
+    return History(path).verified(number, digests[number])[1], digests[number]
+
+
+def test_states_share_the_tensors_they_have_in_common(tmp_path: Path) -> None:
+    path = tmp_path / "m.evg"
+    X, y = np.random.default_rng(0).normal(size=(60, 400)), np.arange(60) % 3
+    commit(path, Learner(None, options={"n_units": 300, "layer": "guided"}).fit((X, y)))
+    size = path.stat().st_size
+    weights = max(tensor.nbytes for part in read_archive(path).walk() for tensor in part.tensors.values())
+    for _ in range(4):
+        teach(path, (X[:3], y[:3]))
+    assert pieces(path) < 4 * size - 3 * 0.9 * weights  # of the weights of the layer there is one
+    before = pieces(path)
+    with locked_model(path) as learner:
+        commit(path, learner.rename_class(0, 5))
+    with locked_model(path) as learner:
+        commit(path, learner.rename_class(5, 7))
+    assert History(path).numbers() == [1, 2, 3, 4, 5, 6]
+    assert pieces(path) - before < 1.2 * size  # revisions 5 and 6 differ in names, and hardly in numbers
+
+
 # -- bounds -----------------------------------------------------------------------------------------------------
 
 
-def test_model_and_history_take_five_times_the_model_and_some_room(
+def test_the_history_is_bounded_by_size(path: Path, blobs: Data) -> None:
+    teach(path, part(blobs, 5))
+    room = pieces(path)  # of three states
+    done = teach(path, part(blobs, 5), keep_bytes=room)
+    kept = kept_revisions(path)
+    assert (done, done.dropped, pieces(path) <= room) == (5, tuple(dropped_revisions(path)), True)
+    assert 0 < len(kept) < 4
+    assert [*done.dropped, *kept] == [1, 2, 3, 4]
+    assert teach(path, part(blobs, 5), keep_bytes=0).dropped == (*kept, 5)
+    assert (pieces(path), kept_revisions(path)) == (0, [])
+    with pytest.raises(ParameterError, match="nothing to undo"):
+        rollback(path)
+    with pytest.raises(ParameterError, match="keep_bytes"):
+        commit(path, open_model(path), keep_bytes=-1)
+
+
+def test_by_default_model_and_history_take_five_times_the_model_and_some_room(
     path: Path, blobs: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ROOM", 1000)
     for _ in range(6):
-        done = teach(path, part(blobs, 5))
-        assert path.stat().st_size + kept_bytes(path) <= 5 * path.stat().st_size + 1000
-    kept = kept_revisions(path)
-    assert [*dropped_revisions(path), *kept] == list(range(1, 9))
-    assert 4 <= len(kept) < 8
-    assert done.dropped == (dropped_revisions(path)[-1],)
-    assert teach(path, part(blobs, 5), keep=0).dropped == tuple(kept)
-    with pytest.raises(ParameterError, match="nothing to undo"):
-        rollback(path)
+        teach(path, part(blobs, 5))
+        assert path.stat().st_size + pieces(path) <= 5 * path.stat().st_size + 1000
+    assert 4 <= len(kept_revisions(path)) < 8  # what fits if nothing is shared, and not all
 
 
 def test_a_change_that_makes_a_model_small_can_be_undone(
@@ -148,7 +194,7 @@ def test_of_what_was_unlearned_nothing_stays(path: Path, blobs: Data, monkeypatc
     for place, left in (("evergrow.learner.modelfile.write_archive", kept), ("evergrow.core.files.os.replace", {})):
         with monkeypatch.context() as patch:
             patch.setattr(place, full)
-            with pytest.raises(EvergrowError, match="is as it was"):
+            with pytest.raises(EvergrowError, match=r"No space left on the disk of .*; the model was not changed"):
                 commit(path, open_model(path).forget_classes("4"), keep=0)
         # A full disk loses nothing, and a kill right before the last step leaves nothing but the model.
         assert (path.read_bytes(), kept_revisions(path)) == (before, [1, 2] if left else [])
@@ -161,25 +207,40 @@ def test_of_what_was_unlearned_nothing_stays(path: Path, blobs: Data, monkeypatc
     assert files(path).keys() == {"log.json"}
 
 
+def test_pieces_of_no_state_go_with_the_next_writer(path: Path) -> None:
+    stray = History(path).piece("0" * 64)
+    stray.write_bytes(b"left by a killed writer")
+    with locked_model(path):
+        assert not stray.exists()
+    assert kept_revisions(path) == [1, 2]
+
+
 # -- folders of strangers ---------------------------------------------------------------------------------------
 
 
-def a_state(path: Path) -> Path:
-    return History(path).file(2)
+def a_piece(path: Path) -> Path:
+    """Return a piece of revision 2 that no other revision has."""
+    lists = [json.loads(History(path).file(number).read_bytes())["hashes"] for number in (1, 2)]
+    return History(path).piece(next(name for name in lists[1] if name not in lists[0]))
 
 
-def damaged(path: Path) -> str:
-    body = bytearray(a_state(path).read_bytes())
+def damaged_piece(path: Path) -> str:
+    body = bytearray(a_piece(path).read_bytes())
     body[-50] ^= 1
-    a_state(path).write_bytes(body)
-    return "altered or damaged"
+    a_piece(path).write_bytes(body)
+    return "is damaged or was altered"
 
 
-def instead(put: Callable[[Path, Path], object]) -> Callable[[Path], str]:
-    """Move a state of the history outside, and put something else in its place."""
+def missing_piece(path: Path) -> str:
+    a_piece(path).unlink()
+    return r"\.piece is missing"
+
+
+def instead(find: Callable[[Path], Path], put: Callable[[Path, Path], object]) -> Callable[[Path], str]:
+    """Move a file of the history outside, and put something else in its place."""
 
     def attack(path: Path) -> str:
-        file, outside = a_state(path), path.parent.parent / "outside"
+        file, outside = find(path), path.parent.parent / "outside"
         shutil.move(file, outside)
         put(file, outside)
         return "an ordinary file of at most"
@@ -187,22 +248,53 @@ def instead(put: Callable[[Path, Path], object]) -> Callable[[Path], str]:
     return attack
 
 
+def a_list(path: Path) -> Path:
+    return History(path).file(2)
+
+
 def hole(file: Path, _: Path) -> None:
     file.touch()
     os.truncate(file, 2**40)  # nobody may read it
 
 
-def edited(path: Path) -> str:
-    """Leave a state that is whole by its own checksum, and is not the one that the model names."""
-    archive = read_archive(a_state(path))
+def edited(**changes: object) -> Callable[[Path], str]:
+    def edit(path: Path) -> str:
+        file = History(path).file(2)
+        values = json.loads(file.read_text())
+        file.write_text(json.dumps({**values, **{key: change(values) for key, change in changes.items()}}))  # type: ignore[operator]
+        return "2.json"
+
+    return edit
+
+
+def other_model(path: Path) -> str:
+    """Leave a state that is whole by its own checksums, and is not the one that the model names."""
+    history = History(path)
+    archive = read_archive(path, data=_revision(path, 2)[0])
     archive.meta["reason"] = "edited"
-    write_archive(a_state(path), archive)
+    digest = write_archive(path.parent / "edited", archive)
+    data = (path.parent / "edited").read_bytes()
+    state = State.of(data, digest)
+    values = json.loads(history.file(2).read_text())
+    history.file(2).write_text(json.dumps({**values, "digest": digest, "hashes": state.hashes, "sizes": state.sizes}))
+    start = 0
+    for name, size in zip(state.hashes, state.sizes, strict=True):
+        history.piece(name).write_bytes(data[start : start + size])
+        start += size
     return "another model or was altered"
 
 
 ATTACKS = [
-    damaged, edited, instead(hole), instead(Path.symlink_to), instead(lambda file, _: os.mkfifo(file)),
-    instead(lambda file, _: file.mkdir()),
+    damaged_piece, missing_piece, other_model, instead(a_piece, hole), instead(a_piece, Path.symlink_to),
+    instead(a_piece, lambda file, _: os.mkfifo(file)), instead(a_list, Path.symlink_to),
+    instead(a_list, lambda file, _: file.mkdir()),
+    edited(hashes=lambda values: ["../../outside", *values["hashes"][1:]]),
+    edited(hashes=lambda values: values["hashes"][:-1]),
+    edited(sizes=lambda values: [2**40 for _ in values["sizes"]]),
+    edited(sizes=lambda values: [-1 for _ in values["sizes"]]),
+    edited(hashes=lambda values: values["hashes"][:1] * 60_000, sizes=lambda values: [4 * 2**20] * 60_000),
+    edited(digest=lambda values: 5),
+    edited(schema=lambda values: "learner"),
 ]  # fmt: skip
 
 
@@ -228,20 +320,18 @@ def test_a_history_of_strangers_is_a_typed_error_and_leads_nowhere(
 
 
 @posix
-def test_states_that_were_planted_are_replaced_and_links_not_followed(path: Path, tmp_path: Path, blobs: Data) -> None:
+def test_pieces_that_were_planted_are_replaced_and_links_not_followed(path: Path, tmp_path: Path, blobs: Data) -> None:
     before, precious = path.read_bytes(), tmp_path / "precious"
     precious.write_text("precious")
     precious.chmod(0o644)
+    state, history = State.of(before, ""), History(path)
     path.chmod(0o600)
-    liar = read_archive(path)
-    liar.meta["reason"] = "edited"
-    write_archive(History(path).file(3), liar)
-    body = History(path).file(3).read_bytes().replace(archive_digest(liar).encode(), Header.read(path).digest.encode())
-    History(path).file(3).write_bytes(body)  # it says that it is the model
-    os.link(precious, folder(path) / "4.evg")
-    os.symlink(precious, folder(path) / "5.evg")
-    os.symlink(tmp_path, folder(path) / "folder")
-    teach(path, part(blobs, 5))
+    for number, name in enumerate(state.hashes):
+        history.piece(name).unlink(missing_ok=True)
+        (os.symlink if number % 2 else os.link)(precious, history.piece(name))
+    os.link(precious, history.folder / "more.piece")
+    os.symlink(tmp_path, history.folder / "folder")
+    teach(path, part(blobs, 5), keep=1)
     rollback(path)
     assert path.read_bytes() == before
     with locked_model(path) as learner:
@@ -249,15 +339,13 @@ def test_states_that_were_planted_are_replaced_and_links_not_followed(path: Path
     assert (precious.read_text(), precious.stat().st_mode & 0o777) == ("precious", 0o644)
 
 
-def test_a_newer_history_is_refused_and_kept(path: Path, found: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_history_is_refused_and_kept(path: Path, found: list[bytes]) -> None:
     kept = files(path)
-    with monkeypatch.context() as patch:
-        archive = read_archive(a_state(path))
-        patch.setattr("evergrow.core.archive.SCHEMA_VERSION", 99)
-        write_archive(a_state(path), archive)
+    edited(version=lambda values: 99)(path)
     for use in (
         rollback,
         lambda model: open_revision(model, 2),
+        lambda model: commit(model, open_model(model)),
     ):
         with pytest.raises(NewerSchemaError):
             use(path)
@@ -389,7 +477,7 @@ def test_a_read_only_model_is_refused_as_read_only(path: Path, change: str) -> N
 
 def test_a_planted_copy_of_the_newest_revision_does_not_hide_the_model(path: Path) -> None:
     before = path.read_bytes()
-    shutil.copy(folder(path) / "1.evg", folder(path) / "3.evg")
+    shutil.copy(folder(path) / "1.json", folder(path) / "3.json")
     forget(path)
     rollback(path)
     assert path.read_bytes() == before
@@ -398,7 +486,7 @@ def test_a_planted_copy_of_the_newest_revision_does_not_hide_the_model(path: Pat
 
 
 def test_absurd_numbers_in_the_history_do_not_count(path: Path) -> None:
-    shutil.copy(folder(path) / "1.evg", folder(path) / f"{10**30}.evg")
+    shutil.copy(folder(path) / "1.json", folder(path) / f"{10**30}.json")
     forget(path)
     assert open_model(path).revision_ == 4
 

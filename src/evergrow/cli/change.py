@@ -35,6 +35,7 @@ def update_command(
     run: options.ImageOptions = options.RUN_IMAGES,
     wait: options.Wait = False,
     again: bool = False,
+    unlabelled: bool = False,
     spread: EngineOptions = HERE,
 ) -> Answer:
     """Teach a model more: new classes, more of old ones, or both. No earlier data is needed or touched.
@@ -51,6 +52,8 @@ def update_command(
 
       evergrow update birds.evg more-birds/ --test birds/test
 
+      evergrow update birds.evg photos/ --unlabelled
+
       evergrow update birds.evg s3://bucket/more-birds/ --engine ray
 
     Exit codes: 0 learned, 1 learned but images were left out (--on-error skip), or not confirmed, 2 bad input, or the
@@ -61,14 +64,20 @@ def update_command(
     ----------
     again
         Learn data once more that were learned before: they count twice.
+    unlabelled
+        DATA has no labels: learn it as what it looks like, as far as it does; forget MODEL --unlabelled undoes that.
     """
     from evergrow.data.intake import read_labelled
     from evergrow.learner.comparison import measured_change
 
+    if unlabelled and spread.engine is None:
+        from evergrow.cli.labels import learned_without_labels
+
+        return learned_without_labels(model, data, test, reading, run, wait)
     if spread.engine is not None:
         from evergrow.data import read
 
-        spread.refuse(test=test)
+        spread.refuse(test=test, unlabelled=unlabelled)
         source = read(data, reading.options(), part="train")
 
         def job(engine: Engine) -> tuple[models.ModelChange, JobReport]:
@@ -96,7 +105,12 @@ def update_command(
 
 
 @command("forget", panel="Edit")
-def forget_command(model: options.ModelFile, classes: Classes, wait: options.Wait = False) -> Answer:
+def forget_command(
+    model: options.ModelFile,
+    classes: Annotated[list[str] | None, typer.Argument(metavar="CLASS...")] = None,
+    unlabelled: bool = False,
+    wait: options.Wait = False,
+) -> Answer:
     """Forget whole classes: they are never predicted again. Needs no data and no backbone.
 
     Label, count and mean of each class are gone; what its samples add to the pooled spread of all classes stays. Use
@@ -108,6 +122,8 @@ def forget_command(model: options.ModelFile, classes: Classes, wait: options.Wai
 
       evergrow forget birds.evg crow raven --json
 
+      evergrow forget birds.evg --unlabelled
+
     Exit codes: 0 forgotten, 2 a class is not known and nothing changed (the message has the nearest names), 3 another
     process is changing the model, 130 interrupted and nothing changed.
 
@@ -115,9 +131,19 @@ def forget_command(model: options.ModelFile, classes: Classes, wait: options.Wai
     ----------
     classes
         Classes to forget.
+    unlabelled
+        Forget what was learned without labels instead: the model is, bit for bit, one that never saw it.
     """
+    if bool(classes) == unlabelled:
+        raise ParameterError("Name classes to forget, or give --unlabelled to forget what was learned without labels.")
     with models.changing_model(model, wait=wait) as change:
-        change.learner.forget_classes(classes)
+        if unlabelled:
+            change.learner.forget_unlabelled()
+        else:
+            change.learner.forget_classes(classes or [])
+    if unlabelled:
+        said = f"forgot {plural(change.record.samples, 'sample')} without labels"
+        return change.answer([said])
     said = f"forgot {plural(change.record.samples, 'sample')}{models.classes_note(change.record.classes, 'whole')}"
     return change.answer([said])
 

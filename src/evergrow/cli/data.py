@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import typer
 
 from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, plural, table
-from evergrow.cli.engine import EngineOptions
+from evergrow.cli.engine import HERE, EngineOptions
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.models import check_target, skipped_code
 from evergrow.cli.registry import command
@@ -164,42 +163,23 @@ def _check_lines(check: DataCheck) -> list[str]:
         lines.append(f"{plural(check.repeated, 'sample')} repeated under the same label, which weighs them double")
     if check.clean:
         return [*lines, "nothing to look at was found"]
+    rows_of: dict[str, list[list[str]]] = {"unread": [[name] for name in check.unread]}
+    for entry in check.findings:
+        cells = [*chain(*zip(entry.names, entry.labels, strict=True))]
+        rows_of.setdefault(entry.kind, []).append([*cells, "same" if entry.exact else f"{entry.similarity:.3f}"])
     pair_columns = ["sample", "class", "and sample", "of class", "similarity"]
-
-    def same(kind: Any) -> list[list[str]]:
-        return [
-            [*chain(*zip(pair.names, pair.labels, strict=True)), "same" if pair.exact else f"{pair.similarity:.3f}"]
-            for pair in check.of_kind(kind)
-        ]
-
-    misplaced = [[entry.name, entry.label, entry.looks_like] for entry in check.misplaced]
-    for title, columns, rows in (
-        ("the same under two labels", pair_columns, same("two labels")),
-        ("the same in training and test", pair_columns, same("training and test")),
-        ("perhaps of another class", ["sample", "class", "looks like"], misplaced),
-        ("cannot be read", ["sample"], [[name] for name in check.unread]),
+    for kind, title, columns in (
+        ("two labels", "the same under two labels", pair_columns),
+        ("training and test", "the same in training and test", pair_columns),
+        ("misplaced", "perhaps of another class", ["sample", "class", "looks like", "of class", "similarity"]),
+        ("unread", "cannot be read", ["sample"]),
     ):
+        rows = rows_of.get(kind, [])
         if rows:
             lines += ["", f"{title}: {len(rows)}", *table(columns, rows[:_SHOWN])]
         if len(rows) > _SHOWN:
             lines.append(f"({len(rows) - _SHOWN} more; --json shows them)")
     return lines
-
-
-@dataclass(frozen=True)
-class FeatureEngine(EngineOptions):
-    """Where features are computed; without an engine the workers decode images.
-
-    Parameters
-    ----------
-    workers
-        Processes that decode images; workers of --engine.
-    """
-
-    workers: Annotated[int | None, typer.Option(min=0)] = None
-
-
-HERE = FeatureEngine()
 
 
 @command("features")
@@ -214,7 +194,7 @@ def features_command(
     test_size: float | None = None,
     reading: options.Reading = options.AS_FOUND,
     force: bool = False,
-    spread: FeatureEngine = HERE,
+    spread: EngineOptions = HERE,
 ) -> Answer:
     """Run a backbone over a data set and write the features.
 
@@ -265,7 +245,7 @@ def features_command(
         return create_backbone(name, run.weights, preset, device=run.device, recipe=features)
 
     started, holds_features = time.perf_counter(), f"{data} holds features already; name images or texts."
-    settings: dict[str, Any] = {"on_error": run.on_error, "batch_size": batch_size, "decode": run.decode}
+    settings: dict[str, Any] = {"on_error": run.on_error, "batch_size": batch_size}
     if spread.engine is not None:
         spread.refuse(test_size=test_size, out_dir=spread.out_dir)
         source = read(data, reading.options(), part="all")
@@ -287,7 +267,7 @@ def features_command(
     from evergrow.features.encoding import featurize
 
     model = created(loaded.train.raw_items().kind)
-    settings |= {"workers": "auto" if spread.workers is None else spread.workers, "cache": None if run.cache else False}
+    settings |= {"workers": spread.workers or "auto", "cache": None if run.cache else False}
     config = EncodeConfig(progress=not run.as_json, **settings)
     result = featurize(loaded, model, config=config)
     save_features(out, result)

@@ -25,7 +25,7 @@ DEBUG = "EVERGROW_DEBUG"
 _ArgumentsError: type[Exception] = typer.BadParameter.__mro__[2]  # the root of click's errors, which typer hides
 
 
-CHANGING = frozenset({"fit", "update", "forget", "unlearn", "rename", "merge-classes", "relabel", "merge"})
+CHANGING = frozenset({"fit", "update", "forget", "unlearn", "rename", "merge-classes", "relabel", "merge", "fade"})
 """Commands that write a model in one step, at their end."""
 
 SYNONYMS = {

@@ -94,6 +94,7 @@ def _about(info: dict[str, Any], size: int) -> list[tuple[str, str]]:
     entries = [
         ("classes", f"{info['n_classes']:,}"),
         ("samples learned", f"{info['n_samples']:,}"),
+        ("without labels", f"{info['n_unlabelled']:,}, as guesses" if info["n_unlabelled"] else ""),
         ("method", f"{info['method']}{settings}"),
     ]
     if info["n_units"] is not None:

@@ -66,14 +66,11 @@ class Reading(OptionGroup):
         Column of texts in a table.
     label_column
         Column of classes in a table.
-    class_level
-        How many folders down the class folders are.
     """
 
     image_column: Rare[str] = ""
     text_column: Rare[str] = ""
     label_column: Rare[str] = ""
-    class_level: Rare[int] = 0
 
     def options(self, **more: Any) -> DataOptions:
         """Return the settings of reading, with what else a command has to say about it."""
@@ -118,16 +115,13 @@ class ImageOptions(RunOptions):
     ----------
     on_error
         Images that cannot be read: stop, or leave them out and say so.
-    decode
-        What decodes JPEG files, cpu or gpu.
     """
 
     on_error: Literal["raise", "skip"] = "raise"
-    decode: Rare[Literal["cpu", "gpu"]] = "cpu"
 
     def encoding(self) -> dict[str, Any]:
         """Return the settings of encoding."""
-        return {**super().encoding(), "on_error": self.on_error, "decode": self.decode}
+        return {**super().encoding(), "on_error": self.on_error}
 
 
 AS_FOUND, RUN, RUN_IMAGES = Reading(), RunOptions(), ImageOptions()

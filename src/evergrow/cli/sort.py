@@ -136,7 +136,7 @@ def _reasons(stay: Sequence[SortedFile]) -> str:
 def _undone(path: Path, run: options.RunOptions) -> Answer:
     from evergrow.learner.sorting import read_table, undo_sort
 
-    n = sum(row.state == "done" and bool(row.file) for row in read_table(path))
+    n = sum(row.state == "done" for row in read_table(path))
     kept = undo_sort(path, progress=bool(run.encoding()["progress"]))
     cautions = [f"{plural(len(kept), 'file')} could not be undone: {_reasons(kept)}"] if kept else []
     values = {

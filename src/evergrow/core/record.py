@@ -188,11 +188,6 @@ def record(kind: str, version: int = 1) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
-def kind_of(cls: type) -> str:
-    """Return the kind that objects of a class, or of the record it derives from, are written as."""
-    return _kind(cls)[0]
-
-
 def require(condition: bool, problem: str) -> None:
     """Raise :class:`FileFormatError` unless a condition holds; for ``check`` methods.
 
@@ -373,8 +368,9 @@ def from_archive(
 
 def check_kind(cls: type, archive: Archive, name: str = "the archive") -> None:
     """Raise :class:`FileFormatError` unless an archive is of the kind of a class, in the version that is read."""
-    if archive.kind != kind_of(cls):
-        raise FileFormatError(f"{name} holds {archive.kind!r:.60}, not {kind_of(cls)!r}")
+    kind = _kind(cls)[0]
+    if archive.kind != kind:
+        raise FileFormatError(f"{name} holds {archive.kind!r:.60}, not {kind!r}")
     _check_version(cls, archive.version, name, archive.meta.get("evergrow"))
 
 

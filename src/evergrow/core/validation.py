@@ -45,22 +45,18 @@ def check_number(
         ...
     evergrow.core.errors.ParameterError: alpha must be a number > 0, got -1
     """
-    kind = numbers.Integral if integer else numbers.Real
+    number = isinstance(value, numbers.Integral if integer else numbers.Real) and not isinstance(value, bool)
+    # Not so NaN, infinity and integers beyond the range of floats; larger integers overflow where they are used.
+    ok = number and abs(value) <= (2**63 - 1 if integer and high is None else sys.float_info.max)
     bounds = []
     if low is not None:
         bounds.append(f"{'>' if low_open else '>='} {low:g}")
+        ok = ok and (value > low if low_open else value >= low)
     if high is not None:
         bounds.append(f"{'<' if high_open else '<='} {high:g}")
-    expected = f"{'an integer' if integer else 'a number'} {' and '.join(bounds)}".strip()
-    ok = isinstance(value, kind) and not isinstance(value, bool)
-    ok = ok and abs(value) <= sys.float_info.max  # not so NaN, infinity and integers beyond the range of floats
-    if ok and integer and high is None:
-        ok = abs(value) < 2**63  # larger ones overflow where they are used
-    if ok and low is not None:
-        ok = value > low if low_open else value >= low
-    if ok and high is not None:
-        ok = value < high if high_open else value <= high
+        ok = ok and (value < high if high_open else value <= high)
     if not ok:
+        expected = f"{'an integer' if integer else 'a number'} {' and '.join(bounds)}".strip()
         raise ParameterError(f"{name} must be {expected}, got {value!r}")
 
 

@@ -5,17 +5,16 @@ Nothing is unpickled, and no claim of a header is believed that the bytes of the
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple, cast
+from typing import Annotated, Any, BinaryIO, ClassVar, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ from evergrow.core.files import atomic_path
 from evergrow.core.record import NOTHING, Between, Extra, from_document, record, to_document
 from evergrow.data.archives import open_zip, sound
 from evergrow.data.items import Dataset, Images, Samples, check_widths, concat_samples, join_blocks, listed
-from evergrow.data.readers import register_reader
+from evergrow.data.readers import has_files, register_reader
 from evergrow.data.sources import Shard, Source, as_features, check_alike, check_finite, class_labels, where_of
 from evergrow.data.storage import RATIO, ROOM, Tree
 
@@ -42,7 +41,7 @@ STAMP = "evergrow"
 
 _TEXTS = ("classes", "backbone", STAMP)
 _FORMAT: Any = np.lib.format  # which has no types for some of the Pythons that this runs on
-_BLOCK, _LOCAL_HEADER = 8192, 30
+_BLOCK, _LOCAL_HEADER, _MOST_ARRAYS = 8192, 30, 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +61,7 @@ class FeatureSet:
     backbone : mapping
         What computed the features, as plain values for records and files; may be empty.
     origin : str
-        Fingerprint of the raw data that the features were computed from, if they were just now. Two machines compute
-        features that differ in their last digits, so these are told apart by origin and backbone.
+        Fingerprint of the raw data that the features were computed from, where whoever computed them knows it.
     unknown : mapping
         Optional fields that a later evergrow wrote into the file, kept to be written again.
     whole : bool
@@ -93,6 +91,11 @@ class FeatureSet:
     unknown: Mapping[str, Any] = field(default_factory=dict)
     whole: bool = False
     widths: tuple[int, ...] = ()
+    kind: ClassVar[str] = "features"
+    layout: ClassVar[str] = "arrays"
+    source: ClassVar[str] = ""
+    notes: ClassVar[tuple[str, ...]] = ()
+    cautions: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for part, empty in (("train", False), ("test", self.whole)):
@@ -138,36 +141,17 @@ class FeatureSet:
         named = isinstance(label, int) and 0 <= label < len(self.class_names)
         return self.class_names[label] if named else str(label)
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of the contents, so that records know which data they are about whatever the file's name."""
-        if self.origin:
-            return origin_fingerprint(self.origin, self.backbone)
-        digest = hashlib.blake2b(repr(self.widths).encode() if self.widths else b"", digest_size=8)
-        for name in REQUIRED:
-            array = np.ascontiguousarray(getattr(self, name))
-            digest.update(f"{name}:{array.dtype.str}:{array.shape}".encode())
-            digest.update(array.reshape(-1).view(np.uint8).data)
-        return digest.hexdigest()
-
     def describe(self) -> dict[str, Any]:
         """Return what a record says about the data."""
         backbone = {"backbone": dict(self.backbone)} if self.backbone else {}
         return {
             "name": self.name,
-            "fingerprint": self.fingerprint,
             "n_train": len(self.y_train),
             "n_test": len(self.y_test),
             "n_features": int(self.X_train.shape[1]),
             "n_classes": self.n_classes,
             **backbone,
         }
-
-
-def origin_fingerprint(origin: str, backbone: Mapping[str, Any]) -> str:
-    """Return the fingerprint of features that a backbone computes from the data of a fingerprint."""
-    text = json.dumps([origin, dict(backbone)], sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _described(array: Any) -> str:
@@ -273,6 +257,7 @@ class ArrayFile:
         self.arrays: dict[str, StoredArray] = {}
         self.texts: dict[str, str] = {}
         self.others: list[str] = []
+        self.classes: tuple[str, ...] = ()  # names of labels 0, 1, ...
         with sound(self.title, "NPZ file of plain arrays"):
             self._index()
 
@@ -291,13 +276,6 @@ class ArrayFile:
         if len(body) != count:
             raise FileFormatError(f"{self.title} must hold {array.shape[0]} rows of {key}, but it ends early")
         return body.view(array.dtype).reshape((stop - start, *array.shape[1:]))
-
-    def class_names(self) -> tuple[str, ...]:
-        """Return the names of labels 0, 1, ..."""
-        names = parse_json(self.texts.get("classes", "[]"), f"{self.title}: classes")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise FileFormatError(f"{self.title}: classes must be a list of names")
-        return tuple(names)
 
     def stated(self, width: int) -> tuple[dict[str, Any], tuple[int, ...], dict[str, Any]]:
         """Return the backbone that the file states, the widths of its blocks, and fields of a later evergrow.
@@ -322,7 +300,7 @@ class ArrayFile:
     def _index(self) -> None:
         """Find out where the arrays lie, and read the texts."""
         known = {name for pairs in _KEYS.values() for pair in pairs for name in pair} | set(_TEXTS)
-        with self._tree.open(self._name, _BLOCK) as file, open_zip(file, self.title) as archive:
+        with self._tree.open(self._name, _BLOCK) as file, open_zip(file, self.title, _MOST_ARRAYS) as archive:
             found = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             entries = {key: info for key, info in found.items() if key in known}
             self.others = [key for key in found if key not in known]
@@ -337,8 +315,10 @@ class ArrayFile:
                 if key in _TEXTS:
                     with archive.open(info) as entry:
                         value = np.asarray(_FORMAT.read_array(cast(BinaryIO, entry), allow_pickle=False))
-                    names = [str(item) for item in value.reshape(-1)]
-                    self.texts[key] = json.dumps(names) if key == "classes" else str(value)
+                    if key == "classes":
+                        self.classes = tuple(str(item) for item in value.reshape(-1))
+                    else:
+                        self.texts[key] = str(value)
                     continue
                 offset = -1
                 if info.compress_type == zipfile.ZIP_STORED and not (columns_first and len(shape) > 1):
@@ -411,7 +391,6 @@ def read_npy(path: Path) -> NDArray[Any]:
 # -- the source -----------------------------------------------------------------------------------------------------
 
 
-@register_reader("arrays", suffixes=(SUFFIX,), signs=(SUFFIX,), fits=lambda tree: not tree.folders(), rank=40)
 class ArraySource(Source):
     """Rows of the arrays ``X_train`` and ``y_train`` (or ``X`` and ``y``) of one file or many.
 
@@ -455,20 +434,20 @@ class ArraySource(Source):
             _check_arrays(file, x, y)
         return chosen
 
-    def _parts(self, rows: int, size: int) -> Iterator[Shard]:
-        first = None
-        for name in self.files:
-            arrays = self._open(name).arrays
-            for x, y in self._keys(name):
-                array = arrays[x]
-                form = {"width": array.shape[1:], "pixels": array.is_pixels}
-                form |= {"labels": y in arrays} if self.options.labelled else {}
-                first = check_alike(self.tree, first, name, form)
-                step = max(min(rows, size // max(array.row_bytes, 1)), 1)
-                for start in range(0, array.shape[0], step):
-                    stop = min(start + step, array.shape[0])
-                    where = {"file": name, "array": x, "labels": y, "start": start, "stop": stop}
-                    yield Shard(0, stop - start, (stop - start) * array.row_bytes, where)
+    def _file_parts(self, name: str, rows: int, size: int) -> tuple[dict[str, Any], list[Shard]]:
+        arrays = self._open(name).arrays
+        first, shards = None, []
+        for x, y in self._keys(name):
+            array = arrays[x]
+            form = {"width": array.shape[1:], "pixels": array.is_pixels}
+            form |= {"labels": y in arrays} if self.options.labelled else {}
+            first = check_alike(self.tree, first, f"{name}: {x}", form)
+            step = max(min(rows, size // max(array.row_bytes, 1)), 1)
+            for start in range(0, array.shape[0], step):
+                stop = min(start + step, array.shape[0])
+                where = {"file": name, "array": x, "labels": y, "start": start, "stop": stop}
+                shards.append(Shard(0, stop - start, (stop - start) * array.row_bytes, where))
+        return form, shards
 
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
         """Return the rows of a shard."""
@@ -480,7 +459,7 @@ class ArraySource(Source):
         names = tuple(f"{name}[{row}]" for row in range(start, stop))
         labels = None
         if self.options.labelled and labels_key in file.arrays:
-            known = dict(enumerate(file.class_names()))
+            known = dict(enumerate(file.classes))
             labels = class_labels(file.rows(labels_key, start, stop).tolist(), known, file.title)
         if file.arrays[key].is_pixels:
             return Samples("image", Images(np.ascontiguousarray(values)), labels=labels, row_names=names)
@@ -507,7 +486,7 @@ class ArraySource(Source):
         parts = [(file.rows(x), file.rows(y)) for x, y in pairs]
         (X, y), (X_test, y_test) = parts[0], parts[1] if len(parts) > 1 else (parts[0][0][:0], parts[0][1][:0])
         try:
-            names = file.class_names()
+            names = file.classes
             if file.arrays[train[0]].is_pixels:
                 for (x_key, y_key), (_, labels) in zip(pairs, parts, strict=True):
                     _check_arrays(file, x_key, y_key)
@@ -519,6 +498,11 @@ class ArraySource(Source):
             return FeatureSet(Path(name).stem, X, y, X_test, y_test, names, backbone, "", unknown, whole, widths)
         except (InputError, LabelError) as error:
             raise FileFormatError(f"{file.title} must hold labelled features or images: {error}") from error
+
+
+register_reader(
+    "arrays", suffixes=(SUFFIX,), fits=lambda tree: not tree.folders() and has_files(tree, SUFFIX), rank=40
+)(ArraySource)
 
 
 def _check_arrays(file: ArrayFile, x: str, y: str) -> None:

@@ -7,6 +7,7 @@ import os
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -14,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import ImageError, InputError
-from evergrow.core.seeding import generator
 from evergrow.data.items import Items, Samples
 
 SIMILAR = {"image": 0.88, "text": 0.95, "features": 0.99}
@@ -23,37 +23,34 @@ birds the most similar two have 0.86 under EfficientNet-Lite0; saved anew, halve
 0.99 with themselves."""
 
 MOST_COMPARED = 50_000
-"""Training or test samples that are compared by features; of more, so many are drawn."""
+"""Training or test samples that are compared by features; of more, so many are taken at equal distances."""
 
 NEIGHBOURS = 5
 _AGREEING = 3  # neighbours of one other class, and none of its own, that make a sample look misplaced
 _JUDGED = 4  # samples that a class must have for that
-_BLOCK = 512  # rows that are compared at a time
 
-PairKind = Literal["two labels", "training and test"]
+FindingKind = Literal["two labels", "training and test", "misplaced"]
 
 
 @dataclass(frozen=True)
-class SamplePair:
-    """Two samples that are the same, or nearly so, where they should not be.
+class Finding:
+    """Two samples that should not be the same, or of which one looks misplaced.
 
     Parameters
     ----------
-    kind : {"two labels", "training and test"}
-        What is wrong about it.
-    first, second : int
-        Their rows, training samples before test samples.
-    names, labels, parts : tuple of (str, str)
-        Their names, classes and parts.
+    kind : {"two labels", "training and test", "misplaced"}
+        What is wrong: one sample under two labels, one in training and test, or a sample whose nearest neighbours all
+        belong to other classes; then the second is the nearest of the class that most of them have.
+    rows, names, labels, parts : tuple of two
+        Rows of both, training samples before test samples, and their names, classes and parts.
     similarity : float
         Cosine of their features; 1 for the same content.
     exact : bool
         Whether their content is the same.
     """
 
-    kind: PairKind
-    first: int
-    second: int
+    kind: FindingKind
+    rows: tuple[int, int]
     names: tuple[str, str]
     labels: tuple[str, str]
     parts: tuple[str, str]
@@ -62,40 +59,13 @@ class SamplePair:
 
 
 @dataclass(frozen=True)
-class Misplaced:
-    """A sample whose nearest neighbours all belong to other classes, most of them to one.
-
-    Parameters
-    ----------
-    row, name, label, part
-        The sample.
-    looks_like : str
-        The class of most of its neighbours.
-    neighbour : int
-        The nearest sample of that class.
-    similarity : float
-        Cosine with it.
-    """
-
-    row: int
-    name: str
-    label: str
-    part: str
-    looks_like: str
-    neighbour: int
-    similarity: float
-
-
-@dataclass(frozen=True)
 class DataCheck:
     """The findings of a check of labelled data.
 
     Parameters
     ----------
-    pairs : tuple of SamplePair
-        The same sample under two labels, or in training and test; exact ones first, then by similarity.
-    misplaced : tuple of Misplaced
-        Samples that look like another class.
+    findings : tuple of Finding
+        Exact ones first, then by similarity.
     n_samples, n_test : int
         Samples that were checked, and how many of them are test samples.
     repeated : int
@@ -108,8 +78,7 @@ class DataCheck:
         What was not compared.
     """
 
-    pairs: tuple[SamplePair, ...]
-    misplaced: tuple[Misplaced, ...]
+    findings: tuple[Finding, ...]
     n_samples: int
     n_test: int
     repeated: int
@@ -120,37 +89,11 @@ class DataCheck:
     @property
     def clean(self) -> bool:
         """Whether nothing was found."""
-        return not (self.pairs or self.misplaced or self.unread)
-
-    def of_kind(self, kind: PairKind) -> list[SamplePair]:
-        """Return the pairs of a kind."""
-        return [pair for pair in self.pairs if pair.kind == kind]
+        return not (self.findings or self.unread)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class _Checked:
-    """All samples in one row of numbers: training samples, then test samples."""
-
-    samples: tuple[Samples, ...]
-    labels: list[str]
-    names: list[str]
-
-    def part(self, row: int) -> str:
-        return "training" if row < len(self.samples[0]) else "test"
-
-    def pair(self, rows: tuple[int, int], similarity: float, *, exact: bool) -> SamplePair | None:
-        """Return two samples that are the same where they should not be; None where nothing is wrong about it."""
-        first, second = sorted(rows)
-        labels, parts = (self.labels[first], self.labels[second]), (self.part(first), self.part(second))
-        if labels[0] == labels[1] and parts[0] == parts[1]:
-            return None
-        kind: PairKind = "two labels" if labels[0] != labels[1] else "training and test"
-        names = (self.names[first], self.names[second])
-        return SamplePair(kind, first, second, names, labels, parts, similarity, exact)
 
 
 Encode = Callable[[Items], tuple[NDArray[Any], NDArray[np.int64]]]
@@ -181,51 +124,60 @@ def check_samples(
     >>> from evergrow.data.intake import read_labelled
     >>> mail = (Texts(("Buy  now", "see you", "buy now")), ["spam", "ham", "ham"])
     >>> found = check_samples(read_labelled(mail, "train"))
-    >>> [(pair.labels, pair.exact) for pair in found.pairs]
-    [(('spam', 'ham'), True)]
+    >>> [(finding.kind, finding.labels, finding.exact) for finding in found.findings]
+    [('two labels', ('spam', 'ham'), True)]
     """
     parts: tuple[Samples, ...] = (train,) if test is None else (train, test)
     if len({part.kind for part in parts}) > 1:
         raise InputError(f"test must hold {train.kind} samples like the training part, got {parts[1].kind}")
     labels = [label for part in parts for label in part.required_labels().tolist()]
-    checked = _Checked(parts, labels, [name for part in parts for name in part.names()])
-    pairs, repeated, unread = _by_content(checked)
-    misplaced: list[Misplaced] = []
+    names = [name for part in parts for name in part.names()]
+    found: dict[tuple[int, ...], Finding] = {}
     notes: list[str] = []
+
+    def see(kind: FindingKind | None, rows: tuple[int, int], similarity: float, *, exact: bool = False) -> bool:
+        """Keep two samples unless that is known, or nothing is wrong about them; return whether something is."""
+        first, second = sorted(rows) if kind is None else rows
+        where = ["training" if row < len(train) else "test" for row in (first, second)]
+        if kind is None and labels[first] == labels[second] and where[0] == where[1]:
+            return False
+        kind = kind or ("two labels" if labels[first] != labels[second] else "training and test")
+        about = ((names[first], names[second]), (labels[first], labels[second]), (where[0], where[1]))
+        key = (first, second, int(kind == "misplaced"))
+        found.setdefault(key, Finding(kind, (first, second), *about, similarity, exact))
+        return True
+
+    groups, unread = _contents(parts)
+    repeated = sum(not see(None, (first, row), 1.0, exact=True) for first, *rows in groups for row in rows)
     if encode is not None or train.kind == "features":
-        X, rows, missing = _vectors(checked, encode, notes)
+        X, numbers, missing = _vectors(parts, encode, notes)
         unread |= missing
-        near, misplaced = _by_features(checked, X, rows, SIMILAR[train.kind])
-        known = {(pair.first, pair.second) for pair in pairs}
-        pairs += [pair for pair in near if (pair.first, pair.second) not in known]
-    pairs.sort(key=lambda pair: (not pair.exact, -pair.similarity, pair.first, pair.second))
+        n_train = int((numbers < len(train)).sum())
+        sizes = Counter(labels[row] for row in numbers[:n_train])
+        for row, near in _neighbours(X, numbers, n_train):
+            for other, similarity in near:
+                if similarity >= SIMILAR[train.kind]:
+                    see(None, (row, other), similarity)
+            around = Counter(labels[other] for other, _ in near)
+            vote, count = max(around.items(), key=lambda entry: (entry[1], entry[0]))
+            if sizes[labels[row]] >= _JUDGED and not around[labels[row]] and count >= _AGREEING:
+                see("misplaced", *next(((row, other), value) for other, value in near if labels[other] == vote))
+    ordered = sorted(found.values(), key=lambda finding: (not finding.exact, -finding.similarity, finding.rows))
     counts = (len(labels), 0 if test is None else len(test), repeated)
-    names = tuple(checked.names[row] for row in sorted(unread))
-    return DataCheck(tuple(pairs), tuple(misplaced), *counts, backbone, names, tuple(notes))
+    return DataCheck(tuple(ordered), *counts, backbone, tuple(names[row] for row in sorted(unread)), tuple(notes))
 
 
-# -- by content -----------------------------------------------------------------------------------------------
-
-
-def _by_content(checked: _Checked) -> tuple[list[SamplePair], int, set[int]]:
-    """Return pairs of one content, how many samples only come again, and those that could not be read."""
+def _contents(parts: tuple[Samples, ...]) -> tuple[list[list[int]], set[int]]:
+    """Return the rows of every content, and those that could not be read."""
     groups: dict[str, list[int]] = defaultdict(list)
     unread: set[int] = set()
-    row = 0
-    for part in checked.samples:
-        for within in range(len(part)):
-            try:
-                groups[_content(part, within)].append(row)
-            except (ImageError, OSError):
-                unread.add(row)
-            row += 1
-    pairs: list[SamplePair] = []
-    repeated = 0
-    for first, *others in groups.values():
-        found = [checked.pair((first, other), 1.0, exact=True) for other in others]
-        repeated += found.count(None)
-        pairs += [pair for pair in found if pair is not None]
-    return pairs, repeated, unread
+    every = ((part, row) for part in parts for row in range(len(part)))
+    for number, (part, row) in enumerate(every):
+        unread.add(number)
+        with suppress(ImageError, OSError):
+            groups[_content(part, row)].append(number)
+            unread.remove(number)
+    return list(groups.values()), unread
 
 
 def _content(samples: Samples, row: int) -> str:
@@ -247,69 +199,38 @@ def _content(samples: Samples, row: int) -> str:
     return digest.hexdigest()
 
 
-# -- by features ----------------------------------------------------------------------------------------------
-
-
 def _vectors(
-    checked: _Checked, encode: Encode | None, notes: list[str]
-) -> tuple[NDArray[np.float32], NDArray[np.int64], set[int]]:
-    """Return features of unit length, the rows that they belong to, and the rows that could not be read."""
-    import torch
-
+    parts: tuple[Samples, ...], encode: Encode | None, notes: list[str]
+) -> tuple[NDArray[Any], NDArray[np.int64], set[int]]:
+    """Return features, the rows that they belong to, and the rows that could not be read."""
     blocks, rows, start, asked = [], [], 0, set()
-    for part in checked.samples:
+    for part in parts:
         chosen: NDArray[np.int64] = np.arange(len(part))
         if len(part) > MOST_COMPARED:
-            drawn = torch.randperm(len(part), generator=generator(0, "data check", "rows"))[:MOST_COMPARED]
-            chosen = np.sort(drawn.numpy())
-            notes.append(f"{MOST_COMPARED:,} of {len(part):,} samples were drawn to be compared by features")
+            chosen = np.linspace(0, len(part) - 1, MOST_COMPARED).astype(np.int64)
+            notes.append(f"{MOST_COMPARED:,} of {len(part):,} samples were compared by features")
         some = part.take(chosen)
         X, read = (some.features, np.arange(len(some))) if encode is None else encode(some.raw_items())
         blocks.append(np.asarray(X, dtype=np.float32))
         rows.append(start + chosen[read])
         asked |= set((start + chosen).tolist())
         start += len(part)
-    X, found = np.concatenate(blocks), np.concatenate(rows)
-    lengths = np.linalg.norm(X, axis=1, keepdims=True)
-    return X / np.maximum(lengths, 1e-12), found, asked - set(found.tolist())
+    found = np.concatenate(rows)
+    return np.concatenate(blocks), found, asked - set(found.tolist())
 
 
-def _by_features(
-    checked: _Checked, X: NDArray[np.float32], rows: NDArray[np.int64], similar: float
-) -> tuple[list[SamplePair], list[Misplaced]]:
-    """Return nearly equal pairs, and misplaced samples."""
-    numbers = rows.tolist()
-    labels = [checked.labels[number] for number in numbers]
-    n_train = sum(checked.part(number) == "training" for number in numbers)
-    sizes = Counter(labels[:n_train])
-    pairs: dict[tuple[int, int], SamplePair] = {}
-    misplaced: list[Misplaced] = []
-    for row, near in _neighbours(X, n_train):
-        mine, number = labels[row], numbers[row]
-        for other, value in near:
-            if value >= similar and (pair := checked.pair((number, numbers[other]), value, exact=False)) is not None:
-                pairs.setdefault((pair.first, pair.second), pair)
-        if sizes[mine] < _JUDGED:
-            continue
-        around = Counter(labels[other] for other, _ in near)
-        vote, count = max(around.items(), key=lambda entry: (entry[1], entry[0]))
-        if vote != mine and not around[mine] and count >= _AGREEING:
-            other, value = next(entry for entry in near if labels[entry[0]] == vote)
-            name, part = checked.names[number], checked.part(number)
-            misplaced.append(Misplaced(number, name, mine, part, vote, numbers[other], value))
-    misplaced.sort(key=lambda entry: (-entry.similarity, entry.row))
-    return list(pairs.values()), misplaced
-
-
-def _neighbours(X: NDArray[np.float32], n_train: int) -> Iterator[tuple[int, list[tuple[int, float]]]]:
+def _neighbours(
+    X: NDArray[Any], rows: NDArray[np.int64], n_train: int
+) -> Iterator[tuple[int, list[tuple[int, float]]]]:
     """Yield every row with its nearest training rows and their cosines, itself excepted, the nearest first."""
+    from sklearn.neighbors import NearestNeighbors
+
     k = min(NEIGHBOURS, n_train - 1)
-    for start in range(0, len(X) if k > 0 else 0, _BLOCK):
-        block = X[start : start + _BLOCK] @ X[:n_train].T
-        own = np.arange(start, min(start + _BLOCK, n_train))
-        block[own - start, own] = -2  # below any cosine
-        near = np.argpartition(-block, k - 1, axis=1)[:, :k]
-        values = np.take_along_axis(block, near, axis=1)
-        order = np.argsort(-values, axis=1, kind="stable")
-        for row, places in enumerate(order):
-            yield start + row, list(zip(near[row, places].tolist(), values[row, places].tolist(), strict=True))
+    if k < 1:
+        return
+    search = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(X[:n_train])
+    for start, asked in ((0, None), (n_train, X[n_train:])):  # without rows, the training rows except each itself
+        if asked is None or len(asked):
+            distances, places = search.kneighbors(asked)
+            for row, near, far in zip(rows[start:].tolist(), rows[places].tolist(), distances.tolist(), strict=False):
+                yield row, [(other, 1.0 - distance) for other, distance in zip(near, far, strict=True)]

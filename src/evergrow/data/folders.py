@@ -196,7 +196,7 @@ def read_train_test(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """
     train, test, others = split_folders(tree) or ("train", "test", [])
     notes = [f"folder {other} left out: {test} is the test set" for other in others]
-    return _read_parts(Walk(tree), [train, test], options, "train-test", notes)
+    return _read_parts(Walk(tree), [train, test], "train-test", notes)
 
 
 @register_reader("class-folders", fits=lambda tree: True, rank=100)
@@ -215,15 +215,15 @@ def read_class_folders(tree: Tree, name: str, options: DataOptions) -> Dataset:
         walk.subfolders()  # counts what lies beside it
     if folders and all(split_folders(tree.below(posixpath.join(base, folder))) is not None for folder in folders):
         raise InputError(f"{tree.place()} must be one data set, got several: point to one of {listed(folders)}")
-    return _read_parts(walk, [base], options, "class-folders", [])
+    return _read_parts(walk, [base], "class-folders", [])
 
 
-def _read_parts(walk: Walk, parts: list[str], options: DataOptions, layout: str, notes: list[str]) -> Dataset:
+def _read_parts(walk: Walk, parts: list[str], layout: str, notes: list[str]) -> Dataset:
     """Return the images of one folder with class folders, or of one for training and one for testing."""
     tree = walk.tree
     cautions: list[str] = []
     found: list[tuple[list[str], list[str]]] = []
-    for folders in [_class_folders(walk, part, options, cautions) for part in parts]:
+    for folders in [_class_folders(walk, part, cautions) for part in parts]:
         files = {folder: walk.images(folder) for folder in folders}
         empty = [folder for folder, names in files.items() if not names]
         if len(empty) == len(files):
@@ -239,33 +239,24 @@ def _read_parts(walk: Walk, parts: list[str], options: DataOptions, layout: str,
     return Dataset.of(*columns, layout=layout, notes=(*walk.note(), *notes), cautions=said)  # type: ignore[arg-type]
 
 
-def _class_folders(walk: Walk, part: str, options: DataOptions, cautions: list[str]) -> list[str]:
-    """Return the class folders in a part, so many levels down as the options say."""
-    places = [part]
-    for level in range(max(options.class_level, 1)):
-        places = [posixpath.join(place, name) for place in places for name in walk.subfolders(place)]
-        if not places and level:
-            raise InputError(
-                f"class_level must be a depth at which {walk.tree.place(part)} has folders, got {options.class_level}"
-            )
-    if not places:
+def _class_folders(walk: Walk, part: str, cautions: list[str]) -> list[str]:
+    """Return the class folders in a part; where folders in them have the same names, these may have been meant."""
+    names = walk.subfolders(part)
+    if not names:
         loose = walk.ignored["images outside class folders"] + sum(walk.unread.values())
         hint = f" but {loose} images: move them to folders named after their classes" if loose else ""
         raise InputError(
             f"{walk.tree.place(part)} must hold one folder per class, or train/<class>/ and test/<class>/, got no "
             f"folder{hint}{walk.unread_hint()}"
         )
-    if not options.class_level:
-        # Folders of the same names in the class folders may be the classes that were meant.
-        below = [name for place in places for name, kind in walk.tree.entries(place) if kind == "folder"]
-        inner = Counter(name for name in below if not is_hidden(name))
-        repeated = sorted(name for name, count in inner.items() if count > 1)
-        if repeated and 2 * len(repeated) >= len(inner):
-            outer = listed(posixpath.relpath(place, part or ".") for place in places)
-            cautions.append(
-                f"folders of the same names ({listed(repeated)}) repeat in {outer}: the outer {len(places)} were taken "
-                f"for classes; a class level of 2 takes the inner {len(inner)}, one of 1 says that the outer are meant"
-            )
+    places = [posixpath.join(part, name) for name in names]
+    inner = Counter(name for place in places for name, kind in walk.tree.entries(place) if kind == "folder")
+    repeated = sorted(name for name, count in inner.items() if count > 1 and not is_hidden(name))
+    if repeated and 2 * len(repeated) >= len(inner):
+        cautions.append(
+            f"folders of the same names ({listed(repeated)}) repeat in {listed(names)}, which were taken for the "
+            "classes; if the inner ones are, move them up or name their images in a table"
+        )
     return places
 
 

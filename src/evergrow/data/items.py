@@ -11,17 +11,15 @@ import os
 import posixpath
 import re
 import unicodedata
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from evergrow.core.errors import DatasetNotFoundError, FileFormatError, ImageError, InputError, LabelError
 from evergrow.core.seeding import derive_seed
@@ -31,52 +29,6 @@ Label = str | int
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _JOINED_ROWS = 4096  # rows joined at a time: features may be memory-mapped
-
-
-class Items(ABC):
-    """A sequence of images or texts.
-
-    Attributes
-    ----------
-    kind : {"image", "text"}
-        What the items are.
-    """
-
-    kind: ClassVar[Kind]
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def name(self, row: int) -> str:
-        """Return a name of an item for people."""
-
-    @abstractmethod
-    def raw(self, row: int) -> Any:
-        """Return one item as it is held: a path, the bytes of a file, an array, a PIL image or a text."""
-
-    def batch(self, rows: Iterable[int]) -> list[tuple[str, Any]]:
-        """Return name and content of these rows; the error stands in the place of an item that cannot be read."""
-        found: list[tuple[str, Any]] = []
-        for row in rows:
-            try:
-                content = self.raw(row)
-            except (ImageError, OSError) as error:
-                content = error
-            found.append((self.name(row), content))
-        return found
-
-    @abstractmethod
-    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Self:
-        """Return the items of these rows, in this order."""
-
-    @abstractmethod
-    def stamp(self) -> str:
-        """Return a hash that differs for different items; files are told apart by name, size and time of change."""
-
-    def identity(self) -> str:
-        """Return a hash that is the same on every machine; files are told apart by name and size alone."""
-        return self.stamp()
 
 
 class Stored(NamedTuple):
@@ -97,8 +49,8 @@ class Stored(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Images(Items):
-    """Images by reference or in memory.
+class Images:
+    """A sequence of images, by reference or in memory.
 
     Parameters
     ----------
@@ -182,6 +134,17 @@ class Images(Items):
         except FileFormatError as error:  # one damaged image among many, which can be left out
             raise ImageError(str(error)) from error
 
+    def batch(self, rows: Iterable[int]) -> list[tuple[str, Any]]:
+        """Return name and content of these rows; the error stands in the place of an image that cannot be read."""
+        found: list[tuple[str, Any]] = []
+        for row in rows:
+            try:
+                content = self.raw(row)
+            except (ImageError, OSError) as error:
+                content = error
+            found.append((self.name(row), content))
+        return found
+
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Images:
         """Return the images of these rows; none is read."""
         numbers = np.asarray(rows, dtype=np.int64)
@@ -190,13 +153,12 @@ class Images(Items):
             return Images(self.values[numbers], titles)
         return Images(tuple(self.values[row] for row in numbers), titles, self.root)
 
-    def stamp(self) -> str:
-        """Return a hash of contents, and of names, sizes and times of change of files, which are not read."""
-        return self._hash(times=True) if self.lasting else self._content
+    def stamp(self, *, times: bool = True) -> str:
+        """Return a hash of contents, and of names, sizes and times of change of files, which are not read.
 
-    def identity(self) -> str:
-        """Return a hash of contents, and of names and sizes of files; a copy on another machine has the same."""
-        return self._hash(times=False) if self.lasting else self._content
+        Without times, a copy on another machine has the same.
+        """
+        return self._hash(times=times) if self.lasting else self._content
 
     @cached_property
     def _content(self) -> str:
@@ -235,8 +197,8 @@ class Images(Items):
 
 
 @dataclass(frozen=True)
-class Texts(Items):
-    """Texts in memory.
+class Texts:
+    """A sequence of texts in memory.
 
     Parameters
     ----------
@@ -265,17 +227,25 @@ class Texts(Items):
         """Return the text."""
         return self.texts[row]
 
+    def batch(self, rows: Iterable[int]) -> list[tuple[str, Any]]:
+        """Return name and content of these rows."""
+        return [(self.name(row), self.texts[row]) for row in rows]
+
     def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Texts:
         """Return the texts of these rows."""
         return Texts(tuple(self.texts[int(row)] for row in rows))
 
-    def stamp(self) -> str:
+    def stamp(self, *, times: bool = True) -> str:
         """Return a hash of the texts."""
         digest = hashlib.blake2b(b"texts", digest_size=16)
         for text in self.texts:
             body = text.encode("utf-8", "surrogatepass")
             digest.update(len(body).to_bytes(8, "little") + body)
         return digest.hexdigest()
+
+
+Items: TypeAlias = Images | Texts
+"""What samples can be before they are feature vectors."""
 
 
 def concat_items(parts: Sequence[Items]) -> Items:
@@ -525,8 +495,6 @@ class Dataset:
     class_names : tuple of str
         Classes of the training part, in the order that published class orders permute: names by the alphabet, integers
         by size.
-    keys : tuple of str
-        The classes as they were written, where integers have got names.
     name : str
         Name for people and records; never a path.
     source, layout : str
@@ -546,7 +514,6 @@ class Dataset:
     train: Samples
     test: Samples | None = None
     class_names: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
     name: str = ""
     source: str = ""
     layout: str = ""
@@ -591,7 +558,7 @@ class Dataset:
             Samples(items.kind, items, labels=own, lasting=True) for (items, _), own in zip(given, named, strict=True)
         ]
         ordered = tuple(known.get(label, str(label)) for label in classes)
-        return cls(samples[0], samples[1] if len(samples) > 1 else None, ordered, tuple(map(str, classes)), **about)
+        return cls(samples[0], samples[1] if len(samples) > 1 else None, ordered, **about)
 
     @property
     def kind(self) -> str:
@@ -622,41 +589,6 @@ class Dataset:
         place = {name: code for code, name in enumerate(self.class_names)}
         labels = [] if samples is None else samples.required_labels().tolist()
         return np.fromiter((place.get(label, -1) for label in labels), np.int64, len(labels))
-
-    @property
-    def train_counts(self) -> NDArray[np.int64]:
-        """Training samples of every class."""
-        return np.bincount(self.y_train, minlength=self.n_classes)
-
-    @property
-    def test_counts(self) -> NDArray[np.int64]:
-        """Test samples of every class."""
-        return np.bincount(self.y_test[self.y_test >= 0], minlength=self.n_classes)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of the samples' names and sizes and of the labels, the same on every machine; no image is read."""
-        items = self.train.raw_items()
-        test = items.take([]) if self.test is None else self.test.raw_items()
-        digest = hashlib.blake2b(digest_size=8)
-        for part in (items.identity(), test.identity(), *self.class_names):
-            digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
-        for labels in (self.y_train, self.y_test):
-            digest.update(f"{labels.shape}".encode())
-            digest.update(labels.astype("<i8", copy=False).tobytes())
-        return digest.hexdigest()
-
-    def describe(self) -> dict[str, Any]:
-        """Return what a record says about the data."""
-        return {
-            "name": self.name,
-            "fingerprint": self.fingerprint,
-            "kind": self.kind,
-            "layout": self.layout,
-            "n_train": len(self.y_train),
-            "n_test": len(self.y_test),
-            "n_classes": self.n_classes,
-        }
 
     def part(self, part: str) -> Samples:
         """Return ``"train"``, ``"test"`` or ``"all"``; data without a test part are always whole."""

@@ -97,16 +97,16 @@ def _located(text: str, options: DataOptions) -> tuple[Tree, str]:
         steps = path.split("/")
         first = next(number for number, step in enumerate(steps) if glob.has_magic(step))
         folder = "/".join(steps[:first]) or ("/" if first and not far else "")
-        return Tree(f"{scheme}{mark}{folder}" if far else folder or ".", options.storage), "/".join(steps[first:])
+        return Tree(f"{scheme}{mark}{folder}" if far else folder or "."), "/".join(steps[first:])
     if not far:
         found = _existing(path, options)
         return (Tree(found), "") if found.is_dir() else (Tree(found.parent), found.name)
     folder, name = posixpath.split(path)
     if name and reader_of_file(name):
-        tree = Tree(f"{scheme}{mark}{folder}", options.storage)
+        tree = Tree(f"{scheme}{mark}{folder}")
         if tree.is_file(name):
             return tree, name
-    return Tree(text, options.storage), ""
+    return Tree(text), ""
 
 
 def _existing(path: str, options: DataOptions) -> Path:
@@ -114,7 +114,7 @@ def _existing(path: str, options: DataOptions) -> Path:
     if os.path.exists(path):  # unlike Path.exists, no error for what is too long for a name
         return Path(path)
     if Path(path).parent == Path("."):
-        roots = [options.root_path] if options.root_path is not None else search_path()
+        roots = search_path() if options.root is None else [Path(options.root)]
         named = (root / f"{path}{suffix}" for root in roots for suffix in ("", *file_suffixes()))
         found = next((each for each in named if os.path.exists(each)), None)
         if found is not None:
@@ -333,13 +333,14 @@ def finish(data: Dataset, source: str, options: DataOptions) -> Dataset:
     if data.test is not None:
         check_test_classes(data.class_names, data.test.required_labels().tolist())
     elif drawn:
-        keep, hold, single = stratified_split(data.y_train, data.keys, options.test_size, options.seed)
+        keep, hold, single = stratified_split(data.y_train, data.class_names, options.test_size, options.seed)
         note = f"test set drawn here: {options.test_size:g} of each class, seed {options.seed}"
         data = replace(data, train=data.train.take(keep), test=data.train.take(hold), notes=(*data.notes, note))
         cautions += [f"classes with one sample are in the training set only: {listed(single)}"] if single else []
     else:
         data = replace(data, notes=(*data.notes, "no test set: all samples are in the training set"))
-    untested = [name for name, count in zip(data.class_names, data.test_counts, strict=True) if not count]
+    tested = set(_labels(data, "test"))
+    untested = [name for name in data.class_names if name not in tested]
     if untested and data.test is not None and not drawn:
         cautions.append(f"classes without a test sample: {listed(untested)}")
     cautions += spelled_alike(data.class_names)
@@ -440,17 +441,13 @@ def inspect_data(
     rows = sorted(((name, train[name], test[name]) for name in names), key=lambda row: row[1])
     few = [name for name in names if 0 < train[name] < FEW]
     strange = sorted({*test} - {*train})
-    cautions = list(data.cautions) if isinstance(data, Dataset) else []
+    cautions = list(data.cautions)
     if strange:
         cautions.append(f"classes in the test set only: {listed(strange)}; they can be told apart, not learned")
     if few:
         cautions.append(f"classes with fewer than {FEW} training samples: {len(few)} of {len(train)} ({listed(few)})")
-    if isinstance(data, Dataset):
-        about = (data.name, data.kind, data.layout, data.source)
-    else:
-        about = (data.name, "features", "arrays", "")
     return DataReport(
-        *about,
+        *(data.name, data.kind, data.layout, data.source),
         n_classes=len(train),
         n_train=train.total(),
         n_test=test.total(),
@@ -458,7 +455,7 @@ def inspect_data(
         smallest=rows[:most],
         largest=rows[::-1][:most],
         cautions=cautions,
-        notes=list(data.notes) if isinstance(data, Dataset) else [],
+        notes=list(data.notes),
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import posixpath
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError, ImageError, InputError
 from evergrow.data.archives import sound
 from evergrow.data.items import Images, Samples, Texts, check_widths, listed
-from evergrow.data.readers import register_reader
-from evergrow.data.sources import Shard, Source, as_features, check_alike, class_labels, spans, where_of
+from evergrow.data.readers import has_files, register_reader
+from evergrow.data.sources import Shard, Source, as_features, class_labels, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, RATIO, ROOM, Tree
 from evergrow.data.tables import NAME_COLUMNS, SPLIT_COLUMN, choose_columns
 
@@ -102,13 +103,19 @@ class _ArrowFile:
         self._tree, self._name = tree, name
         self.schema_arrow: pa.Schema = self.stream().schema
 
+    def opened(self) -> Any:
+        """Return the file from its first byte on."""
+        import pyarrow as pa
+
+        if self._tree.on_disk and self._tree.size(self._name):  # an empty file cannot be mapped
+            return pa.memory_map(str(self._tree.root / self._name))
+        return pa.PythonFile(self._tree.open(self._name, 2**20), mode="r")
+
     def stream(self) -> pa.RecordBatchStreamReader:
         """Return the batches from the first on."""
         import pyarrow as pa
 
-        if self._tree.on_disk and self._tree.size(self._name):  # an empty file cannot be mapped
-            return pa.ipc.open_stream(pa.memory_map(str(self._tree.root / self._name)))
-        return pa.ipc.open_stream(pa.PythonFile(self._tree.open(self._name, 2**20), mode="r"))
+        return pa.ipc.open_stream(self.opened())
 
     def iter_batches(self, _: int, *, row_groups: range, columns: list[str], **__: Any) -> Iterator[pa.RecordBatch]:
         """Yield some batches, as :class:`pyarrow.parquet.ParquetFile` does."""
@@ -206,17 +213,15 @@ class ParquetSource(Source):
         except InputError as error:
             raise FileFormatError(f"{title}: {error}") from error
 
-    def _parts(self, rows: int, size: int) -> Iterator[Shard]:
-        first = None
-        for name in self.files:
-            table = self._open(name)
-            form = {"samples": table.sample, "labels": table.label, "classes": table.classes}
-            form |= dict(zip(("width", "blocks"), self._shape(name), strict=True))
-            first = check_alike(self.tree, first, name, form)
-            for span in spans(table.groups, rows, size):
-                where = {"file": name, "first": span.first, "last": span.last, "skip": span.skip}
-                row = sum(n for n, _ in table.groups[: span.first]) + span.skip
-                yield Shard(0, span.rows, span.size, {**where, "row": row})
+    def _file_parts(self, name: str, rows: int, size: int) -> tuple[dict[str, Any], list[Shard]]:
+        table, shards = self._open(name), []
+        form = {"samples": table.sample, "labels": table.label, "classes": table.classes}
+        form |= dict(zip(("width", "blocks"), self._shape(name), strict=True))
+        for span in spans(table.groups, rows, size):
+            where = {"file": name, "first": span.first, "last": span.last, "skip": span.skip}
+            row = sum(n for n, _ in table.groups[: span.first]) + span.skip
+            shards.append(Shard(0, span.rows, span.size, {**where, "row": row}))
+        return form, shards
 
     def _rows(self, name: str, where: tuple[int, int, int, int], wanted: list[str]) -> pa.Table:
         """Return so many rows of the groups from the first to the last, after those to skip."""
@@ -300,7 +305,22 @@ def _vectors(column: Any, title: str) -> NDArray[Any]:
     return as_features(np.asarray(values.to_numpy(zero_copy_only=False)).reshape(-1, width), title)
 
 
-register_reader("parquet", suffixes=(".parquet",), signs=(".parquet",), rank=20)(ParquetSource)
+_is_parquet = partial(has_files, suffixes=".parquet")
+register_reader("parquet", suffixes=(".parquet",), fits=_is_parquet, rank=20)(ParquetSource)
+
+
+def _is_packed(flatbuffer: bytes) -> bool:
+    """Return whether a record batch is compressed: Arrow would unpack it whole to tell its size, however large."""
+
+    def entry(table: int, number: int) -> int:
+        """Return where an entry of a table begins, counted from the table; 0 where it has none."""
+        names = table - struct.unpack_from("<i", flatbuffer, table)[0]
+        (size,) = struct.unpack_from("<H", flatbuffer, names)
+        return int(struct.unpack_from("<H", flatbuffer, names + 4 + 2 * number)[0]) if 4 + 2 * number < size else 0
+
+    (message,) = struct.unpack_from("<I", flatbuffer)
+    header = message + entry(message, 2)
+    return bool(entry(header + struct.unpack_from("<I", flatbuffer, header)[0], 3))
 
 
 class ArrowSource(ParquetSource):
@@ -321,7 +341,14 @@ class ArrowSource(ParquetSource):
         return _ArrowFile(self.tree, name)
 
     def _row_groups(self, file: Any, wanted: list[str], title: str) -> list[tuple[int, int]]:
+        from pyarrow.ipc import MessageReader
+
+        messages = iter(MessageReader.open_stream(file.opened()))
+        next(messages)  # the schema
+        if any(message.type != "record batch" or _is_packed(message.metadata.to_pybytes()) for message in messages):
+            raise FileFormatError(f"{title} must hold plain batches, as save_to_disk writes them, got packed ones")
         return [(batch.num_rows, batch.nbytes) for batch in file.stream()]
 
 
-register_reader("arrow", suffixes=(".arrow",), signs=(".arrow", "dataset_dict.json"), rank=10)(ArrowSource)
+_is_saved = partial(has_files, suffixes=(".arrow", "dataset_dict.json"))
+register_reader("arrow", suffixes=(".arrow",), fits=_is_saved, rank=10)(ArrowSource)

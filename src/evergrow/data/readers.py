@@ -7,15 +7,13 @@ A reader registers itself where it is written. Adding one touches its own module
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from typing_extensions import Self
-
 from evergrow.core.errors import InputError, ParameterError
-from evergrow.core.validation import check_choice, check_number, from_mapping
+from evergrow.core.registry import Registry
+from evergrow.core.validation import check_choice, check_number
 
 if TYPE_CHECKING:
     from evergrow.data.items import Dataset
@@ -30,12 +28,6 @@ PARTS = ("train", "test", "all")
 TRAIN_WORDS = ("train", "training")
 TEST_WORDS = ("test", "testing", "val", "valid", "validation")
 _TELLING = ("data", "splits", *TRAIN_WORDS, *TEST_WORDS)  # folders whose files tell how a data set is laid out
-_TYPES: dict[str, tuple[Any, str]] = {
-    "str": (str, "a string"),
-    "bool": (bool, "true or false"),
-    "str | os.PathLike[str] | None": ((str, os.PathLike, type(None)), "a path"),
-    "Mapping[str, Any]": (Mapping, "values by name"),
-}
 
 
 @dataclass(frozen=True)
@@ -56,10 +48,6 @@ class DataOptions:
         Columns of tables, and of Hugging Face data sets; empty ones are found by their usual names: ``text``, ``path``,
         ``image``, ``file`` or ``filename``, ``label``. Labels of tars are the field of that name in their ``.json``, or
         their files of that ending if it begins with a dot.
-    class_level : int
-        How many folders down the folders named after classes are, where every class has a folder: 1 for
-        ``<class>/``, 2 for ``<line>/<class>/`` with the same class in several lines. 0 is 1, with a warning where the
-        same names repeat one level down.
     root : path-like, optional
         Folder that names are looked for in, and that the paths of a table are relative to.
     test_size : float
@@ -67,18 +55,16 @@ class DataOptions:
         none.
     seed : int
         Seed of that draw.
-    storage : mapping
-        Settings of a bucket, as fsspec takes them. Those that may be secret are never written down.
 
     Examples
     --------
     >>> from evergrow.data import DataOptions
     >>> DataOptions(test_size=0.3).seed
     1993
-    >>> DataOptions.from_dict({"test_sise": 0.3})
+    >>> DataOptions(label_column=3)
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.UnknownNameError: data setting must be known, got 'test_sise'; nearest: 'test_size'
+    evergrow.core.errors.ParameterError: label_column must be a string, got 3
     """
 
     layout: str = "auto"
@@ -88,38 +74,20 @@ class DataOptions:
     text_column: str = ""
     image_column: str = ""
     label_column: str = ""
-    class_level: int = 0
-    root: str | os.PathLike[str] | None = None
+    root: str | None = None
     test_size: float = 0.2
     seed: int = 1993
-    storage: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         check_choice("layout", self.layout, ("auto", *READERS))
         check_choice("part", self.part, PARTS)
         check_number("test_size", self.test_size, low=0, high=1, high_open=True)
         check_number("seed", self.seed, low=0, high=2**32 - 1, integer=True)
-        check_number("class_level", self.class_level, low=0, high=32, integer=True)
-        for entry in fields(self):
-            value, (kind, wanted) = getattr(self, entry.name), _TYPES.get(str(entry.type), (object, ""))
-            if not isinstance(value, kind):
-                raise ParameterError(f"{entry.name} must be {wanted}, got {value!r}")
-
-    @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> Self:
-        """Build the settings from plain values, rejecting unknown keys."""
-        return from_mapping(cls, settings, "data setting")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings that are not the usual ones as plain values, without those of the storage."""
-        values = {**asdict(self), "root": None if self.root is None else os.fspath(self.root)}
-        usual = asdict(DataOptions())
-        return {name: value for name, value in values.items() if name != "storage" and value != usual[name]}
-
-    @property
-    def root_path(self) -> Path | None:
-        """The root as a path."""
-        return None if self.root is None else Path(self.root)
+        if isinstance(self.root, os.PathLike):
+            object.__setattr__(self, "root", os.fspath(self.root))
+        for name in ("kind", "text_column", "image_column", "label_column", "root"):
+            if not isinstance(getattr(self, name), str) and (name, self.root) != ("root", None):
+                raise ParameterError(f"{name} must be a string, got {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True)
@@ -129,22 +97,15 @@ class Reader:
     name: str
     read: Read
     suffixes: tuple[str, ...] = ()
-    signs: tuple[str, ...] = ()
     fits: Callable[[Tree], bool] | None = None
     rank: int = 0
 
-    @property
-    def of_folders(self) -> bool:
-        """Whether it reads folders."""
-        return bool(self.signs) or self.fits is not None
-
-    def fits_folder(self, tree: Tree, names: list[str]) -> bool:
-        """Return whether it reads a folder in which, or one level below, files of these names tell the layout."""
-        signed = not self.signs or any(name.endswith(self.signs) for name in names)
-        return self.of_folders and signed and (self.fits is None or self.fits(tree))
+    def reads(self, tree: Tree) -> bool:
+        """Return whether it reads a folder."""
+        return self.fits is not None and self.fits(tree)
 
 
-READERS: dict[str, Reader] = {}
+READERS: Registry[Reader] = Registry("reader of data")
 DEFAULTS = DataOptions()
 """How data are read where nobody says otherwise."""
 
@@ -161,11 +122,8 @@ def register_reader(name: str, **about: Any) -> Callable[[ReadT], ReadT]:
         What ``DataOptions(layout=...)`` and ``evergrow data --layout`` call it.
     suffixes : tuple of str
         Endings of files that it reads, in lower case.
-    signs : tuple of str
-        Endings of files, in lower case, that a folder must hold for it: in itself, in ``data``, ``splits`` and folders
-        named after parts, or in its only folder.
     fits : callable, optional
-        Tells from a :class:`~evergrow.data.storage.Tree` with such files whether it reads that folder; must be quick.
+        Tells from a :class:`~evergrow.data.storage.Tree` whether it reads that folder; must be quick.
     rank : int
         Folders are tried from the lowest rank up. Readers of evergrow have 10 (files of telling names) to 100 (one
         folder per class, which fits any folder), so that others come first unless they ask for more.
@@ -181,13 +139,11 @@ def register_reader(name: str, **about: Any) -> Callable[[ReadT], ReadT]:
     ...     return Dataset.of(Texts(tuple(texts)), [text[0] for text in texts])
     >>> "letters" in list_readers()
     True
-    >>> del READERS["letters"]
+    >>> READERS.remove("letters")
     """
 
     def decorate(read: ReadT) -> ReadT:
-        if name in READERS:
-            raise ValueError(f"reader of data {name!r} is registered twice")
-        READERS[name] = Reader(name, read, **about)
+        READERS.register(name)(Reader(name, read, **about))
         return read
 
     return decorate
@@ -202,7 +158,7 @@ def list_readers() -> list[str]:
     >>> list_readers()[-2:]
     ['train-test', 'class-folders']
     """
-    return [reader.name for reader in sorted(READERS.values(), key=lambda each: (each.of_folders, each.rank))]
+    return [reader.name for reader in sorted(READERS.values(), key=lambda each: (each.fits is not None, each.rank))]
 
 
 def reader_of_file(name: str) -> str | None:
@@ -218,19 +174,19 @@ def file_suffixes() -> tuple[str, ...]:
 
 def reader_of_folder(tree: Tree) -> str:
     """Return the first reader that fits a folder; one folder per class fits any."""
-    names = _telling_files(tree)
     readers = sorted(READERS.values(), key=lambda each: each.rank)
-    return next(reader.name for reader in readers if reader.fits_folder(tree, names))
+    return next(reader.name for reader in readers if reader.reads(tree))
 
 
-def _telling_files(tree: Tree) -> list[str]:
+def has_files(tree: Tree, suffixes: str | tuple[str, ...]) -> bool:
+    """Return whether files end so: in a folder, in ``data``, ``splits`` and parts in it, or in its only folder."""
     folders = tree.folders()
     inner = folders.values() if len(folders) == 1 else [folders[name] for name in _TELLING if name in folders]
-    return [name.lower() for place in ("", *inner) for name in tree.files(place)]
+    return any(name.lower().endswith(suffixes) for place in ("", *inner) for name in tree.files(place))
 
 
 def read_folder(layout: str, tree: Tree, options: DataOptions) -> Dataset | Source:
     """Return what the reader of a layout reads from a folder; :class:`InputError` where it is no such folder."""
-    if not READERS[layout].fits_folder(tree, _telling_files(tree)):
+    if not READERS[layout].reads(tree):
         raise InputError(f"{tree.place()} must be a folder of the layout {layout!r}, got another")
     return READERS[layout].read(tree, "", options)

@@ -12,6 +12,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
@@ -21,18 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.errors import DatasetNotFoundError, FileFormatError, InputError
-from evergrow.core.record import from_values
+from evergrow.core.errors import DatasetNotFoundError, EvergrowError, FileFormatError, InputError
+from evergrow.core.record import from_values, to_values
 from evergrow.core.validation import check_choice, check_number
 from evergrow.data.folders import images_below, is_hidden, unwrapped
 from evergrow.data.items import Dataset, Images, Samples, Stored, Texts, concat_samples, integers
-from evergrow.data.readers import READERS, TEST_WORDS, DataOptions, read_folder
-from evergrow.data.storage import LARGEST_IMAGE, Tree, public_storage
+from evergrow.data.readers import DEFAULTS, READERS, TEST_WORDS, DataOptions, read_folder
+from evergrow.data.storage import LARGEST_IMAGE, Tree
 
 if TYPE_CHECKING:
     from evergrow.data.arrays import FeatureSet
 
-_SHARD_BYTES, _SHARDS_KEPT, _FILES_KEPT = 64 * 2**20, 4, 64
+_SHARD_BYTES, _SHARDS_KEPT, _FILES_KEPT, _AT_ONCE = 64 * 2**20, 4, 64, 8
 _SPLIT = re.compile(r"(?<![a-z])(train|training|test|testing|val|valid|validation)(?![a-z])")
 
 
@@ -168,46 +169,24 @@ class Source(ABC):
         if train.labels is None:
             raise InputError(f"{self.tree.place(self.pattern)} must have labels; name their column by label_column")
         present = set(train.labels.tolist())
-        named = [(str(code), name) for code, name in self.classes.items() if name in present]
-        if not named:
+        names = [name for name in self.classes.values() if name in present]
+        if not names:
             tested = [] if test is None or test.labels is None else test.labels.tolist()
-            found: list[Any] = sorted(integers([*sorted(present), *tested])[: len(present)])
-            named = [(str(label), str(label)) for label in found]
-        keys, names = (tuple(pair[place] for pair in named) for place in (0, 1))
-        return Dataset(train, test, names, keys, layout=self.format)
+            names = list(map(str, sorted(integers([*sorted(present), *tested])[: len(present)])))
+        return Dataset(train, test, tuple(names), layout=self.format)
 
     # -- shards -----------------------------------------------------------------------------------------------------
 
-    def readable(self) -> tuple[Self, dict[str, str]]:
-        """Return the source without files of which not even the contents can be listed, and those with the reason."""
-        part = copy.copy(self)
-        part.__dict__.pop("kind", None)
-        unreadable: dict[str, str] = {}
-        for name, size in self.files.items():
-            part.__dict__["files"] = {name: size}
-            try:
-                for _ in part._parts(2**62, 2**62):
-                    pass
-            except (FileFormatError, InputError) as error:
-                unreadable[name] = str(error)
-        part.__dict__["files"] = {name: size for name, size in self.files.items() if name not in unreadable}
-        return part, unreadable
-
     def describe(self) -> dict[str, Any]:
         """Return plain JSON values from which :func:`source_from` makes the source again; no secret is among them."""
-        storage = public_storage(self.options.storage)
-        return {
-            "format": self.format,
-            "address": self.tree.address,
-            "pattern": self.pattern,
-            "kind": self.kind,
-            "options": {**self.options.to_dict(), **({"storage": storage} if storage else {})},
-        }
+        kind: Any = self.kind
+        return dict(to_values(_Description(self.format, self.tree.address, self.pattern, kind, self.options)))
 
     def identity(self) -> str:
         """Return a hash of names, sizes and how they are read: the same on every machine and at every address."""
         digest = hashlib.blake2b(digest_size=16)
-        for text in (self.format, repr(sorted(self.options.to_dict().items())), *self._marks()):
+        chosen = sorted(vars(self.options).items() - vars(DEFAULTS).items())
+        for text in (self.format, repr(chosen), *self._marks()):
             digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
         return digest.hexdigest()
 
@@ -215,19 +194,51 @@ class Source(ABC):
         """Yield what tells the data from others."""
         return (f"{name}\0{size}" for name, size in self.files.items())
 
-    def shards(self, rows: int, size: int) -> Iterator[Shard]:
-        """Yield the shards, each of at most so many rows and, where more than one row fits, so many bytes."""
+    def shards(self, rows: int, size: int, unreadable: dict[str, str] | None = None) -> Iterator[Shard]:
+        """Yield the shards, each of at most so many rows and, where more than one row fits, so many bytes.
+
+        Parameters
+        ----------
+        rows, size : int
+            Most samples and bytes of a shard.
+        unreadable : dict, optional
+            Gets the name of every file of which not even the contents can be listed, and why; the source then goes on
+            without these files. By default the first one raises.
+        """
         check_number("rows", rows, low=1, integer=True)
         check_number("size", size, low=1, integer=True)
         number = -1
-        for number, part in enumerate(self._parts(rows, size)):
+        for number, part in enumerate(self._parts(rows, size, unreadable)):
             yield replace(part, number=number)
         if number < 0:
-            raise InputError(f"{self.tree.place(self.pattern)} must hold at least one sample, got none")
+            none = f"{self.tree.place(self.pattern)} must hold at least one sample, got none"
+            raise InputError(next(iter((unreadable or {}).values()), none))
 
-    @abstractmethod
-    def _parts(self, rows: int, size: int) -> Iterator[Shard]:
-        """Yield the shards in order, with any number."""
+    def _parts(self, rows: int, size: int, unreadable: dict[str, str] | None) -> Iterator[Shard]:
+        """Yield the shards of all files in order, with any number."""
+
+        def parts_of(name: str) -> tuple[dict[str, Any], list[Shard]] | EvergrowError:
+            try:
+                return self._file_parts(name, rows, size)
+            except (FileFormatError, InputError) as error:
+                return error
+
+        first = None
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = (pool.map if self.tree.remote else map)(parts_of, self.files)  # each of a storage is slow
+            for name, parts in zip(self.files, found, strict=True):
+                if isinstance(parts, tuple):
+                    first = check_alike(self.tree, first, name, parts[0])
+                    yield from parts[1]
+                elif unreadable is None:
+                    raise parts
+                else:
+                    unreadable[name] = str(parts)
+        self.__dict__["files"] = {name: size for name, size in self.files.items() if name not in (unreadable or {})}
+
+    def _file_parts(self, name: str, rows: int, size: int) -> tuple[dict[str, Any], list[Shard]]:
+        """Return what all files must have alike, and the shards of a file in order, with any number."""
+        raise NotImplementedError
 
     @abstractmethod
     def read(self, shard: Shard, *, bodies: bool = True) -> Samples:
@@ -351,12 +362,12 @@ class ListedSource(Source):
 
     def _marks(self) -> Iterable[str]:
         if self._names is None:
-            yield self._samples.raw_items().identity()
+            yield self._samples.raw_items().stamp(times=False)
         else:
             yield from (f"{name}\0{size}" for name, size in zip(self._names, self._sizes, strict=True))
         yield from [] if self._samples.labels is None else self._samples.labels.tolist()
 
-    def _parts(self, rows: int, size: int) -> Iterator[Shard]:
+    def _parts(self, rows: int, size: int, unreadable: dict[str, str] | None) -> Iterator[Shard]:
         labels = self._samples.labels
         for span in spans([(1, weight) for weight in self._sizes], rows, size):
             start, stop = span.first, span.last
@@ -421,9 +432,8 @@ def source_from(description: Mapping[str, Any]) -> Source:
     (3, ['a.npz[2]', 'a.npz[3]'], ['2', '3'])
     """
     given = from_values(_Description, description, "description of a source")
-    options = DataOptions.from_dict(given.options)
     check_choice("format", given.format, READERS)
-    source = make_source(given.format, Tree(given.address, options.storage), given.pattern, options)
+    source = make_source(given.format, Tree(given.address), given.pattern, given.options)
     if given.kind:
         source.__dict__["kind"] = given.kind  # no file has to be opened to know it
     return source
@@ -435,7 +445,7 @@ class _Description:
     address: str
     pattern: str = ""
     kind: Literal["", "image", "text", "features"] = ""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: DataOptions = DEFAULTS
 
 
 def where_of(shard: Shard, **kinds: type) -> list[Any]:

@@ -1,7 +1,7 @@
-"""Files on disk, in buckets and on the Hub, by fsspec: trees of files by names relative to a root, and writing.
+"""Files on disk, in buckets and on the Hub, by fsspec: trees of files by names relative to a root.
 
-Keys and passwords never leave the process: descriptions leave them out, and messages do not show them; other machines
-take them from their own environment.
+Keys and other settings of a storage are fsspec's own: in its configuration, in ``FSSPEC_...`` or in what its drivers
+take from the environment. An address holds none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,6 @@ from evergrow.core.errors import (
     ParameterError,
 )
 from evergrow.core.escaping import one_line, printable
-from evergrow.core.files import atomic_path
 from evergrow.data.items import Images, Stored, shown
 
 if TYPE_CHECKING:
@@ -38,12 +37,6 @@ RATIO, ROOM = 100, 64 * 2**20
 LARGEST_IMAGE = 256 * 2**20
 """Bytes that one image file in a shard may have."""
 
-PUBLIC_STORAGE = frozenset(
-    {"anon", "endpoint_url", "region_name", "requester_pays", "project", "use_ssl", "default_block_size", "revision"}
-)
-"""Settings of a storage that are no secrets, and so may be written to a manifest."""
-
-_WITHOUT_FOLDERS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl", "oci", "r2", "hf"})
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 _REMOTE = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
@@ -70,8 +63,6 @@ class Tree:
     ----------
     address : str or path-like
         The root: a path, or an address that fsspec knows.
-    storage : mapping, optional
-        Settings of the storage, as fsspec takes them; may hold keys.
     archive : Archive, optional
         An archive that holds the files, whose address the root is.
 
@@ -85,16 +76,10 @@ class Tree:
     ({'a.txt': 5}, b'ho')
     """
 
-    def __init__(
-        self,
-        address: str | os.PathLike[str],
-        storage: Mapping[str, Any] | None = None,
-        archive: Archive | None = None,
-    ) -> None:
+    def __init__(self, address: str | os.PathLike[str], archive: Archive | None = None) -> None:
         text = os.fspath(address)
         self.archive, self.base = archive, ""
         self.remote = is_remote(text)
-        self.storage = dict(storage or {})
         if archive is not None:
             self.address = text
         elif self.remote:
@@ -131,7 +116,7 @@ class Tree:
         try:
             import fsspec.core  # type: ignore[import-untyped]
 
-            system, root = fsspec.core.url_to_fs(self.address, **self.storage)
+            system, root = fsspec.core.url_to_fs(self.address)
         except ImportError as error:
             scheme = self.address.partition("://")[0].lower()
             extra = f" (pip install 'evergrow[{_EXTRAS[scheme]}]')" if scheme in _EXTRAS else ""
@@ -140,7 +125,7 @@ class Tree:
             ) from error
         except (ValueError, TypeError) as error:
             raise ParameterError(
-                f"an address must be one that fsspec knows, got {self.address}: {self._said(error)}"
+                f"an address must be one that fsspec knows, got {self.address}: {_said(error)}"
             ) from error
         return system, str(root).rstrip("/")
 
@@ -295,7 +280,7 @@ class Tree:
             bodies = system.cat_ranges(paths, [0] * len(paths), list(sizes), on_error="return") if paths else []
         for row, body in enumerate(bodies):
             if isinstance(body, BaseException):
-                bodies[row] = ImageError(f"image must be a readable file, got {names[row]}: {self._said(body)}")
+                bodies[row] = ImageError(f"image must be a readable file, got {names[row]}: {_said(body)}")
         return list(bodies)
 
     def images(self, names: Sequence[str]) -> Images:
@@ -311,7 +296,7 @@ class Tree:
 
     @contextmanager
     def _reaching(self, name: str) -> Iterator[None]:
-        """Turn what drivers raise into one line with the address, and without keys."""
+        """Turn what drivers raise into one line with the address."""
         try:
             yield
         except (EvergrowError, MemoryError):
@@ -319,18 +304,15 @@ class Tree:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise DatasetNotFoundError(f"{self.place(name)} must exist, but there is no such file or folder") from error
         except Exception as error:  # every driver has errors of its own, and all mean that nothing could be had
-            said = f"{self.place(name)} must be within reach, but: {self._said(error)}"
+            said = f"{self.place(name)} must be within reach, but: {_said(error)}"
             if not self.remote and isinstance(error, OSError):
                 raise DatasetNotFoundError(said) from error
             refused = isinstance(error, PermissionError)
             raise EngineError(f"{said}; credentials are taken from the environment" if refused else said) from error
 
-    def _said(self, error: BaseException) -> str:
-        """Return what an error says, without any value that may be a secret."""
-        text = one_line(str(error)) or type(error).__name__
-        for secret in _secrets(self.storage):
-            text = text.replace(secret, "***")
-        return text
+
+def _said(error: BaseException) -> str:
+    return one_line(str(error)) or type(error).__name__
 
 
 def decoded_text(body: bytes, title: str) -> str:
@@ -341,57 +323,6 @@ def decoded_text(body: bytes, title: str) -> str:
         line = body.count(b"\n", 0, error.start) + 1
         hint = "; it looks like UTF-16" if body[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
         raise FileFormatError(f"{title} must be text in UTF-8, but line {line} is not{hint}") from error
-
-
-def write_file(
-    folder: str | os.PathLike[str], name: str, body: bytes, storage: Mapping[str, Any] | None = None
-) -> None:
-    """Write a file, on disk or in a bucket, where others see the old one or the new one, never half."""
-    tree = Tree(folder, storage)
-    if not tree.remote:
-        target = tree.root / name
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_path(target) as temporary_path:
-                temporary_path.write_bytes(body)
-        except OSError as error:
-            raise EngineError(f"{target} cannot be written: {error.strerror or error}") from error
-        return
-    with tree._reaching(name):
-        system, path = tree._at(name)
-        if tree.address.partition("://")[0].lower() not in _WITHOUT_FOLDERS:
-            system.makedirs(path.rpartition("/")[0], exist_ok=True)
-        system.pipe_file(path, body)
-
-
-# -- secrets --------------------------------------------------------------------------------------------------
-
-
-def _secrets(storage: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in storage.items():
-        if isinstance(value, Mapping):
-            yield from _secrets(value)
-        elif key not in PUBLIC_STORAGE and isinstance(value, str) and len(value) > 3:
-            yield value
-
-
-def public_storage(storage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a storage that are no secrets.
-
-    Examples
-    --------
-    >>> from evergrow.data.storage import public_storage
-    >>> public_storage({"key": "AKIA...", "secret": "...", "endpoint_url": "http://127.0.0.1:9000", "anon": False})
-    {'anon': False, 'endpoint_url': 'http://127.0.0.1:9000'}
-    """
-    kept: dict[str, Any] = {}
-    for key, value in sorted(storage.items()):
-        if key == "client_kwargs" and isinstance(value, Mapping):
-            inner = public_storage(value)
-            kept.update({"client_kwargs": inner} if inner else {})
-        elif key in PUBLIC_STORAGE and isinstance(value, (str, int, bool)) and not _PASSWORD.search(str(value)):
-            kept[key] = value
-    return kept
 
 
 def check_address(address: str) -> None:

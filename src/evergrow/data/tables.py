@@ -17,6 +17,7 @@ from evergrow.data.readers import TEST_WORDS, TRAIN_WORDS, DataOptions, register
 from evergrow.data.storage import Tree
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
+_SUFFIXES = (*TABLE_SUFFIXES, ".txt")
 FILE_COLUMN, SPLIT_COLUMN = "file_name", "split"
 NAME_COLUMNS = ("name", FILE_COLUMN)
 LABEL_COLUMNS = ("label", "fine_label", "labels", "class", "target")
@@ -160,8 +161,8 @@ def find_images(tree: Tree, file: str, names: Sequence[str], options: DataOption
         tree.sizes  # noqa: B018  # one listing, rather than a question for every image
     title, last = tree.place(file), posixpath.splitext(posixpath.basename(file))[0].rpartition("_")[2]
     bases = [""]
-    if options.root_path is not None:
-        tree = Tree(options.root_path)
+    if options.root is not None:
+        tree = Tree(options.root)
     else:
         own = posixpath.dirname(file)
         if not own and tree.on_disk and tree.root != tree.root.parent:
@@ -196,9 +197,11 @@ def _without_folders(name: str, drop: int) -> str:
 # -- readers --------------------------------------------------------------------------------------------------
 
 
-@register_reader("table", suffixes=(*TABLE_SUFFIXES, ".txt"))
+@register_reader("table", suffixes=_SUFFIXES, fits=lambda tree: bool(_tables_of(tree)), rank=45)
 def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
     """Read a table and, if there is one, the table of test samples that goes with it; lines of a ``.txt`` are texts.
+
+    Of a folder, these are its metadata, its training and test table, or its one table with images beside it.
 
     Raises
     ------
@@ -209,17 +212,9 @@ def read_table(tree: Tree, name: str, options: DataOptions) -> Dataset:
     DatasetNotFoundError
         If an image that a table names is missing.
     """
-    test = partner_name(tree, name) if options.labelled else None
-    return _read_tables(tree, [name] if test is None else [name, test], options)
-
-
-@register_reader("tables", signs=(*TABLE_SUFFIXES, ".txt"), fits=lambda tree: bool(_tables_of(tree)), rank=45)
-def read_tables(tree: Tree, name: str, options: DataOptions) -> Dataset:
-    """Read the metadata of an image folder, its training and test table, or its one table with images beside it."""
-    return _read_tables(tree, _tables_of(tree), options)
-
-
-def _read_tables(tree: Tree, names: Sequence[str], options: DataOptions) -> Dataset:
+    names = [name] if name else _tables_of(tree)
+    partner = partner_name(tree, name) if name and options.labelled else None
+    names += [partner] if partner else []
     lists = [_rows(tree, each, options) for each in names]
     notes = [f"tables: {', '.join(map(posixpath.basename, names))}"]
     if len(lists) == 1:
@@ -244,7 +239,7 @@ def _tables_of(tree: Tree) -> list[str]:
     found = _metadata(tree)
     if found or has_train_test(tree):
         return found
-    train = training_file(tree, (*TABLE_SUFFIXES, ".txt"))
+    train = training_file(tree, _SUFFIXES)
     if train is not None:
         return [train, partner_name(tree, train) or train]
     folders = [name for name, kind in tree.entries() if kind == "folder" and not is_hidden(name)]
@@ -345,7 +340,7 @@ def _read_json_lines(text: str, title: str) -> tuple[list[str], list[Row]]:
             continue
         try:
             record = json.loads(entry)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # also integers of thousands of digits
             raise FileFormatError(f"{title} line {line} must be JSON: {error}") from error
         if not isinstance(record, dict):
             raise FileFormatError(f"{title} line {line} must be a JSON object, got {type(record).__name__}")

@@ -10,7 +10,6 @@ import io
 import itertools
 import posixpath
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from evergrow.core.archive import parse_json
@@ -20,7 +19,7 @@ from evergrow.data.archives import Member, tar_members
 from evergrow.data.folders import is_hidden
 from evergrow.data.items import Images, Samples, is_image, listed
 from evergrow.data.readers import register_reader
-from evergrow.data.sources import Shard, Source, check_alike, class_labels, spans, where_of
+from evergrow.data.sources import Shard, Source, class_labels, spans, where_of
 from evergrow.data.storage import LARGEST_IMAGE, Tree, decoded_text
 
 LABEL_SUFFIXES = ("cls", "json", "txt")
@@ -28,7 +27,6 @@ LABEL_SUFFIXES = ("cls", "json", "txt")
 
 LARGEST_LABEL = 2**20
 _BLOCK = 65536
-_AT_ONCE = 8
 _PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstandard"}
 
 
@@ -109,16 +107,14 @@ class WebDatasetSource(Source):
     suffixes = (".tar",)
     kind = "image"
 
-    def _parts(self, rows: int, size: int) -> Iterator[Shard]:
-        first = None
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            indexed = (pool.map if self.tree.remote else map)(self._index, self.files)  # each of a storage is slow
-            for name, (places, label) in zip(self.files, indexed, strict=True):
-                first = check_alike(self.tree, first, name, {"labels": label})
-                for span in spans([(1, stop - start) for start, stop in places], rows, size):
-                    start, stop = places[span.first][0], places[span.last - 1][1]
-                    where = {"file": name, "start": start, "stop": stop, "label": label}
-                    yield Shard(0, span.rows, span.size, where)
+    def _file_parts(self, name: str, rows: int, size: int) -> tuple[dict[str, Any], list[Shard]]:
+        places, label = self._index(name)
+        shards = []
+        for span in spans([(1, stop - start) for start, stop in places], rows, size):
+            start, stop = places[span.first][0], places[span.last - 1][1]
+            where = {"file": name, "start": start, "stop": stop, "label": label}
+            shards.append(Shard(0, span.rows, span.size, where))
+        return {"labels": label}, shards
 
     def _index(self, name: str) -> tuple[list[tuple[int, int]], str]:
         """Return the bytes of every sample of a tar, and the ending of its labels; empty where there are none."""
@@ -186,8 +182,8 @@ class WebDatasetSource(Source):
 
 
 def _has_samples(tree: Tree) -> bool:
-    tars = (name for name in tree.files() if name.lower().endswith(".tar"))
-    return not tree.folders() and is_webdataset(tree, next(tars))
+    tar = next((name for name in tree.files() if name.lower().endswith(".tar")), "")
+    return bool(tar) and not tree.folders() and is_webdataset(tree, tar)
 
 
-register_reader("webdataset", signs=(".tar",), fits=_has_samples, rank=15)(WebDatasetSource)
+register_reader("webdataset", fits=_has_samples, rank=15)(WebDatasetSource)

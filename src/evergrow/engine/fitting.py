@@ -26,14 +26,14 @@ from evergrow.core.files import locked, remove_leftovers
 from evergrow.core.progress import meter
 from evergrow.core.record import write_document
 from evergrow.data import source_from
-from evergrow.engine.job import Finished, Job, JobReport, Manifest, Work, begin_job, digest_of, extraction_settings
+from evergrow.engine.job import Job, JobReport, Manifest, Work, begin_job, digest_of, extraction_settings
 from evergrow.engine.runners import Runner, Task, TaskResult
 from evergrow.engine.worker_tasks import (
     ShardFeatures,
     first_features,
     forget_opened,
     if_whole,
-    reports_by_shard,
+    reports_of,
     versions,
 )
 from evergrow.features.base import BackboneSpec
@@ -114,7 +114,7 @@ def _learned(learner: Learner, job: Job, options: RunOptions, encoder: Encoder |
     try:
         with locked(job.folder):
             _make_template(learner, job, options, encoder)
-            report = JobReport(unreadable=dict(job.manifest.unreadable))
+            report = JobReport(job.key, unreadable=dict(job.manifest.unreadable))
             with meter("learning", len(job.manifest.shards), enabled=options.progress) as tick:
                 path = ShardMerge(job, report, options).run(tick)
             total = _loaded(path, options)
@@ -151,10 +151,10 @@ def _with_first(job: Job) -> list[int]:
     return [shard.number for shard in job.manifest.shards if len(job.manifest.first_of(shard))]
 
 
-def _sample(job: Job, skipped: Iterable[int]) -> Block:
+def _sample(job: Job, skipped: Iterable[str]) -> Block:
     """Return the first samples of all shards but those that were left out."""
     kept: list[tuple[int, ShardFeatures]] = []
-    for number in sorted(set(_with_first(job)).difference(skipped)):
+    for number in sorted(set(_with_first(job)).difference(map(int, skipped))):
         found, path = first_features(job, number), job.result("first", number)
         if found is None and (path.is_file() or not job.skips):
             raise EngineError(f"{path} is gone, damaged or of another shard: was the folder changed? Run it again.")
@@ -166,21 +166,21 @@ def _sample(job: Job, skipped: Iterable[int]) -> Block:
     if len(widths) > 1:
         listed = " and ".join(f"{width} in shard {number}" for width, number in reversed(widths.items()))
         raise EngineError(f"shards must have features of one width, got {listed}")
-    labels = np.concatenate([found.required_labels() for _, found in kept])
+    labels = np.concatenate([found.labels for _, found in kept])
     return Block(np.concatenate([found.X for _, found in kept]), labels)
 
 
 def _check_counted(job: Job, total: Learner, report: JobReport) -> None:
     """Raise unless every sample was counted once, and every class has one that could be read."""
-    learned, told = sum(total.samples_by_name_.values()), sum(report.rows.values())
-    wanted = sum(shard.rows for shard in job.manifest.shards if shard.number not in report.failed)
+    learned, told = sum(total.samples_by_name_.values()), report.rows
+    wanted = sum(shard.rows for shard in job.manifest.shards if str(shard.number) not in report.failed)
     left_out = len(report.samples_left_out())
     if learned != told or told + left_out != wanted:
         raise EngineError(
             f"every sample must be counted once, but of {wanted} samples {left_out} were left out and "
             f"{learned} learned: delete {job.folder} and begin anew"
         )
-    lost = sorted({name for names in report.lost.values() for name in names} - set(total.samples_by_name_))
+    lost = sorted({name for each in report.shards.values() for name in each.lost} - set(total.samples_by_name_))
     if lost:
         raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
 
@@ -309,12 +309,11 @@ class ShardMerge:
 
     def _recovered(self, node: Node) -> bool:
         """Return whether an earlier run left the file of a node, and count its shards."""
-        reports = if_whole(lambda path: reports_by_shard(read_archive(path), path), node.file(self._job)) or {}
-        found = {number: report["shard"] for number, report in reports.items()}
-        if found != {f"{leaf:06d}": self._job.fingerprint(leaf) for leaf in node.leaves}:  # also where there is no file
+        reports = if_whole(reports_of, node.file(self._job)) or {}
+        found = {number: report.shard for number, report in reports.items()}
+        if found != {str(leaf): self._job.fingerprint(leaf) for leaf in node.leaves}:  # also where there is no file
             return False
-        for number, report in reports.items():
-            self._report.add(int(number), report)
+        self._report.shards.update(reports)
         return True
 
     def _is_settled(self, node: Node) -> bool:
@@ -408,7 +407,8 @@ def run_shards(job: Job, work: str, shards: Iterable[int], options: RunOptions, 
     title : str
         What the bar is called.
     """
-    report, tasks = JobReport(unreadable=dict(job.manifest.unreadable)), options.shard_tasks(job, work, shards)
+    report = JobReport(job.key, unreadable=dict(job.manifest.unreadable))
+    tasks = options.shard_tasks(job, work, shards)
     with meter(title, len(tasks), enabled=options.progress and bool(tasks)) as tick:
         for result in run_tasks(job, options, tasks):
             report.see(result)
@@ -418,9 +418,7 @@ def run_shards(job: Job, work: str, shards: Iterable[int], options: RunOptions, 
 
 def finish(job: Job, report: JobReport, folders: Iterable[str] = ()) -> None:
     """Write that a job is done; remove folders that only led there, and what killed workers left half-written."""
-    left_out = tuple((name, why) for name, why in report.samples_left_out())
-    failed = tuple(sorted(report.failed.items()))
-    write_document(job.finish, Finished(job.key, tuple(sorted(report.rows.items())), failed, left_out))
+    write_document(job.finish, report)
     for folder in folders:
         shutil.rmtree(job.folder / folder, ignore_errors=True)
     job.template.unlink(missing_ok=True)
@@ -451,7 +449,7 @@ def all_shards(job: Job, options: RunOptions) -> JobReport:
     try:
         with locked(job.folder):
             report = run_shards(job, job.work, range(len(job.manifest.shards)), options, job.work)
-            if not report.rows:
+            if not report.shards:
                 why = next(iter(report.failed.values()))
                 raise EngineError(f"data must have a shard that can be read, got none: {why}")
             finish(job, report)

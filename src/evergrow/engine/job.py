@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json
-from evergrow.core.errors import EngineError, FileFormatError, InputError
+from evergrow.core.errors import EngineError, FileFormatError
 from evergrow.core.record import Between, from_document, record, require, to_values, write_document
 from evergrow.core.seeding import derive_seed
 from evergrow.core.version import __version__
@@ -153,16 +153,8 @@ def plan(
     """
     identity = source.identity()
     unreadable: dict[str, str] = {}
-    try:
-        shards = tuple(source.shards(shard_rows, shard_mib << 20))
-    except FileFormatError:
-        if not skip or len(source.files) == 1:
-            raise
-        source, unreadable = source.readable()
-        shards = tuple(source.shards(shard_rows, shard_mib << 20))
+    shards = tuple(source.shards(shard_rows, shard_mib << 20, unreadable if skip else None))
     rows = sum(shard.rows for shard in shards)
-    if not rows:
-        raise InputError("data must hold at least one sample, got none")
     first = None  # all of them
     if rows > first_rows:
         draw = np.random.default_rng(derive_seed(seed, "engine", "first rows"))
@@ -203,58 +195,79 @@ NAMED = 5
 """Failures that a message names."""
 
 
-@dataclass
-class JobReport:
-    """What a job has done so far.
+@dataclass(frozen=True)
+class ShardReport:
+    """What the result of a shard says of itself.
 
     Parameters
     ----------
-    rows : dict of int to int
-        Samples of every shard that is done.
-    left_out : dict of int to list
-        Names and reasons of samples that could not be read, by shard.
-    lost : dict of int to list
-        Classes all of whose samples in a shard could not be read.
-    failed : dict of int to str
-        Shards that could not be done, and why.
+    rows : int
+        Samples in it.
+    shard : str
+        The shard, as :meth:`Job.fingerprint` names it.
+    left_out : tuple of (str, str)
+        Name of every sample that could not be read, and why.
+    lost : tuple of str
+        Classes all of whose samples in the shard could not be read.
+    """
+
+    rows: Annotated[int, Between(0, 2**53)]
+    shard: str
+    left_out: tuple[tuple[str, str], ...] = ()
+    lost: tuple[str, ...] = ()
+
+
+@record("engine-finished")
+@dataclass
+class JobReport:
+    """What a job has done so far; in the end ``finished.json`` holds it.
+
+    Parameters
+    ----------
+    key : str
+        The job's.
+    shards : dict of str to ShardReport
+        Reports of the shards that are done, by their numbers.
+    failed : dict of str to str
+        Shards that could not be done, by their numbers, and why.
     unreadable : dict of str to str
         Files that have no shards, since not even their contents could be listed, and why.
     """
 
-    rows: dict[int, int] = field(default_factory=dict)
-    left_out: dict[int, list[list[str]]] = field(default_factory=dict)
-    lost: dict[int, list[str]] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
+    key: str
+    shards: dict[str, ShardReport] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
 
-    def add(self, shard: int, report: dict[str, Any]) -> None:
-        """Count a shard as done, with what its task reported."""
-        self.failed.pop(shard, None)
-        self.rows[shard] = int(report.get("rows", 0))
-        self.left_out[shard], self.lost[shard] = report.get("left_out", []), report.get("lost", [])
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` where a file has shards without a number."""
+        require(all(name.isdecimal() for name in (*self.shards, *self.failed)), "its shards are not numbered")
+
+    @property
+    def rows(self) -> int:
+        """Samples of all shards that are done."""
+        return sum(report.rows for report in self.shards.values())
 
     def see(self, result: TaskResult) -> None:
         """Count the shard of a task, as done or as failed."""
-        if result.state == "done":
-            self.add(result.task.number, result.report)
-        else:
-            self.failed[result.task.number] = result.error
+        kept: dict[str, Any] = self.shards if result.state == "done" else self.failed
+        kept[str(result.task.number)] = result.report if result.state == "done" else result.error
 
     def progress(self) -> tuple[int, str]:
         """Return the shards that are done or failed, and a note for the bar."""
         failed = f", {len(self.failed)} shards failed" if self.failed else ""
-        return len(self.rows) + len(self.failed), f"{sum(self.rows.values()):,} samples{failed}"
+        return len(self.shards) + len(self.failed), f"{self.rows:,} samples{failed}"
 
-    def samples_left_out(self) -> list[list[str]]:
+    def samples_left_out(self) -> list[tuple[str, str]]:
         """Return name and reason of samples that could not be read, in the order of the shards."""
-        return [pair for shard in sorted(self.left_out) for pair in self.left_out[shard]]
+        return [pair for shard in sorted(self.shards, key=int) for pair in self.shards[shard].left_out]
 
     def summary(self) -> list[str]:
         """Return what was left out, in lines for people; none where nothing was."""
         samples = [f"{name}: {why}" for name, why in self.samples_left_out()]
         found = {
             "files could not be read and": list(self.unreadable.values()),
-            "shards": [self.failed[shard] for shard in sorted(self.failed)],
+            "shards": [self.failed[shard] for shard in sorted(self.failed, key=int)],
             "samples could not be read and": samples,
         }
         lines = []
@@ -266,24 +279,9 @@ class JobReport:
 
     def to_values(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return {
-            "rows": sum(self.rows.values()),
-            "shards": len(self.rows),
-            "failed": {str(shard): why for shard, why in sorted(self.failed.items())},
-            "left_out": self.samples_left_out(),
-            "unreadable": self.unreadable,
-        }
-
-
-@record("engine-finished")
-@dataclass(frozen=True)
-class Finished:
-    """What ``finished.json`` holds: the key of the job, and what it did by the numbers of the shards."""
-
-    key: str
-    rows: tuple[tuple[int, int], ...]
-    failed: tuple[tuple[int, str], ...]
-    left_out: tuple[tuple[str, str], ...]
+        left_out = [list(pair) for pair in self.samples_left_out()]
+        about = {"failed": self.failed, "left_out": left_out, "unreadable": self.unreadable}
+        return {"rows": self.rows, "shards": len(self.shards), **about}
 
 
 _SIZES = ("shard_rows", "shard_mib", "first_rows")
@@ -356,16 +354,13 @@ class Job:
     def finished(self) -> JobReport | None:
         """Return what was done in the end; None before, and where what says so is damaged."""
         try:
-            found = from_document(Finished, parse_json(self.finish.read_bytes(), str(self.finish)), str(self.finish))
+            found = from_document(JobReport, parse_json(self.finish.read_bytes(), str(self.finish)), str(self.finish))
         except (FileNotFoundError, FileFormatError):
             return None
-        if found.key != self.key:
-            return None
-        left_out = {0: [list(pair) for pair in found.left_out]}
-        return JobReport(dict(found.rows), left_out, {}, dict(found.failed), dict(self.manifest.unreadable))
+        return found if found.key == self.key else None
 
 
-EXTRACTION = ("on_error", "batch_size", "precision", "decode")
+EXTRACTION = ("on_error", "batch_size", "precision")
 """Settings of an extraction that a job takes over from a learner; the others are those of the machine."""
 
 
@@ -437,14 +432,13 @@ def _check_same(found: Job, job: Job) -> None:
     """Raise :class:`EngineError` where a folder has a job on other data, or on the same with other settings."""
     if found.key == job.key:
         return
-    theirs, mine = found.manifest, job.manifest
-    if (theirs.identity, theirs.kind) != (mine.identity, mine.kind):
-        there, here = (f"{data.rows:,} samples of kind {data.kind}" for data in (theirs, mine))
-        raise EngineError(
-            f"{job.folder} holds a job on other data ({there}), not on these ({here}). Choose another folder."
-        )
     before, now = (
-        {**{name: getattr(each.manifest, name) for name in _SIZES}, "work": each.work, **each.settings}
+        {
+            "data": f"{each.manifest.rows:,} samples of kind {each.manifest.kind}, {each.manifest.identity[:8]}",
+            **{name: getattr(each.manifest, name) for name in _SIZES},
+            "work": each.work,
+            **each.settings,
+        }
         for each in (found, job)
     )
     differing = [f"{name} ({before.get(name)})" for name in {**before, **now} if before.get(name) != now.get(name)]

@@ -8,7 +8,6 @@ was there. A folder of such files is one data set for pandas, DuckDB, Spark or
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,10 @@ from numpy.typing import NDArray
 
 from evergrow.core.archive import parse_json
 from evergrow.core.errors import FileFormatError
+from evergrow.core.files import atomic_path
+from evergrow.core.record import from_values, to_values
 from evergrow.data.parquet import WIDTHS
-from evergrow.data.storage import write_file
+from evergrow.engine.job import ShardReport
 from evergrow.learner.answers import Answers
 
 _REPORT = b"evergrow.report"
@@ -28,23 +29,20 @@ _GROUP = 64 * 2**20
 
 
 def write_features(
-    folder: str | os.PathLike[str],
-    file: str,
+    path: Path,
     *,
     names: Sequence[str],
     features: NDArray[Any],
     labels: NDArray[np.str_] | None = None,
     widths: Sequence[int] = (),
-    report: dict[str, Any] | None = None,
+    report: ShardReport | None = None,
 ) -> None:
     """Write feature vectors with their names and labels, in one step.
 
     Parameters
     ----------
-    folder : str or path-like
-        Folder to write to, a path or an address in a bucket.
-    file : str
-        Name of the file there.
+    path : Path
+        The file.
     names : sequence of str
         Name of every sample.
     features : ndarray of shape (n, d)
@@ -53,18 +51,19 @@ def write_features(
         Their classes.
     widths : sequence of int
         Columns of each block that the vectors were joined of, which the file then states.
-    report : dict, optional
+    report : ShardReport, optional
         What to say of the file, for :func:`read_report`.
 
     Examples
     --------
     >>> import tempfile
+    >>> from pathlib import Path
     >>> import numpy as np
     >>> from evergrow.engine.parquet_out import write_features
     >>> from evergrow.data import read
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     X = np.eye(3, dtype=np.float32)
-    ...     write_features(folder, "0.parquet", names=["a", "b", "c"], features=X)
+    ...     write_features(Path(folder, "0.parquet"), names=["a", "b", "c"], features=X)
     ...     source = read(folder)
     ...     [(source.kind, source.read(shard).names()) for shard in source.shards(rows=2, size=1 << 20)]
     [('features', ['a', 'b']), ('features', ['c'])]
@@ -77,18 +76,17 @@ def write_features(
     # Features hardly compress; stored plainly a range of them costs no more than its bytes.
     packing = {"name": "zstd", "label": "zstd", "feature.list.element": "none"}
     stated: dict[Any, str] = {WIDTHS: json.dumps(list(widths))} if len(widths) > 1 else {}
-    _write(folder, file, columns, max(_GROUP // (4 * values.shape[1]), 1), packing, report, stated)
+    _write(path, columns, max(_GROUP // (4 * values.shape[1]), 1), packing, report, stated)
 
 
 def write_answers(
-    folder: str | os.PathLike[str],
-    file: str,
+    path: Path,
     *,
     names: Sequence[str],
     answers: Answers,
     labels: NDArray[np.str_] | None = None,
     top: int = 1,
-    report: dict[str, Any] | None = None,
+    report: ShardReport | None = None,
 ) -> None:
     """Write answers about samples, in one step.
 
@@ -98,10 +96,8 @@ def write_answers(
 
     Parameters
     ----------
-    folder : str or path-like
-        Folder to write to, a path or an address in a bucket.
-    file : str
-        Name of the file there.
+    path : Path
+        The file.
     names : sequence of str
         Name of every sample that was asked about; ``answers.rows`` says which of them were answered.
     answers : Answers
@@ -110,7 +106,7 @@ def write_answers(
         The classes that samples have, by the same rows as names.
     top : int
         How many classes to write of each.
-    report : dict, optional
+    report : ShardReport, optional
         What to say of the file, for :func:`read_report`.
     """
     import pyarrow as arrow
@@ -137,7 +133,7 @@ def write_answers(
         )
     if labels is not None:
         columns["true_label"] = _texts(labels[answers.rows].tolist())
-    _write(folder, file, columns, 1 << 16, "zstd", report, {})
+    _write(path, columns, 1 << 16, "zstd", report, {})
 
 
 def _texts(texts: Sequence[str]) -> Any:
@@ -152,28 +148,26 @@ def escaped(texts: Sequence[str]) -> list[str]:
 
 
 def _write(
-    folder: str | os.PathLike[str],
-    file: str,
+    path: Path,
     columns: dict[str, Any],
     rows: int,
     packing: Any,
-    report: dict[str, Any] | None,
+    report: ShardReport | None,
     stated: dict[Any, str],
 ) -> None:
     import pyarrow as arrow
     from pyarrow import parquet
 
-    metadata = stated | ({} if report is None else {_REPORT: json.dumps(report)})
-    stream = arrow.BufferOutputStream()
-    parquet.write_table(
-        arrow.table(columns, metadata=metadata or None),
-        stream,
-        row_group_size=rows,
-        compression=packing,
-        use_dictionary=[name for name in ("label", "true_label") if name in columns],
-        write_page_checksum=True,
-    )
-    write_file(folder, file, stream.getvalue().to_pybytes())
+    metadata = stated | ({} if report is None else {_REPORT: json.dumps(to_values(report))})
+    with atomic_path(path) as temporary:
+        parquet.write_table(
+            arrow.table(columns, metadata=metadata or None),
+            temporary,
+            row_group_size=rows,
+            compression=packing,
+            use_dictionary=[name for name in ("label", "true_label") if name in columns],
+            write_page_checksum=True,
+        )
 
 
 def read_table(path: Path) -> Any:
@@ -194,8 +188,8 @@ def read_table(path: Path) -> Any:
         raise FileFormatError(f"{path} is damaged: {error}") from error
 
 
-def read_report(path: Path) -> Any:
-    """Return what was reported of a file when it was written, as JSON has it.
+def read_report(path: Path) -> ShardReport:
+    """Return what was reported of a file when it was written, checked.
 
     Raises
     ------
@@ -205,4 +199,4 @@ def read_report(path: Path) -> Any:
     report = (read_table(path).schema.metadata or {}).get(_REPORT)
     if report is None:
         raise FileFormatError(f"{path} has no report of what was left out")
-    return parse_json(report, str(path))
+    return from_values(ShardReport, parse_json(report, str(path)), f"the report in {path}")

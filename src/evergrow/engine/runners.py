@@ -49,7 +49,7 @@ class Task:
     about: dict[str, Any] = field(default_factory=dict)
 
 
-Perform = Callable[[Task], dict[str, Any]]
+Perform = Callable[[Task], Any]
 """Does a task and returns its report; workers import it by its module and name."""
 
 
@@ -63,15 +63,15 @@ class TaskResult:
         The task.
     state : {"done", "failed", "unreadable"}
         Whether its file of results is there, it failed, or its shard cannot be read.
-    report : dict
-        What the task reports: rows, seconds, samples that were left out. Plain JSON values.
+    report : object
+        What the task reports; None where it failed.
     error : str
         Why it failed; empty where it did not.
     """
 
     task: Task
     state: Literal["done", "failed", "unreadable"]
-    report: dict[str, Any] = field(default_factory=dict)
+    report: Any = None
     error: str = ""
 
 
@@ -270,10 +270,6 @@ class RayRunner:
         self._owned = not self._ray.is_initialized()
         if self._owned:
             _connect(self._ray, address, cpus=(workers or 1) * cpus_per_worker)
-        elif address not in ("auto", "local") and not address.startswith("ray://"):
-            here = str(self._ray.get_runtime_context().gcs_address)
-            if here.rpartition(":")[2] != address.rpartition(":")[2]:  # a host has many names, so ports are compared
-                raise EngineError(f"This process is connected to the Ray at {here} already, not to {address}.")
         room = self._room()
         if room == 0:
             self.close()

@@ -7,10 +7,9 @@ and keeps them.
 from __future__ import annotations
 
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -29,10 +28,10 @@ from evergrow.core.errors import (
     ImageError,
     InputError,
 )
-from evergrow.core.record import Between, Spec, from_values, read_record, record, require, to_values, write_record
+from evergrow.core.record import UNWRITTEN, Spec, from_values, read_record, record, require, to_values, write_record
 from evergrow.core.version import __version__
 from evergrow.data import Samples, Source
-from evergrow.engine.job import EXTRACTION, Job, read_job
+from evergrow.engine.job import EXTRACTION, Job, ShardReport, read_job
 from evergrow.engine.parquet_out import read_report, write_answers, write_features
 from evergrow.engine.runners import ShardError, Task, UnfitWorkerError
 from evergrow.features import Features
@@ -44,8 +43,8 @@ from evergrow.learner.sharded_fit import learn_shard, merge_shards
 Kept = TypeVar("Kept")
 
 
-def perform(task: Task) -> dict[str, Any]:
-    """Do a task, unless its result is there, and return its report: plain JSON values.
+def perform(task: Task) -> ShardReport | None:
+    """Do a task, unless its result is there, and return the report of its shard; a sum has none.
 
     Parameters
     ----------
@@ -61,23 +60,26 @@ def perform(task: Task) -> dict[str, Any]:
     """
     if task.work not in TASKS:
         raise EngineError(f"work must be one of {', '.join(sorted(TASKS))}, got {task.work!r}")
-    started = time.perf_counter()
     check_versions(task.about["versions"])
     job = _job(task.about["folder"], task.about["key"], task.about["device"], task.about.get("weights"))
     report = None if task.work == "merge" else finished(job, task.work, task.number)
     if report is None:
         (job.folder / ("merged" if task.work == "merge" else task.work)).mkdir(exist_ok=True)
         report = TASKS[task.work](job, task)
-    return {**report, "seconds": time.perf_counter() - started}
+    return report
 
 
-def finished(job: Job, stage: str, shard: int) -> dict[str, Any] | None:
+def finished(job: Job, stage: str, shard: int) -> ShardReport | None:
     """Return the report in the result of a shard; None unless the file is there, whole, and that of this shard."""
     if stage == "first":
         found = first_features(job, shard)
-        return None if found is None else found.report()
-    report = if_whole(_written_report, job.result(stage, shard))
-    return None if report is None or report["shard"] != job.fingerprint(shard) else report
+        return None if found is None else found.engine
+    path = job.result(stage, shard)
+    if path.suffix == ".parquet":
+        report = if_whole(read_report, path)
+    else:
+        report = (if_whole(reports_of, path) or {}).get(str(shard))
+    return None if report is None or report.shard != job.fingerprint(shard) else report
 
 
 def first_features(job: Job, shard: int) -> ShardFeatures | None:
@@ -94,39 +96,6 @@ def if_whole(read: Callable[[Path], Kept], path: Path) -> Kept | None:
         return None
 
 
-@dataclass(frozen=True)
-class ShardReport:
-    """What the result of a shard says of itself.
-
-    Parameters
-    ----------
-    rows : int
-        Samples in it.
-    shard : str
-        The shard, as :meth:`Job.fingerprint` names it.
-    left_out : tuple of (str, str)
-        Name of every sample that could not be read, and why.
-    lost : tuple of str
-        Classes all of whose samples in the shard could not be read.
-    """
-
-    rows: Annotated[int, Between(0, 2**53)]
-    shard: str
-    left_out: tuple[tuple[str, str], ...] = ()
-    lost: tuple[str, ...] = ()
-
-
-def _checked_report(values: Any, path: Path) -> dict[str, Any]:
-    """Return a report as plain values, or raise :class:`FileFormatError` where a file holds no such."""
-    return dict(to_values(from_values(ShardReport, values, f"the report in {path}")))
-
-
-def _written_report(path: Path) -> dict[str, Any]:
-    if path.suffix == ".parquet":
-        return _checked_report(read_report(path), path)
-    return _checked_report(read_archive(path).meta.get("engine"), path)
-
-
 def versions() -> dict[str, str]:
     """Return the versions that every worker of a job must have."""
     return {"evergrow": __version__, "torch": torch.__version__}
@@ -141,26 +110,23 @@ def check_versions(expected: dict[str, str]) -> None:
     >>> check_versions({"evergrow": "0.0.1"})
     Traceback (most recent call last):
         ...
-    evergrow.engine.runners.UnfitWorkerError: evergrow must be 0.0.1 as where the job was begun, got ...
+    evergrow.engine.runners.UnfitWorkerError: versions must be {'evergrow': '0.0.1'} as where the job was begun, got ...
     """
-    here = versions()
-    for name, wanted in expected.items():
-        if here[name] != wanted:
-            raise UnfitWorkerError(f"{name} must be {wanted} as where the job was begun, got {here[name]}")
+    if versions() != expected:
+        raise UnfitWorkerError(f"versions must be {expected} as where the job was begun, got {versions()}")
 
 
 # -- learning -------------------------------------------------------------------------------------------------
 
 
-def first(job: Job, task: Task) -> dict[str, Any]:
+def first(job: Job, task: Task) -> ShardReport:
     """Write the features of those samples of a shard that the layer is grown on."""
     found = shard_features(job, task, job.manifest.first_of(job.manifest.shards[task.number]))
-    found.required_labels()
     write_record(job.result("first", task.number), found)
-    return found.report()
+    return found.engine
 
 
-def statistics(job: Job, task: Task) -> dict[str, Any]:
+def statistics(job: Job, task: Task) -> ShardReport:
     """Write what a shard teaches: a model of its samples alone. Their features stay here."""
     rows = np.arange(job.manifest.shards[task.number].rows)
     found = first_features(job, task.number)
@@ -173,36 +139,35 @@ def statistics(job: Job, task: Task) -> dict[str, Any]:
     if not len(found):
         raise ShardError(f"shard {task.number} has no sample that can be read")
     template = loaded_model(str(job.template), job.key, task.about["device"])
-    part = learn_shard(template, Block(found.X, found.required_labels()), task.number)
-    write_part(job.result("statistics", task.number), part, found.report())
-    return found.report()
+    part = learn_shard(template, Block(found.X, found.labels), task.number)
+    write_part(job.result("statistics", task.number), part, {str(task.number): found.engine})
+    return found.engine
 
 
-def merge(job: Job, task: Task) -> dict[str, Any]:
+def merge(job: Job, task: Task) -> None:
     """Write the sum of some parts, added in their order, one at a time."""
-    shards: dict[str, Any] = {}
+    reports: dict[str, ShardReport] = {}
 
     def parts() -> Iterator[Learner]:
         for stage, name in task.about["inputs"]:
             path = job.folder / stage / Path(name).name
             archive = read_archive(path)
-            shards.update(reports_by_shard(archive, path))
+            reports.update(reports_of(path, archive))
             yield part_of(archive, path)
 
     total = merge_shards(parts())
-    rows = sum(entry["rows"] for entry in shards.values())
-    target = job.folder / "merged" / Path(task.about["target"]).name
-    write_part(target, total, {"shards": dict(sorted(shards.items())), "rows": rows})
-    return {"rows": rows}
+    write_part(job.folder / "merged" / Path(task.about["target"]).name, total, reports)
 
 
-def reports_by_shard(archive: Archive, path: Path) -> dict[str, dict[str, Any]]:
+@dataclass(frozen=True)
+class _PartReport:
+    shards: dict[str, ShardReport]
+
+
+def reports_of(path: Path, archive: Archive | None = None) -> dict[str, ShardReport]:
     """Return what the file of a part or a sum reports of each shard in it, by number."""
-    report = archive.meta.get("engine")
-    found = report.get("shards") if isinstance(report, dict) else None
-    if not isinstance(found, dict):
-        found = {path.stem.rpartition("-")[2]: report}
-    return {number: _checked_report(values, path) for number, values in found.items()}
+    archive = read_archive(path) if archive is None else archive
+    return from_values(_PartReport, archive.meta.get("engine"), f"the report in {path}").shards
 
 
 def part_of(archive: Archive, path: Path) -> Learner:
@@ -210,37 +175,36 @@ def part_of(archive: Archive, path: Path) -> Learner:
     return Learner.load(archive, name=str(path), device="cpu", cache=False)
 
 
-def write_part(path: Path, part: Learner, report: dict[str, Any]) -> None:
-    """Write the model of a part, with what there is to report of it."""
+def write_part(path: Path, part: Learner, reports: dict[str, ShardReport]) -> None:
+    """Write the model of a part, with the reports of the shards in it."""
     archive = part.to_archive()
-    archive.meta["engine"] = report
+    archive.meta["engine"] = to_values(_PartReport(reports))
     write_archive(path, archive)
 
 
 # -- asking a model, and features as tables -------------------------------------------------------------------
 
 
-def features(job: Job, task: Task) -> dict[str, Any]:
+def features(job: Job, task: Task) -> ShardReport:
     """Write the features of a shard as one Parquet file."""
     found, path = shard_features(job, task), job.result("features", task.number)
     widths = BackboneSpec.from_dict(job.backbone or {}).blocks.widths
-    write_features(path.parent, path.name, features=found.X, widths=widths, **found.described())
-    return found.report()
+    write_features(path, features=found.X, widths=widths, **found.described())
+    return found.engine
 
 
-def predict(job: Job, task: Task) -> dict[str, Any]:
-    """Write the answers about a shard as one Parquet file; an evaluation needs labels, and calls nothing unknown."""
+def predict(job: Job, task: Task) -> ShardReport:
+    """Write the answers about a shard as one Parquet file; an evaluation calls nothing unknown."""
     found, path = shard_features(job, task), job.result(job.work, task.number)
     model = loaded_model(str(job.start), job.key, task.about["device"])
     answers = model.ask(Features(found.X, np.arange(len(found))), false_alarm=job.settings["false_alarm"])
     if job.work == "evaluate":
-        found.required_labels()
         answers = replace(answers, unknown=None)
-    write_answers(path.parent, path.name, answers=answers, top=int(job.settings["top"]), **found.described())
-    return found.report()
+    write_answers(path, answers=answers, top=int(job.settings["top"]), **found.described())
+    return found.engine
 
 
-TASKS: dict[str, Callable[[Job, Task], dict[str, Any]]] = {
+TASKS: dict[str, Callable[[Job, Task], ShardReport | None]] = {
     "first": first,
     "statistics": statistics,
     "merge": merge,
@@ -263,45 +227,36 @@ class ShardFeatures:
     ----------
     X : ndarray of shape (n, d)
         The features.
-    names : tuple of str
-        Names of the samples.
     classes : tuple of str or None
         Their classes.
     engine : ShardReport
         The shard, and what of it could not be read.
+    names : tuple of str
+        Names of the samples; no part of the file.
     """
 
     X: Annotated[NDArray[np.float32], Spec(("n", None), "float32")]
-    names: tuple[str, ...]
     classes: tuple[str, ...] | None
     engine: ShardReport
+    names: tuple[str, ...] = field(default=(), metadata=UNWRITTEN)
 
     def check(self) -> None:
-        """Raise :class:`FileFormatError` where a file has not one name and class for every row."""
-        counts = {len(self), len(self.names), self.engine.rows, len(self if self.classes is None else self.classes)}
-        require(len(counts) == 1, "its samples are not as many as their names or classes")
+        """Raise :class:`FileFormatError` where a file has not one class for every row."""
+        counts = {len(self), self.engine.rows, len(self if self.classes is None else self.classes)}
+        require(len(counts) == 1, "its samples are not as many as their classes")
 
     def __len__(self) -> int:
         return len(self.X)
 
     @property
-    def labels(self) -> NDArray[np.str_] | None:
+    def labels(self) -> NDArray[np.str_]:
         """Their classes as an array."""
-        return None if self.classes is None else np.array(self.classes, dtype=np.str_)
-
-    def required_labels(self) -> NDArray[np.str_]:
-        """Return the classes, or raise :class:`InputError` where there are none."""
-        if self.labels is None:
-            raise InputError("data must have labels, got none")
-        return self.labels
-
-    def report(self) -> dict[str, Any]:
-        """Return what a task reports of it."""
-        return dict(to_values(self.engine))
+        return np.array(self.classes or (), dtype=np.str_)
 
     def described(self) -> dict[str, Any]:
         """Return what a table says of the samples beside features or answers."""
-        return {"names": self.names, "labels": self.labels, "report": self.report()}
+        labels = None if self.classes is None else self.labels
+        return {"names": self.names, "labels": labels, "report": self.engine}
 
     def and_more(self, other: ShardFeatures) -> ShardFeatures:
         """Return these labelled samples with others of the same shard after them."""
@@ -309,7 +264,7 @@ class ShardFeatures:
         lost = tuple(sorted({*self.engine.lost, *other.engine.lost}.difference(classes)))
         left_out = (*self.engine.left_out, *other.engine.left_out)
         report = ShardReport(len(self) + len(other), self.engine.shard, left_out, lost)
-        return ShardFeatures(np.concatenate([self.X, other.X]), (*self.names, *other.names), classes, report)
+        return ShardFeatures(np.concatenate([self.X, other.X]), classes, report)
 
 
 def shard_features(job: Job, task: Task, rows: NDArray[np.int64] | None = None) -> ShardFeatures:
@@ -332,8 +287,6 @@ def shard_features(job: Job, task: Task, rows: NDArray[np.int64] | None = None) 
     shard = job.manifest.shards[task.number]
     try:
         data = _source(job).read(shard)
-        if len(data) != shard.rows:
-            raise InputError(f"it must have {shard.rows} samples as in the manifest, got {len(data)}")
         data = replace(data, row_names=tuple(data.names()))
         if rows is not None:
             data = data.take(rows)
@@ -341,14 +294,12 @@ def shard_features(job: Job, task: Task, rows: NDArray[np.int64] | None = None) 
             encoded = _encoded(job, data, task)
         else:
             encoded = Features(data.features, np.arange(len(data)))
-            finite = np.isfinite(encoded.X).all(axis=1)
-            if not finite.all():
-                bad = data.row_names[int(finite.argmin())]
-                raise InputError(f"features must be finite, got NaN or infinity, first in {bad}")
     except (InputError, FileFormatError, DatasetNotFoundError) as error:
         file = shard.where.get("file")
         place = f" ({file})" if isinstance(file, str) else ""
         raise ShardError(f"shard {shard.number}{place} cannot be read: {error}") from error
+    if data.labels is None and job.work not in ("features", "predict"):
+        raise InputError("data must have labels, got none")
     classes, lost = None, set[str]()
     if data.labels is not None:
         classes = tuple(map(str, data.labels[encoded.rows].tolist()))
@@ -356,7 +307,7 @@ def shard_features(job: Job, task: Task, rows: NDArray[np.int64] | None = None) 
     names = tuple(data.row_names[row] for row in encoded.rows)
     X = np.ascontiguousarray(encoded.X, dtype=np.float32)
     report = ShardReport(len(X), job.fingerprint(shard.number), encoded.failures, tuple(sorted(lost)))
-    return ShardFeatures(X, names, classes, report)
+    return ShardFeatures(X, classes, report, names)
 
 
 def _encoded(job: Job, data: Samples, task: Task) -> Features:

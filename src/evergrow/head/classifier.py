@@ -12,12 +12,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.errors import LabelError, MergeError, NothingLeftError, ParameterError, UnlearnError
+from evergrow.core.errors import (
+    LabelError,
+    MergeError,
+    NothingLeftError,
+    ParameterError,
+    UnlearnError,
+    UnsupportedError,
+)
 from evergrow.core.record import record, require
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
+from evergrow.head.guesses import Guesses, GuessReport, guess_rows, merged_guesses
 from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind, column_map, known_codes
 from evergrow.head.layers.feature_map import (
     LAYERS,
@@ -39,6 +47,9 @@ from evergrow.head.ridge_model import LayerMap, RidgeModel, ShapeMap, layer_map
 
 GCV_FLOOR = 1e-6
 """Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
+
+LEAST_MASS = 1e-6
+"""Weight of a class below which nothing is left of it."""
 
 _FLOOR_ROWS = 256  # rows that tell the energy of a row well enough for a bound
 
@@ -62,6 +73,13 @@ class Learned:
     temperature: Positive | None = None
     novelty: NoveltyStandard | None = None
     solution: Solution | None = None
+    guesses: Guesses | None = None
+    guessed: Solution | None = None
+
+
+def _solution_of(solved: SolvedCache) -> Solution | None:
+    """Return what a file keeps of what was solved; a calibrated temperature is no matter of the statistics."""
+    return None if solved.solution is None else Solution(solved.solution, solved.warmth, solved.choice)
 
 
 @HEADS.register("evergrow")
@@ -134,6 +152,8 @@ class Classifier(IncrementalClassifier):
     _seed: int
     _temperature: float | None = None
     _standard: NoveltyStandard | None = None
+    _guesses: Guesses | None = None
+    _blend: tuple[RidgeModel, Guesses, SolvedCache] | None = None
 
     def __init__(
         self,
@@ -198,15 +218,18 @@ class Classifier(IncrementalClassifier):
     # -- learning -----------------------------------------------------------------------------------------
 
     def _reset(self) -> None:
-        for name in ("_model", "_solved", "_temperature", "_standard"):
+        for name in ("_model", "_solved", "_temperature", "_standard", "_guesses", "_blend"):
             self.__dict__.pop(name, None)
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         if "_model" not in vars(self):
             self._seed = resolve_seed(self.random_state)
             self._commit(self._first_model(Z, labels.codes))
-        learned = self._model.learn(Z, labels.codes, labels.columns, labels.weights)
+        learned, guesses = self._model.learn(Z, labels.codes, labels.columns, labels.weights), self._guesses
+        if guesses is not None:  # a label replaces the guess about its row
+            guesses = guesses.group([[old] if old >= 0 else [] for old in labels.columns]).without(learned, Z)
         self._commit(learned, self._solved.followed(learned, Z, labels.codes, labels.columns, labels.weights))
+        self._guesses = guesses or None
 
     def _first_model(self, Z: Tensor, codes: Tensor) -> RidgeModel:
         """Build the layer on the first batch; nothing is learned through it yet."""
@@ -242,14 +265,82 @@ class Classifier(IncrementalClassifier):
             solved = SolvedCache(model, self.readout, fixed) if before is None else before.after(model, fixed)
         self._model, self._solved = model, solved
 
+    # -- rows without labels ------------------------------------------------------------------------------
+
+    def learn_unlabelled(self, X: Any, *, threshold: float | None = None) -> GuessReport:
+        """Learn rows without labels as what they look like, the less the more labels there are.
+
+        They are sums of their own: :meth:`forget_unlabelled` takes them out, and a label that comes for one of the
+        rows replaces its guess. See :mod:`evergrow.head.guesses`.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            Features. Rows that were guessed before are guessed anew.
+        threshold : float, optional
+            Novelty above which a row is left out; by default that of one in twenty rows as the statistics expect them.
+            Where each class has one sample only, nothing is known of their spread, and the second pass alone decides.
+
+        Returns
+        -------
+        GuessReport
+            How many rows were used and left out. Where all look unknown, nothing has changed.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from evergrow import Classifier
+        >>> rng = np.random.default_rng(0)
+        >>> y = np.arange(200) % 4
+        >>> X = rng.normal(size=(200, 8)) + 4 * np.eye(8)[y]
+        >>> model = Classifier(n_units=0, random_state=0).fit(X[:8], y[:8])
+        >>> report = model.learn_unlabelled(X[8:])
+        >>> report.used > 100, model.n_guesses_ == report.used
+        (True, True)
+        >>> model.forget_unlabelled().n_guesses_
+        0
+        """
+        self._require_fitted()
+        if self.readout == "ridge":  # under ridge regression classes of many guesses swallow the others
+            raise UnsupportedError("rows without labels are learned with the denoised readout only")
+        if len(self.classes_) < 2:
+            raise LabelError("rows without labels need at least two learned classes to choose from, got one")
+        found, report = guess_rows(self.branch(), self._features(X, self.device_), threshold)
+        if report.used:
+            self._guesses, self._blend = found, None
+        return report
+
+    def forget_unlabelled(self) -> Self:
+        """Take out all that was learned without labels: the classifier is, bit for bit, one that never saw it."""
+        self._require_started()
+        self._guesses, self._blend = None, None
+        return self
+
+    @property
+    def n_guesses_(self) -> int:
+        """Rows without labels that count in answers."""
+        return len(self._guesses or ())
+
+    @property
+    def _answering(self) -> SolvedCache:
+        """What answers are solved from: the labelled samples, with the guesses where there are some."""
+        if self._guesses is None:
+            return self._solved
+        model, guesses = self._model, self._guesses
+        if self._blend is None or self._blend[0] is not model or self._blend[1] is not guesses:
+            before = self._solved if self._blend is None else self._blend[2]
+            cache = before.after(guesses.blended(model), self._fixed_alpha())
+            self._blend = model, guesses, dataclasses.replace(cache, shape_masses=model.masses)
+        return self._blend[2]
+
     # -- answers ------------------------------------------------------------------------------------------
 
     def _scores(self, Z: Tensor) -> Tensor:
-        readout, model = self._solved.readout(), self._model
+        readout, model = self._answering.readout(), self._model
         out = Z.new_empty(Z.shape[0], readout.weights.shape[1])
         for rows, H in model.activations(Z):
             out[rows] = torch.addmm(readout.offset, H, readout.weights)
-        shapes = self._solved.shapes
+        shapes = self._answering.shapes
         return out if shapes is None or model.shapes is None else shapes.add(model.shapes.rows(model.inputs(Z)), out)
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -274,7 +365,10 @@ class Classifier(IncrementalClassifier):
     def temperature_(self) -> float:
         """Temperature of the softmax: the one given to :meth:`calibrate`, else a guess from the statistics."""
         self._require_fitted()
-        return self._solved.temperature() if self._temperature is None else self._temperature
+        found = self._solved.temperature() if self._temperature is None else self._temperature
+        if self._guesses is not None:  # scores are larger by as much as the means are better known
+            found *= self._answering.temperature() / self._solved.temperature()
+        return found
 
     def novelty_score(self, X: Any) -> NDArray[np.float64]:
         """Return how unlike anything learned each row is; higher means more novel.
@@ -392,7 +486,7 @@ class Classifier(IncrementalClassifier):
         """
         self._require_started()
         child = self.branch()
-        for name in ("_solved", "_temperature", "_standard", "_unknown_fields"):
+        for name in ("_solved", "_temperature", "_standard", "_unknown_fields", "_guesses", "_blend"):
             child.__dict__.pop(name, None)
         child._commit(self._model.empty())
         child.classes_ = self.classes_[:0]
@@ -463,8 +557,11 @@ class Classifier(IncrementalClassifier):
                 raise MergeError(
                     f"base must be part of both learners, but they lack its classes {missing[:5].tolist()}"
                 )
-        mine, *others = (head._model.select(column_map(head.classes_, classes)) for head in heads)
-        self._commit(mine.merge(*others))
+        places = [column_map(head.classes_, classes) for head in heads]
+        mine, *others = (head._model.select(columns) for head, columns in zip(heads, places, strict=True))
+        merged, guesses = mine.merge(*others), merged_guesses([head._guesses for head in heads], places, mine)
+        self._commit(merged)
+        self._guesses = guesses
         self.classes_ = classes
         return self
 
@@ -526,11 +623,37 @@ class Classifier(IncrementalClassifier):
         self._keep(self._model, kept)
         return self
 
+    def fade(self, factor: float) -> Self:
+        """Let everything learned so far count for less than what comes, as if it had been learned with weights.
+
+        Counts of samples stay. Samples that are unlearned later have the weight that they have then.
+
+        Parameters
+        ----------
+        factor : float
+            What every sample and every guess counts for from now on, in units of what it counted for; between 0 and 1.
+
+        Returns
+        -------
+        self
+        """
+        self._require_fitted()
+        check_number("factor", factor, low=0, high=1, low_open=True)
+        model = self._model.faded(float(factor))
+        if float(model.masses.min()) < LEAST_MASS:
+            raise ParameterError(f"factor must leave every class some weight, got {factor:g}: a class would have none")
+        guesses = None if self._guesses is None else self._guesses.faded(float(factor))
+        self._commit(model)
+        self._guesses = guesses
+        return self
+
     def _keep(self, model: RidgeModel, kept: list[int]) -> None:
         """Go on with some classes of a model."""
+        guesses = None if self._guesses is None else self._guesses.keep(self._model, kept) or None
         model = model.keep(kept)
         model.require_sound(self._model, self._fixed_alpha())
         self._commit(model)
+        self._guesses = guesses
         self.classes_ = self.classes_[kept]
 
     def _regroup(self, change: ClassChange) -> None:
@@ -538,6 +661,8 @@ class Classifier(IncrementalClassifier):
         self._commit(model, None if order is None else self._solved.reordered(model, order))
         if order is None:
             self._solved.choice = None
+        if self._guesses is not None:
+            self._guesses = self._guesses.group(change.groups)
 
     # -- solving, files, export ---------------------------------------------------------------------------
 
@@ -547,33 +672,44 @@ class Classifier(IncrementalClassifier):
     def _settle(self) -> None:
         self._solved = self._solved.refreshed()
         self._solved.temperature()
+        if self._guesses is not None:
+            self._blend = self._model, self._guesses, self._answering.refreshed()
+            self._answering.temperature()
 
     def _contents(self) -> Learned:
-        solved, solution = self._solved, None
-        if solved.solution is not None:  # a calibrated temperature is no matter of the statistics
-            solution = Solution(solved.solution, solved.warmth, solved.choice)
-        return Learned(self._seed, self._model, self._temperature, self._standard, solution)
+        known = self._seed, self._model, self._temperature, self._standard, _solution_of(self._solved)
+        return Learned(*known, self._guesses, None if self._guesses is None else _solution_of(self._answering))
 
     def _restore(self, learned: Learned) -> None:
-        self._seed, model, found = learned.seed, self._check_model(learned.model), learned.solution
+        self._seed, model, guesses = learned.seed, self._check_model(learned.model), learned.guesses
         self._temperature, self._standard = learned.temperature, learned.novelty
+        self._commit(model, self._adopted(SolvedCache(model, self.readout, self._fixed_alpha()), learned.solution))
+        if guesses is not None:
+            sums = [(state.n_features, state.n_targets) for state in (guesses.state, model.state)]
+            require(sums[0] == sums[1], "its guesses are of another layer or of other classes")
+            self._guesses = guesses
+            self._blend = model, guesses, self._adopted(self._answering, learned.guessed)
+
+    def _adopted(self, cache: SolvedCache, found: Solution | None) -> SolvedCache:
+        """Return the cache of a model of a file with what the file says was solved for it."""
         if found is None:
-            return self._commit(model)
+            return cache
+        model, choice = cache.model, found.choice
         fits = found.readout.weights.shape == (model.layer.n_outputs, len(self.classes_))
         require(fits, "its solution is of another layer or of other classes")
-        choice, blocks = found.choice, 0 if model.blocks is None else len(model.blocks.sizes)
+        blocks = 0 if model.blocks is None else len(model.blocks.sizes)
         require(choice is not None or self.readout == "ridge", "its solution does not say how it was chosen")
         is_known = choice is None or len(choice.weights) in (0, blocks)
         require(is_known, "its solution has weights of another number of blocks")
-        is_fresh, fixed = choice is not None and choice.rows == model.rows, self._fixed_alpha()
-        solved = SolvedCache(model, self.readout, fixed, choice, None, found.readout, found.temperature, is_fresh)
-        return self._commit(model, solved)
+        is_fresh = choice is not None and choice.rows == model.rows
+        solved = {"choice": choice, "solution": found.readout, "warmth": found.temperature, "is_fresh": is_fresh}
+        return dataclasses.replace(cache, known_scatter=None, **solved)
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""
         self._require_fitted()
-        model, solved = self._model, self._solved.readout()
-        found, shapes, scores = layer_map(model, solved.weights, solved.offset), model.shapes, self._solved.shapes
+        model, solved = self._model, self._answering.readout()
+        found, shapes, scores = layer_map(model, solved.weights, solved.offset), model.shapes, self._answering.shapes
         if shapes is None or scores is None or not scores.has_terms:
             return found
         return dataclasses.replace(found, shape=ShapeMap.of(shapes, scores))
@@ -605,7 +741,7 @@ class Classifier(IncrementalClassifier):
     def alpha_(self) -> float:
         """The ridge in use."""
         self._require_fitted()
-        return self._solved.readout().alpha
+        return self._answering.readout().alpha
 
     @property
     def block_weights_(self) -> NDArray[np.float64] | None:
@@ -614,7 +750,7 @@ class Classifier(IncrementalClassifier):
         What the first batch fixed times what the statistics say now.
         """
         self._require_fitted()
-        self._solved.readout()
+        self._answering.readout()
         return None if self.blocks_ is None else np.array([block["weight"] for block in self.blocks_])
 
     @property
@@ -623,7 +759,7 @@ class Classifier(IncrementalClassifier):
 
         ``columns`` and ``weight`` (how much it counts, with a mean square of one over the blocks).
         """
-        blocks, choice = self.model_.blocks, self._solved.choice
+        blocks, choice = self.model_.blocks, self._answering.choice
         if blocks is None:
             return None
         weights = np.asarray(blocks.weights)

@@ -427,6 +427,8 @@ class SolvedCache:
         The temperature that the statistics suggest.
     is_fresh : bool
         Whether ridge and strength were chosen for just these statistics.
+    shape_masses : Tensor of shape (C,), optional
+        Weight behind the shapes of classes, where that is not the model's.
     """
 
     model: RidgeModel
@@ -437,6 +439,7 @@ class SolvedCache:
     solution: Readout | None = None
     warmth: float | None = None
     is_fresh: bool = False
+    shape_masses: Tensor | None = None
 
     # -- the next one -----------------------------------------------------------------------------------------
 
@@ -489,7 +492,8 @@ class SolvedCache:
         """Return a cache in which everything is chosen for just these statistics."""
         if self.choice is None or self.is_fresh:
             return self
-        return SolvedCache(self.model, self.kind, self.fixed, replace(self.choice, rows=0))
+        choice = replace(self.choice, rows=0)
+        return SolvedCache(self.model, self.kind, self.fixed, choice, shape_masses=self.shape_masses)
 
     # -- answers ----------------------------------------------------------------------------------------------
 
@@ -522,7 +526,8 @@ class SolvedCache:
         if self.known_scatter is None:
             if geometry is None:
                 geometry = ClassGeometry.of(weighted_statistics(self.model, self.choice.weights), self.model.masses)
-            self.known_scatter = SolvedScatter.of(geometry, self.choice.alpha), geometry.stats
+            stats = geometry.stats if geometry.stats.basis is not None else self.model.state  # one Gram matrix is held
+            self.known_scatter = SolvedScatter.of(geometry, self.choice.alpha), stats
         return self.choice, *self.known_scatter
 
     def _choose(
@@ -536,7 +541,8 @@ class SolvedCache:
             whole = float(geometry.stats.gram.diagonal().sum()) / rows
             # Where all rows are the same up to rounding, the scale is that of a whole row, not of a centred one.
             alpha, step = choose_ridge(geometry, energy if energy > 1e-10 * whole else whole, start)
-        strength = 1.0 if model.shapes is None else ShapeScores(model.shapes, model.masses).strength
+        masses = model.masses if self.shape_masses is None else self.shape_masses
+        strength = 1.0 if model.shapes is None else ShapeScores(model.shapes, masses).strength
         return Choice(alpha, step, strength, model.rows, weights)
 
     def as_seen(self, Z: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -561,7 +567,8 @@ class SolvedCache:
             return None
         self.readout()
         strength = 1.0 if self.choice is None else self.choice.strength
-        return ShapeScores(self.model.shapes, self.model.masses, strength)
+        masses = self.model.masses if self.shape_masses is None else self.shape_masses
+        return ShapeScores(self.model.shapes, masses, strength)
 
     def temperature(self) -> float:
         """Return a temperature for probabilities, guessed from the statistics."""

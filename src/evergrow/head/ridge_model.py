@@ -217,6 +217,15 @@ class RidgeModel:
             shapes=None if self.shapes is None else self.shapes.group(groups),
         )
 
+    def faded(self, factor: float) -> RidgeModel:
+        """Return the model as if every sample had been learned with its weight times a factor."""
+        return dataclasses.replace(
+            self,
+            state=self.state.faded(factor),
+            masses=factor * self.masses,
+            shapes=None if self.shapes is None else self.shapes.faded(factor),
+        )
+
     def select(self, columns: Sequence[int]) -> RidgeModel:
         """Return the model with classes reordered, and new ones without samples where ``columns`` has -1."""
         return self.group([[column] if column >= 0 else [] for column in columns])

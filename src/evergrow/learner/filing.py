@@ -149,7 +149,7 @@ def put_file(source: Path, target: Path, how: How, scratch: Path) -> None:
     reached = holds(source, target, how)
     if how == "link" and not reached:
         os.symlink(source, target)
-    if how != "link" and not reached and (how == "copy" or not _linked(source, target)):
+    elif not reached and (how == "copy" or not _linked(source, target)):
         _copy(source, target, scratch)
     if how == "move":
         try:

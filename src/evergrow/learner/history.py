@@ -1,31 +1,46 @@
-"""The history of a model: earlier states as whole files, and a log of rollbacks.
+"""The history of a model: earlier states, which share what they have in common, and a log of rollbacks.
 
-The folder ``model.evg.history`` lies beside the model. ``<number>.evg`` is the model's file as it was at that revision;
-``log.json`` records what was rolled back and redone. The model itself is not in its history: whoever replaces it puts
-it there first.
+The folder ``model.evg.history`` lies beside the model. ``<number>.json`` is a state: it lists the pieces that its file
+consists of. A piece is a tensor, a part of a large one, or what lies between two; its file ``<hash>.piece`` is named
+after its content, so that states with the same tensor share it. ``log.json`` records what was rolled back and redone.
+The model itself is not in its history: whoever replaces it puts it there first.
 
-Nothing in the folder is believed: a state is put in the model's place only if it is whole and has the checksum that the
-model, or the log, knows of it.
+Pieces are written before the state that lists them, and states are removed before their pieces, so that a crash leaves
+at most pieces that nobody lists; the next writer removes them. Nothing in the folder is believed: a state is put in the
+model's place only if every piece has its hash and the whole has the checksum that the model, or the log, knows of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
-import shutil
+import re
 import stat
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Annotated
 
 from typing_extensions import Self
 
 from evergrow.core import files
 from evergrow.core.archive import Archive, parse_json, read_archive, read_header
 from evergrow.core.errors import FileFormatError, NewerSchemaError, PathError
-from evergrow.core.record import UNWRITTEN, from_values, to_values
+from evergrow.core.record import (
+    UNWRITTEN,
+    Between,
+    from_document,
+    from_values,
+    record,
+    require,
+    to_values,
+    write_document,
+)
 from evergrow.learner.snapshot import Ancestor, Change, Lineage, check_history
 
 KEEP = 10
@@ -35,8 +50,12 @@ TIMES, ROOM = 5, 20_000_000
 """A model and its history take at most so many times the model, and so many bytes, unless another size is asked for."""
 
 _DIGITS = 9  # of a revision's number: no model gets beyond it, and a foreign file must not push the count there
-_RATIO, _SLACK = 100, 2**30  # a state with more bytes than so many times the model, and so many, is not read
+_PIECE = 4 * 2**20  # bytes of a piece at most: a larger file is none, and is not read
+_SMALL = 2**16  # tensors with fewer bytes share a piece with their neighbours
+_LONGEST_LIST = 8 * 2**20  # bytes: the pieces of a model of hundreds of gigabytes
+_RATIO, _SLACK = 100, 64 * 2**20  # how much more than its pieces a state may have that lists some of them many times
 _UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # should it become a link or a pipe meanwhile
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def default_room(*sizes: int) -> int:
@@ -90,16 +109,16 @@ class Header:
         """Read the header of a model file, or raise :class:`FileFormatError`."""
         try:
             return cls.of(read_header(path), path)
-        except NewerSchemaError:
+        except FileFormatError:
             raise
-        except (FileFormatError, OSError) as error:
-            raise FileFormatError(f"{path} is no whole evergrow model: {error}") from error
+        except OSError as error:
+            raise FileFormatError(f"{path} cannot be read: {error}") from error
 
     @classmethod
     def of(cls, archive: Archive, path: Path) -> Self:
         """Return what an archive says of itself, or raise :class:`FileFormatError`."""
         if archive.kind != "learner":
-            raise FileFormatError(f"it holds {archive.kind!r}")
+            raise FileFormatError(f"{path} is no model; it holds {archive.kind!r}.")
         return dataclasses.replace(from_values(cls, archive.meta, str(path)), digest=archive.digest)
 
 
@@ -129,22 +148,71 @@ class _Log:
     entries: tuple[Undone, ...] = ()
 
 
+@record("revision")
+@dataclass(frozen=True)
+class State:
+    """An earlier state of a model, as its list of pieces.
+
+    Parameters
+    ----------
+    digest : str
+        Checksum of the model.
+    hashes, sizes : tuple of str, tuple of int
+        Hash and bytes of every piece of its file, in their order.
+    """
+
+    digest: str
+    hashes: tuple[str, ...]
+    sizes: tuple[Annotated[int, Between(1, _PIECE)], ...]
+
+    def check(self) -> None:
+        """Raise :class:`FileFormatError` for lists that cannot be, or that unpack to far more than their pieces."""
+        require(len(self.hashes) == len(self.sizes), "it has other numbers of hashes and sizes")
+        require(all(map(_HASH.fullmatch, self.hashes)), "its pieces are named by something else than hashes")
+        require(sum(self.sizes) <= _RATIO * weight([self]) + _SLACK, "it lists the same pieces too often")
+
+    @classmethod
+    def of(cls, data: bytes, digest: str) -> Self:
+        """Return the state of a model from the bytes of its file."""
+        sizes = _cut(data)
+        ends = accumulate(sizes, initial=0)
+        hashes = tuple(_hash(memoryview(data)[start:stop]) for start, stop in pairwise(ends))
+        return cls(digest, hashes, tuple(sizes))
+
+
+def weight(states: Iterable[State]) -> int:
+    """Return the bytes of all pieces of states; those that they share count once."""
+    return sum(dict(pair for state in states for pair in zip(state.hashes, state.sizes, strict=True)).values())
+
+
+def _hash(body: bytes | memoryview) -> str:
+    return hashlib.blake2b(body, digest_size=32).hexdigest()
+
+
+def _cut(data: bytes) -> list[int]:
+    """Return the sizes of the pieces of a model file, by the published layout of safetensors."""
+    large: list[int] = []
+    with suppress(ValueError, KeyError, TypeError, AttributeError, struct.error):  # a damaged model is kept as it is
+        (length,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8 : 8 + length])
+        tensors = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
+        large = [8 + length + edge for start, stop in tensors if stop - start >= _SMALL for edge in (start, stop)]
+    edges = sorted({0, *(edge for edge in large if 0 < edge < len(data)), len(data)})
+    return [min(_PIECE, stop - at) for start, stop in pairwise(edges) for at in range(start, stop, _PIECE)]
+
+
 def _contents(path: Path, largest: int) -> bytes:
     """Return the bytes of an ordinary file; a link, a device or a larger file is refused unread."""
     try:
-        _require_ordinary(path, largest)
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > largest:
+            raise FileFormatError(f"{path} must be an ordinary file of at most {largest} bytes, got another")
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _UNFOLLOWED)) as file:
             return file.read(largest)
     except FileNotFoundError as error:
         raise FileFormatError(f"{path} is missing") from error
     except OSError as error:  # it may be whole, and somebody else's
         raise PathError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _require_ordinary(path: Path, largest: int) -> None:
-    status = os.lstat(path)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > largest:
-        raise FileFormatError(f"{path} must be an ordinary file of at most {largest} bytes, got another")
 
 
 def _unlink(path: Path) -> None:
@@ -168,14 +236,18 @@ class History:
         self._log = self.folder / "log.json"
 
     def file(self, number: int) -> Path:
-        """Return the file of a revision, whether or not it is kept."""
-        return self.folder / f"{number}.evg"
+        """Return the file that lists the pieces of a revision, whether or not it is kept."""
+        return self.folder / f"{number}.json"
+
+    def piece(self, name: str) -> Path:
+        """Return the file of a piece."""
+        return self.folder / f"{name}.piece"
 
     def numbers(self) -> list[int]:
         """Return the revisions that are kept, ascending."""
         if not self.folder.is_dir():
             return []
-        stems = (file.stem for file in self.folder.glob("*.evg"))
+        stems = (file.stem for file in self.folder.glob("*.json"))
         return sorted(int(stem) for stem in stems if stem.isascii() and stem.isdecimal() and len(stem) <= _DIGITS)
 
     def secure(self) -> None:
@@ -194,38 +266,53 @@ class History:
                 if not place.is_symlink() and (place.is_dir() or place.stat().st_nlink == 1):
                     files.restrict(place, mode)
 
+    def tidy(self) -> None:
+        """Remove what killed writers left: files half-written, and pieces of no state."""
+        files.remove_leftovers(self.folder)
+        self.remove([])
+
     def position(self, current: Header) -> Lineage:
         """Return the place of the model as it is now in its history."""
         number, taken = current.revision, self.numbers()
-        if number == 0 or (number in taken and self._digest(number) != current.digest):
-            known = (other for other in taken if self._digest(other) == current.digest)
-            number = next(known, max([*taken, 0]) + 1)
+        if number == 0 or number in taken:  # what a state says of itself is not enough
+            state = State.of(self.model.read_bytes(), current.digest)
+            if number == 0 or self._state(number) != state:
+                number = next((other for other in taken if self._state(other) == state), max([*taken, 0]) + 1)
         return Lineage(number) if current.is_saved_by_hand else dataclasses.replace(current.lineage, number=number)
 
     def adopt(self, current: Header) -> None:
         """See that the model as it is now is in the history."""
-        file = self.file(self.position(current).number)
+        number, data = self.position(current).number, self.model.read_bytes()
+        state = State.of(data, current.digest)
+        ends = accumulate(state.sizes, initial=0)
+        for name, (start, stop) in zip(state.hashes, pairwise(ends), strict=True):
+            self._put(name, data[start:stop])
+        if self._state(number) != state:
+            write_document(self.file(number), state, like=self.model)
+
+    def _put(self, name: str, body: bytes) -> None:
+        """Write a piece, unless it is there and whole."""
+        path = self.piece(name)
         with suppress(FileFormatError):
-            if _contents(file, self._largest) == self.model.read_bytes():  # what a state says of itself is not enough
+            if _contents(path, len(body)) == body:
                 return
-        if file.is_symlink():
-            file.unlink()
-        with files.atomic_path(file, like=self.model) as temporary:
-            shutil.copyfile(self.model, temporary)
+        if path.is_symlink():
+            path.unlink()
+        with files.atomic_path(path, like=self.model) as temporary:
+            temporary.write_bytes(body)
 
-    @property
-    def _largest(self) -> int:
-        return _RATIO * self.model.stat().st_size + _SLACK
-
-    def _digest(self, number: int) -> str:
-        """Return the checksum that a state says it has; empty where it is damaged. A newer one is refused."""
+    def _state(self, number: int) -> State | None:
+        """Return a state that is kept, or None where its list is damaged; a newer one is refused."""
         try:
-            _require_ordinary(self.file(number), self._largest)
-            return read_header(self.file(number)).digest
+            return self._listed(number)
         except NewerSchemaError:
             raise
-        except (FileFormatError, OSError):
-            return ""
+        except FileFormatError:
+            return None
+
+    def _listed(self, number: int) -> State:
+        file = self.file(number)
+        return from_document(State, parse_json(_contents(file, _LONGEST_LIST), str(file)), str(file))
 
     def kept(self, current: Header) -> list[Ancestor]:
         """Return the revisions before the model for which there is something where they should lie."""
@@ -240,7 +327,12 @@ class History:
         FileFormatError
             If it is damaged, was altered, or was put there by somebody else.
         """
-        body = _contents(self.file(number), self._largest)
+        state = self._listed(number)
+        pieces = [_contents(self.piece(name), size) for name, size in zip(state.hashes, state.sizes, strict=True)]
+        for name, piece in zip(state.hashes, pieces, strict=True):
+            if _hash(piece) != name:
+                raise FileFormatError(f"{self.piece(name)} is damaged or was altered; nothing was changed")
+        body = b"".join(pieces)
         archive = read_archive(self.file(number), data=body)
         if archive.digest != digest:
             raise FileFormatError(
@@ -264,22 +356,26 @@ class History:
         lineage : Lineage
             That of the model.
         keep, room : int
-            Revisions, and bytes of all of them, that may stay.
+            Revisions, and bytes of all their pieces, that may stay.
         """
         kept, trail = self.numbers(), {entry.revision for entry in lineage.ancestors}
         order = [*(number for number in kept if number not in trail), *(number for number in kept if number in trail)]
-        found = [os.lstat(self.file(number)).st_size for number in order]
-        sizes = [size if size <= self._largest else 0 for size in found]  # what is no state pushes none out
+        states = [self._state(number) for number in order]
         first = max(len(order) - keep, 0)
-        while sum(sizes[first:]) > room:
+        while first < len(order) and weight(state for state in states[first:] if state is not None) > room:
             first += 1
         self.remove(order[:first])
         return sorted(order[:first])
 
-    def remove(self, numbers: Iterable[int]) -> None:
-        """Remove revisions."""
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Remove revisions, and all pieces that no other one has."""
         for number in numbers:
             _unlink(self.file(number))
+        states = [self._state(number) for number in self.numbers()]
+        used = {name for state in states if state is not None for name in state.hashes}
+        for piece in self.folder.glob("*.piece"):
+            if piece.stem not in used:
+                _unlink(piece)
 
     def redoable(self, digest: str) -> list[Undone]:
         """Return the rollbacks that can be taken back one after the other, the next one first.
@@ -300,7 +396,8 @@ class History:
 
     def find(self, digest: str) -> int | None:
         """Return the revision that has a checksum, by what it says of itself; None where it is not kept."""
-        return next((number for number in reversed(self.numbers()) if self._digest(number) == digest), None)
+        states = ((number, self._state(number)) for number in reversed(self.numbers()))
+        return next((number for number, state in states if state is not None and state.digest == digest), None)
 
     def undone(self, digest: str = "") -> list[Undone]:
         """Return all rollbacks and redos, the oldest first.

@@ -120,6 +120,7 @@ def commit(
     change: Change | str | None = None,
     *,
     keep: int = KEEP,
+    keep_bytes: int | None = None,
     wait: bool = False,
     who: str | None = None,
 ) -> Committed:
@@ -137,9 +138,11 @@ def commit(
     change : Change or str, optional
         A note on the latest change, or a change whose note and further fields (``extra``) are taken.
     keep : int
-        Earlier revisions to keep; model and history together take at most five times the model plus 20 MB. With 0
-        they are removed once the model is on disk and before it takes its place: nothing of them stays, also after a
-        kill.
+        Earlier revisions to keep. With 0 they are removed once the model is on disk and before it takes its place:
+        nothing of them stays, also after a kill.
+    keep_bytes : int, optional
+        Bytes that they may take; what they have in common counts once. By default model and history together take at
+        most five times the model plus 20 MB.
     wait : bool
         Whether to wait for another writer instead of raising.
     who : str, optional
@@ -158,6 +161,7 @@ def commit(
         If it cannot be written, for example because the disk is full; the model is as it was.
     """
     check_number("keep", keep, low=0, integer=True)
+    check_number("keep_bytes", 0 if keep_bytes is None else keep_bytes, low=0, integer=True)
     remark = change if isinstance(change, Change) else Change("update", "", 0, note=change or "")
     before = learner._state()
     with _hold(path, wait, new=True) as place, _writing(place.model):
@@ -194,8 +198,9 @@ def commit(
         gone = [] if keep else place.numbers()
         digest = write_archive(model, now.to_archive(), written=lambda: place.remove(gone))
         learner._snapshot, learner.origin_ = now, (model, digest)
+        room = default_room(size, model.stat().st_size) if keep_bytes is None else keep_bytes
         done = Committed(number)
-        done.dropped = (*gone, *place.prune(following, keep, default_room(size, model.stat().st_size)))
+        done.dropped = (*gone, *place.prune(following, keep, room))
     return done
 
 
@@ -451,7 +456,7 @@ def _hold(path: str | os.PathLike[str], wait: bool, *, new: bool = False) -> Ite
                     f"{model} must not be in use, but another process is changing it; try again later"
                 ) from error
             files.remove_leftovers(model.parent, f".{glob.escape(model.name)}.*")
-            files.remove_leftovers(place.folder)
+            place.tidy()
         _held[model] = threading.get_ident()
         stack.callback(_held.pop, model, None)
         yield place
@@ -464,4 +469,6 @@ def _writing(model: Path) -> Iterator[None]:
     except EvergrowError:
         raise
     except OSError as error:
-        raise ModelWriteError(f"{model} could not be written, and is as it was: {error}") from error
+        if "No space left" in str(error):  # libraries that write files keep no number of an error
+            raise ModelWriteError(f"No space left on the disk of {model}; the model was not changed.") from error
+        raise ModelWriteError(f"{model} could not be written; the model was not changed: {error}") from error

@@ -13,12 +13,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from evergrow.data import Samples, Source
+from evergrow.data import Dataset, Samples, Source
 
 LARGE = 1 << 30
 NAMES = ["bee", "ant", "cat"]
 
 Members = Sequence[tuple[str, bytes]]
+
+
+def counts(data: Dataset, part: str) -> list[int]:
+    """Return the samples of every class in a part."""
+    codes = data.y_train if part == "train" else data.y_test
+    return np.bincount(codes, minlength=data.n_classes).tolist()
 
 
 def jpeg(seed: int, side: int = 24) -> bytes:

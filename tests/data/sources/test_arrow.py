@@ -6,10 +6,11 @@ import pickle
 from pathlib import Path
 
 import pytest
-from tests.data.sources.samples import NAMES, bodies, image_set, jpeg, labels_of, names_of, parts_of
+from tests.data.sources.samples import NAMES, bodies, counts, image_set, jpeg, labels_of, names_of, parts_of
 
 from evergrow.core.errors import FileFormatError
 from evergrow.data import load_data, read
+from evergrow.lab.bench.data import fingerprint_of
 
 datasets = pytest.importorskip("datasets")
 pytestmark = pytest.mark.usefixtures("alone")
@@ -28,6 +29,20 @@ def test_rows_are_those_of_the_library(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(set(names_of(parts))) == 60
 
 
+def test_a_few_kilobytes_that_unpack_to_half_a_gigabyte_are_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    packed, before = pa.ipc.IpcWriteOptions(compression="zstd"), pa.total_allocated_bytes()
+    batch = pa.record_batch({"image": [bytes(500_000_000)], "label": ["a"]})
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), batch.schema, options=packed) as out:
+        out.write_batch(batch)
+    del batch
+    assert (tmp_path / "a.arrow").stat().st_size < 20_000
+    with pytest.raises(FileFormatError, match="must hold plain batches"):
+        list(read(tmp_path).shards(10, 1 << 30))
+    assert pa.total_allocated_bytes() - before < 2**20
+
+
 def test_saved_splits(tmp_path: Path) -> None:
     splits = datasets.DatasetDict({"train": image_set(15), "validation": image_set(6)})
     splits.save_to_disk(tmp_path / "saved")
@@ -44,11 +59,11 @@ def test_saved_texts_in_a_single_split(tmp_path: Path) -> None:
     rows = {"text": [f"t{row}" for row in range(20)], "label": ["ham", "spam"] * 10}
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "mail")
     data = load_data(tmp_path / "mail")
-    assert (data.kind, data.class_names, data.test_counts.tolist()) == ("text", ("ham", "spam"), [2, 2])
+    assert (data.kind, data.class_names, counts(data, "test")) == ("text", ("ham", "spam"), [2, 2])
     with pytest.raises(FileFormatError, match="must have a column 'body'"):
         load_data(tmp_path / "mail", text_column="body")
     (tmp_path / "mail" / "cache-1.arrow").write_bytes(b"of the library")
-    assert load_data(tmp_path / "mail").fingerprint == data.fingerprint
+    assert fingerprint_of(load_data(tmp_path / "mail")) == fingerprint_of(data)
     (tmp_path / "mail" / "indices.arrow").write_bytes(b"")
     with pytest.raises(FileFormatError, match="flatten_indices"):
         load_data(tmp_path / "mail")

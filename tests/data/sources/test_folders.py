@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.data.conftest import PNG, Tree
 from tests.data.sources.conftest import Traffic
-from tests.data.sources.samples import LARGE, bodies, jpeg, labels_of, names_of, parts_of
+from tests.data.sources.samples import LARGE, bodies, counts, jpeg, labels_of, names_of, parts_of
 from tests.data.test_archives import pack
 from tests.engine.object_storage import upload
 
@@ -23,6 +23,7 @@ from evergrow.data import Dataset, load_data, read, source_from, sources
 from evergrow.data import items as image_formats
 from evergrow.data.intake import read_parts
 from evergrow.data.items import Images
+from evergrow.lab.bench.data import fingerprint_of
 from evergrow.lab.streams import stream_of
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -47,7 +48,7 @@ def test_train_and_test_folders(tree: Tree) -> None:
     names = {part: names_of(found) for part, found in parts.items()}
     assert names == {"train": data.train.names(), "test": data.test.names(), "all": names["train"] + names["test"]}
     kept = load_data(root, test_size=0)
-    assert (kept.whole, kept.fingerprint) == (False, data.fingerprint)
+    assert (kept.whole, fingerprint_of(kept)) == (False, fingerprint_of(data))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_other_forms(folders: dict[str, int], layout: str, classes: tuple[str, .
     data = load_data(tree(folders))
     assert (data.layout, data.class_names) == (layout, classes)
     assert data.train.items.raw(0).is_file()
-    assert len(data.fingerprint) == 16
+    assert len(fingerprint_of(data)) == 16
 
 
 def test_test_folder_goes_before_validation_unless_it_has_no_labels(tree: Tree) -> None:
@@ -95,8 +96,8 @@ def test_class_folders_are_split_by_class(tree: Tree) -> None:
     root = tree({"a": 10, "b": 20, "c": 6})
     data = load_data(root)
     assert data.layout == "class-folders"
-    assert data.test_counts.tolist() == [2, 4, 1]
-    assert data.train_counts.tolist() == [8, 16, 5]
+    assert counts(data, "test") == [2, 4, 1]
+    assert counts(data, "train") == [8, 16, 5]
     assert data.train.items.root is not None
     assert isinstance(data.test.items, Images)
     every = sorted(data.train.items.names + data.test.items.names)
@@ -108,7 +109,7 @@ def test_split_follows_seed_and_size_and_no_other_class(tree: Tree) -> None:
     root = tree({"a": 10, "b": 20})
     one, again, other = load_data(root), load_data(root), load_data(root, seed=3)
     assert one.test.items.names == again.test.items.names != other.test.items.names
-    assert load_data(root, test_size=0.5).test_counts.tolist() == [5, 10]
+    assert counts(load_data(root, test_size=0.5), "test") == [5, 10]
     (root / "aa").mkdir()
     for number in range(7):
         (root / "aa" / f"{number}.png").write_bytes(PNG)
@@ -121,9 +122,9 @@ def test_every_class_is_on_both_sides_and_single_images_are_in_training(test_siz
     root = tree({"a": 2, "b": 3, "lonely": 1})
     with pytest.warns(DataWarning, match="one sample are in the training set only: 'lonely'.*fewer than 5"):
         data = load_data(root, test_size=test_size)
-    assert data.train_counts.min() >= 1
-    assert data.test_counts[:2].min() >= 1
-    assert (data.train_counts[2], data.test_counts[2]) == (1, 0)
+    assert min(counts(data, "train")) >= 1
+    assert min(counts(data, "test")[:2]) >= 1
+    assert (counts(data, "train")[2], counts(data, "test")[2]) == (1, 0)
 
 
 def test_no_split_leaves_everything_in_training(tree: Tree) -> None:
@@ -132,10 +133,10 @@ def test_no_split_leaves_everything_in_training(tree: Tree) -> None:
     assert data.train.items.root is not None
     assert sorted(data.train.items.names) == sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
     assert (data.whole, data.test, data.y_test.dtype) == (True, None, np.int64)
-    assert data.train_counts.tolist() == [9, 8]
-    assert data.test_counts.tolist() == [0, 0]
+    assert counts(data, "train") == [9, 8]
+    assert counts(data, "test") == [0, 0]
     assert data.notes[-1].startswith("no test set")
-    assert data.fingerprint != load_data(root).fingerprint
+    assert fingerprint_of(data) != fingerprint_of(load_data(root))
     with pytest.raises(InputError, match="needs a test set"):
         stream_of(data)
 
@@ -149,7 +150,7 @@ def test_nested_folders_and_foreign_files(tree: Tree) -> None:
         (root / name).write_bytes(PNG)
     (root / "train/cat/upper.JPEG").write_bytes(PNG)
     data = load_data(root)
-    assert data.train_counts.tolist() == [9, 5]
+    assert counts(data, "train") == [9, 5]
     assert "train/cat/from phone/2024/000.png" in data.train.items.names
     note = next(note for note in data.notes if "left out" in note)
     for part in ("not images (.txt): 1", "not images (no suffix): 1", "hidden: 3", "outside class folders: 1"):
@@ -180,7 +181,7 @@ def test_names_that_are_no_utf8(tree: Tree) -> None:
     assert r"caf\udce9" in str(caught[0].message)
     str(caught[0].message).encode()
     assert data.train.items.raw(9).read_bytes() == PNG
-    assert data.fingerprint
+    assert fingerprint_of(data)
 
 
 def test_links_are_followed_and_loops_are_not(tree: Tree, tmp_path: Path) -> None:
@@ -441,24 +442,9 @@ NESTED = {f"{line}/{name}": 6 for line in ("line1", "line2") for name in ("ant",
 
 def test_repeated_names_are_noticed(tree: Tree) -> None:
     root = tree(NESTED)
-    with pytest.warns(DataWarning, match=r"'ant', 'bee', 'cat'\) repeat in 'line1', 'line2'.*a class level of 2 takes"):
+    with pytest.warns(DataWarning, match=r"'ant', 'bee', 'cat'\) repeat in 'line1', 'line2', which were taken for the"):
         data = load_data(root)
     assert data.class_names == ("line1", "line2")
-    inner = load_data(root, class_level=2, test_size=0)
-    assert inner.class_names == ("ant", "bee", "cat")
-    assert inner.train_counts.tolist() == [12, 12, 12]
-    assert load_data(root, class_level=1).class_names == ("line1", "line2")
-    with pytest.raises(InputError, match="class_level must be a depth at which"):
-        load_data(root, class_level=3)
-
-
-def test_class_level_in_parts_and_archives(tree: Tree, tmp_path: Path) -> None:
-    root = tree({f"{part}/{name}": n for part, n in (("train", 6), ("test", 2)) for name in NESTED})
-    for source in (root, pack(root, tmp_path / "pets.zip")):
-        data = load_data(source, class_level=2)
-        assert (data.class_names, data.train_counts.tolist(), len(data.test)) == (("ant", "bee", "cat"), [12] * 3, 12)
-    with pytest.warns(DataWarning, match="repeat in"):
-        load_data(root)
 
 
 # -- plugins ----------------------------------------------------------------------------------------------
@@ -478,4 +464,4 @@ def test_images_that_need_a_plugin_are_said(tree: Tree, monkeypatch: pytest.Monk
     assert "PSD images left out: 1; save them as JPEG or PNG" in text
     monkeypatch.setattr(image_formats, "_is_there", lambda module: True)
     with pytest.warns(DataWarning, match="PSD images left out: 1"):
-        assert load_data(root, test_size=0).train_counts.tolist() == [8, 7]
+        assert counts(load_data(root, test_size=0), "train") == [8, 7]

@@ -182,6 +182,11 @@ class ClassShapes:
         ]
         return self._with(self.sums + sign * other.sums.to(device), contents)
 
+    def faded(self, factor: float) -> ClassShapes:
+        """Return the sums as if every row had been learned with its weight times a factor."""
+        parts = [part * (factor if part.dim() == 1 else math.sqrt(factor)) for part in self._parts]
+        return self._with(factor * self.sums, parts)
+
     def _with(self, sums: Tensor, contents: Sequence[Tensor | _Pieces]) -> ClassShapes:
         """Return these sums with, of every class, a factor or triangle as it is, or pieces to add up."""
         k, made = self.directions, dict(enumerate(contents))

@@ -95,6 +95,10 @@ class RecursiveState(RidgeStatistics):
         """Start the recursion anew from both statistics."""
         return self.of(super().merge(other, sign), self.alpha)
 
+    def faded(self, factor: float) -> Self:
+        """Start the recursion anew from the statistics with all weights times a factor."""
+        return self.of(super().faded(factor), self.alpha)
+
     def group_targets(self, groups: Sequence[Sequence[int]]) -> Self:
         """Return the recursion whose target columns are sums of old ones."""
         return dataclasses.replace(super().group_targets(groups), weights=sum_columns(self.weights, groups))

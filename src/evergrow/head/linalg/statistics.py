@@ -230,6 +230,11 @@ class RidgeStatistics:
         """Bytes held."""
         return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
 
+    def faded(self, factor: float) -> Self:
+        """Return the statistics of the same rows with their weights times a factor."""
+        sums = {name: factor * getattr(self, name) for name in ("gram", "cross", "sq_targets")}
+        return dataclasses.replace(self, **sums)
+
     def solve(self, alpha: float) -> Readout:
         """Return ``(G + alpha I)^-1 Q``, by a Cholesky factorisation in the coordinates of the statistics."""
         factor = safe_cholesky(self.gram, shift=alpha)

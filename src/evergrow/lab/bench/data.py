@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, ParameterError
 from evergrow.data import Dataset, FeatureSet
-from evergrow.data.arrays import origin_fingerprint
+from evergrow.data.arrays import REQUIRED
 from evergrow.data.items import Items
 from evergrow.features import Backbone, ImageBackbone, Preprocessing, create_backbone
 from evergrow.features.encoding import backbone_entry, featurize
@@ -133,12 +136,12 @@ class DataSource:
         """Return what records say about the data, without computing features."""
         data = self._load(entry)
         if isinstance(data, FeatureSet):
-            return data.describe()
+            return {"fingerprint": fingerprint_of(data), **data.describe()}
         spec = self.backbone(entry).spec
         backbone = backbone_entry(spec)
         return {
             "name": data.name,
-            "fingerprint": origin_fingerprint(data.fingerprint, backbone),
+            "fingerprint": _origin_fingerprint(fingerprint_of(data), backbone),
             "n_train": len(data.y_train),
             "n_test": len(data.y_test),
             "n_features": spec.n_features,
@@ -152,7 +155,7 @@ class DataSource:
         if isinstance(data, FeatureSet):
             return data
         if self._features is None:
-            self._features = featurize(data, self.backbone(entry))
+            self._features = replace(featurize(data, self.backbone(entry)), origin=fingerprint_of(data))
         return self._features
 
     def images(self, entry: DataEntry) -> ImageData:
@@ -201,3 +204,36 @@ class DataSource:
                 raise DatasetNotFoundError(f"{entry.label} is not here; this brings it: {entry.bring}") from error
             self._entry = entry
         return self._data
+
+
+def fingerprint_of(data: Dataset | FeatureSet) -> str:
+    """Return a hash of data, so that records know which they are about whatever the name and place of the files.
+
+    That of raw data is of names and sizes of the samples and of the labels, the same on every machine; no image is
+    read. Two machines compute features that differ in their last digits, so features that were computed just now are
+    told apart by the raw data and the backbone; others by what they hold.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    if isinstance(data, Dataset):
+        items = data.train.raw_items()
+        test = items.take([]) if data.test is None else data.test.raw_items()
+        for part in (items.stamp(times=False), test.stamp(times=False), *data.class_names):
+            digest.update(part.encode("utf-8", "surrogateescape") + b"\0")
+        for labels in (data.y_train, data.y_test):
+            digest.update(f"{labels.shape}".encode())
+            digest.update(labels.astype("<i8", copy=False).tobytes())
+        return digest.hexdigest()
+    if data.origin:
+        return _origin_fingerprint(data.origin, data.backbone)
+    digest.update(repr(data.widths).encode() if data.widths else b"")
+    for name in REQUIRED:
+        array = np.ascontiguousarray(getattr(data, name))
+        digest.update(f"{name}:{array.dtype.str}:{array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _origin_fingerprint(origin: str, backbone: Mapping[str, Any]) -> str:
+    """Return the fingerprint of features that a backbone computes from the data of a fingerprint."""
+    text = json.dumps([origin, dict(backbone)], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -17,7 +17,7 @@ from evergrow.core.validation import resolve_device, synchronize
 from evergrow.data import FeatureSet
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.scl import SCLClassifier
-from evergrow.lab.bench.data import ImageData
+from evergrow.lab.bench.data import ImageData, fingerprint_of
 from evergrow.lab.bench.run import Run
 from evergrow.lab.heads import SCLDiscriminantClassifier, SCSMClassifier
 from evergrow.lab.methods import FsaClassifier, ImageClassifier, create_method
@@ -97,7 +97,8 @@ DataT = TypeVar("DataT", bound=FeatureSet | ImageData)
 
 def unchanged(data: DataT, run: Run) -> DataT:
     """Return the data of a run, unless it is no longer what the plan was made for."""
-    if data.fingerprint != run.dataset["fingerprint"]:
+    found = fingerprint_of(data) if isinstance(data, FeatureSet) else data.fingerprint
+    if found != run.dataset["fingerprint"]:
         raise InputError(f"data set {data.name!r} must stay as it is while a grid runs, but its contents changed")
     return data
 

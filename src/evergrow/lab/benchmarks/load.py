@@ -130,14 +130,14 @@ def _read(text: str, options: DataOptions) -> tuple[Dataset, str] | None:
     benchmark = None if os.path.exists(text) or _is_feature_file(text) else find_benchmark(text)
     if benchmark is None:
         return None
-    place = locate(benchmark, options.root_path)
+    place = locate(benchmark, None if options.root is None else Path(options.root))
     if place.train_list is not None:
         lists = [_read_list(path) for path in (place.train_list, place.test_list) if path is not None]
         notes = (
             f"lists: {', '.join(part.file for part in lists)}",
             "lists may split the images otherwise than the folders of PILOT do",
         )
-        settings = dataclasses.replace(options, root=place.folder)
+        settings = dataclasses.replace(options, root=str(place.folder))
         tree, named = Tree(place.train_list.parent), _folder_names(lists)
         found = listed_data(tree, lists, settings, names=named, layout="lists", notes=notes)
         return found, benchmark.key

@@ -1,0 +1,61 @@
+"""What a model knows after it learned samples without labels, forgot them again, or let everything fade."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from evergrow.core.errors import InputError
+from evergrow.learner.calibration import FALSE_ALARM
+from evergrow.learner.learning import Block, gathered
+from evergrow.learner.snapshot import Change, Snapshot
+
+if TYPE_CHECKING:
+    from evergrow.head.guesses import GuessReport
+
+
+def with_unlabelled(now: Snapshot, blocks: Iterable[Block]) -> tuple[Snapshot, GuessReport]:
+    """Return what is known with samples learned as what they look like, and what became of them.
+
+    Parameters
+    ----------
+    now : Snapshot
+        What is known.
+    blocks : iterable of Block
+        Feature vectors without labels. A stream is guessed block by block, each with the help of those before it.
+
+    Raises
+    ------
+    InputError
+        If every sample looks unknown.
+    LabelError
+        If the model knows fewer than two classes.
+    """
+    from evergrow.head.guesses import GuessReport
+
+    head, report = now.head.branch(), GuessReport()
+    threshold = now.calibration.threshold(FALSE_ALARM) if now.calibration.parts else None
+    for block in gathered(blocks):
+        report = report.plus(head.learn_unlabelled(block.X, threshold=threshold))
+    if not report.used:
+        raise InputError(
+            f"none of the {report.unknown:,} samples without labels looks like a class that was learned, so nothing "
+            "was learned from them: group_unknown() sorts them into groups that can be named"
+        )
+    note = f"{report.unknown:,} left out as unknown" if report.unknown else ""
+    head.settle(cheap_only=True)
+    return now.after(Change.now("unlabelled", report.used, note=note), head=head), report
+
+
+def without_unlabelled(now: Snapshot) -> Snapshot:
+    """Return what is known without anything that was learned without labels."""
+    head = now.head.branch()
+    change = Change.now("forget-unlabelled", getattr(head, "n_guesses_", 0))
+    return now.after(change, head=head.forget_unlabelled())
+
+
+def faded(now: Snapshot, factor: float) -> Snapshot:
+    """Return what is known with every sample counting for less than before."""
+    head = now.head.branch().fade(factor).settle(cheap_only=True)
+    now.calibration.apply(head)
+    return now.after(Change.now("fade", sum(now.counts.values()), note=f"times {factor:g}"), head=head)

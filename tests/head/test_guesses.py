@@ -1,0 +1,211 @@
+"""Rows without labels are sums of their own: weighted learning, taken out exactly, kept in step with every edit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tests.head.models import rows_in_blocks, small
+
+from evergrow import Classifier, SCLClassifier
+from evergrow.core.errors import LabelError, MergeError, ParameterError, UnsupportedError
+from evergrow.head.guesses import row_marks
+
+Rows = tuple[NDArray[Any], NDArray[Any]]
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[Rows, Rows, Rows]:
+    """Few labelled rows of six classes, many others, and rows to ask about."""
+    rng = np.random.default_rng(3)
+    means = 0.9 * rng.normal(size=(6, 12))
+
+    def drawn(n: int) -> Rows:
+        y = np.tile(np.arange(6), n)
+        return means[y] + rng.normal(size=(len(y), 12)), y
+
+    return drawn(3), drawn(30), drawn(40)
+
+
+def guessed(data: tuple[Rows, Rows, Rows], rows: slice = slice(None), **settings: Any) -> Classifier:
+    (X, y), (U, _), _ = data
+    model = small(**settings).fit(X, y)
+    assert model.learn_unlabelled(U[rows]).used
+    return model
+
+
+def weighted(model: Classifier, U: NDArray[Any]) -> Classifier:
+    """Return the labelled rows and the guesses of a model, learned as rows with weights."""
+    guesses = model._guesses
+    assert guesses is not None
+    places = {mark: row for row, mark in enumerate(row_marks(torch.from_numpy(U)).tolist())}
+    rows = [places[mark] for mark in guesses.marks.tolist()]
+    plain = model.branch().forget_unlabelled()
+    return plain.partial_fit(U[rows], plain.classes_[guesses.codes], sample_weight=guesses.weights.numpy())
+
+
+def same(one: Classifier, other: Classifier, X: NDArray[Any], atol: float = 1e-9) -> None:
+    mine, theirs = one.settle().class_scores(X), other.settle().class_scores(X)
+    np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_few_labels_and_many_guesses_are_better_than_few_labels(data, k):
+    (X, y), (U, _), (T, t) = data
+    model = small().fit(X[: 6 * k], y[: 6 * k])
+    before = model.score(T, t)
+    report = model.learn_unlabelled(U)
+    assert model.score(T, t) > before + 0.02
+    assert report.used + report.unknown == len(U)
+    assert sum(report.classes.values()) == report.used == model.n_guesses_
+
+
+@pytest.mark.parametrize("solver", ["auto", "dense", "compact"])
+def test_guesses_are_learned_rows_with_weights(data, solver):
+    model = guessed(data, solver=solver, shape_directions=0)
+    same(model, weighted(model, data[1][0]), data[2][0], 1e-8)
+
+
+def test_blocks_of_features_are_weighed_with_the_guesses():
+    X, y = rows_in_blocks()
+    model = small(blocks=(8, 12, 5), shape_directions=0).fit(X[::4], y[::4])
+    model.learn_unlabelled(X[1::2])
+    same(model, weighted(model, X), X, 1e-6)
+
+
+def test_counts_shapes_novelty_and_calibration_are_those_of_labelled_rows(data):
+    (X, y), _, (T, _) = data
+    plain, model = small().fit(X, y), guessed(data)
+    assert model.class_counts_.tolist() == plain.class_counts_.tolist()
+    assert np.array_equal(model.novelty_score(T), plain.novelty_score(T))
+    assert np.array_equal(model.fold_outs(X[:6], y[:6]).terms, plain.fold_outs(X[:6], y[:6]).terms)
+    assert model.model_.shapes is not None
+    assert torch.equal(model.model_.shapes.moments, plain.model_.shapes.moments)
+
+
+def test_forgotten_guesses_leave_nothing(data):
+    (X, y), _, (T, _) = data
+    plain, model = small().fit(X, y), guessed(data)
+    assert not np.array_equal(model.class_scores(T), plain.class_scores(T))
+    assert np.array_equal(model.forget_unlabelled().class_scores(T), plain.class_scores(T))
+    assert model.n_guesses_ == 0
+
+
+def test_labels_replace_guesses(data):
+    _, (U, u), (T, _) = data
+    model = guessed(data, slice(0, 60))
+    whole = model.n_guesses_
+    model.partial_fit(U[:10], u[:10])
+    assert model.n_guesses_ < whole
+    assert set(model._guesses.marks.tolist()).isdisjoint(row_marks(torch.from_numpy(U[:10])).tolist())
+    same(model, weighted(model, U), T)
+    new = model.partial_fit(np.concatenate([U[10:60], U[10:20]]), [*u[10:60], *[9] * 10])  # the last are a new class
+    assert new.n_guesses_ == 0
+    assert new._guesses is None
+
+
+def test_rows_that_are_guessed_again_count_once(data):
+    model = guessed(data, slice(0, 60))
+    first = model.n_guesses_
+    report = model.learn_unlabelled(np.concatenate([data[1][0][:60]] * 2))
+    assert report.repeated == 60
+    assert abs(model.n_guesses_ - first) <= 6  # what looks unknown may change
+    same(model, weighted(model, data[1][0]), data[2][0])
+
+
+def test_edits_keep_guesses_in_step(data):
+    (X, y), (U, _), (T, _) = data
+    swapped = guessed(data).rename_classes({0: 9, 5: 0})
+    plain = guessed(data).class_scores(T)
+    np.testing.assert_allclose(swapped.class_scores(T), plain[:, [5, 1, 2, 3, 4, 0]], rtol=1e-9)
+    merged = guessed(data, shape_directions=0).merge_classes([1, 4], 1)
+    same(merged, weighted(merged, U), T, 1e-8)
+    left = guessed(data).forget_classes([2])
+    assert left._guesses.state.n_targets == 5
+    assert 2 not in left.predict(T)
+    gone = guessed(data).unlearn(X[y == 3], y[y == 3])
+    assert gone.classes_.tolist() == [0, 1, 2, 4, 5]
+    assert len(gone._guesses.codes) == gone.n_guesses_ > 0
+    grown = guessed(data).partial_fit(T[:6] + 30.0, [7] * 6)
+    assert grown._guesses.state.n_targets == 7
+
+
+def test_merging_adds_the_guesses_of_both(data):
+    (X, y), (U, u), (T, _) = data
+    start = small(shape_directions=0).fit(X, y)
+    one, two = start.branch(), start.spawn().partial_fit(U[:60], u[:60])
+    one.learn_unlabelled(U[60:100])
+    two.learn_unlabelled(U[100:])
+    both = one.branch().merge(two)
+    assert both.n_guesses_ == one.n_guesses_ + two.n_guesses_
+    same(both, weighted(both, U), T, 1e-8)
+    assert start.spawn().merge(two).n_guesses_ == two.n_guesses_
+
+
+def test_guesses_of_a_common_base_count_once(data):
+    (_, (U, u), (T, _)) = data
+    base = guessed(data, slice(0, 60), shape_directions=0)
+    one, two = base.branch(), base.branch().partial_fit(U[60:90], u[60:90])
+    one.learn_unlabelled(U[90:])
+    both = one.branch().merge(two, base)
+    assert both.n_guesses_ == one.n_guesses_
+    same(both, weighted(both, U), T, 1e-8)
+    labelled = base.branch().partial_fit(U[:30], u[:30])  # which replaces guesses of the base
+    with pytest.raises(MergeError, match=r"forget_unlabelled\(\) on both"):
+        one.branch().merge(labelled, base)
+
+
+def test_a_file_holds_them(data, tmp_path):
+    T = data[2][0]
+    model = guessed(data)
+    expected = model.predict_proba(T)
+    model.save(tmp_path / "head.evg")
+    loaded = Classifier.load(tmp_path / "head.evg")
+    assert np.array_equal(loaded.predict_proba(T), expected)
+    assert loaded.n_guesses_ == model.n_guesses_
+    assert np.array_equal(loaded.forget_unlabelled().class_scores(T), model.forget_unlabelled().class_scores(T))
+
+
+def test_what_cannot_be_guessed_is_said(data):
+    (X, y), (U, _), _ = data
+    model = small().fit(X, y)
+    before = model.class_scores(U)
+    report = model.learn_unlabelled(U[:5] + 100.0)
+    assert (report.used, report.unknown, model.n_guesses_) == (0, 5, 0)
+    assert np.array_equal(model.class_scores(U), before)
+    with pytest.raises(LabelError, match="at least two learned classes"):
+        small().fit(X[y == 0], y[y == 0]).learn_unlabelled(U)
+    with pytest.raises(UnsupportedError, match="denoised readout"):
+        SCLClassifier(max_units=20, random_state=0).fit(X, y).learn_unlabelled(U)
+
+
+# -- fading -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", ["auto", "dense", "compact", "recursive"])
+def test_fading_is_learning_with_weights(data, solver):
+    (X, y), (U, u), (T, _) = data
+    model = small(solver).fit(X, y).fade(0.5).partial_fit(U, u).fade(0.3)
+    start = small(solver).fit(X, y)
+    first = start.spawn().partial_fit(X, y, sample_weight=np.full(len(y), 0.15))
+    joint = first.partial_fit(U, u, sample_weight=np.full(len(u), 0.3))
+    assert model.class_counts_.tolist() == joint.class_counts_.tolist()
+    same(model, joint, T, 1e-10)
+
+
+def test_guesses_fade_with_samples_and_unlearning_takes_the_faded_weight(data):
+    (X, y), (U, u), (T, _) = data
+    model = guessed(data).fade(0.5)
+    same(model, weighted(model, U), T, 1e-8)
+    plain = small().fit(X, y).partial_fit(U[:6], u[:6]).fade(0.5).unlearn(U[:6], u[:6], sample_weight=np.full(6, 0.5))
+    same(plain, small().fit(X, y).fade(0.5), T)
+
+
+@pytest.mark.parametrize("factor", [0, 1.5, -1, float("nan"), 1e-9])
+def test_factors_that_make_no_sense_are_refused(data, factor):
+    (X, y), _, _ = data
+    with pytest.raises(ParameterError, match="factor"):
+        small().fit(X, y).fade(factor)

@@ -1,0 +1,107 @@
+"""Samples without labels in a learner: what is told, what files hold, and that rollback and forgetting are exact."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.learner.toys import assert_same, refused
+
+from evergrow import Learner
+from evergrow.core.errors import InputError, LabelError, ParameterError, UnsupportedError
+from evergrow.learner.modelfile import commit, history, locked_model, rollback
+
+SMALL = {"n_units": 30}
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(5)
+    means, names = rng.normal(size=(4, 10)), np.array(["ant", "bee", "cat", "dog"])
+
+    def drawn(n):
+        y = np.tile(np.arange(4), n)
+        return means[y] + 0.8 * rng.normal(size=(len(y), 10)), names[y]
+
+    return drawn(3), drawn(50), drawn(50)
+
+
+@pytest.fixture
+def learner(data):
+    return Learner(None, options=SMALL).fit(data[0])
+
+
+def test_it_tells_what_it_learned_without_labels(data, learner):
+    before, known = learner.score(data[2]), learner.threshold()
+    report = learner.learn_unlabelled(data[1][0])
+    assert learner.score(data[2]) > before
+    assert (learner.n_samples_, learner.threshold()) == (dict.fromkeys(["ant", "bee", "cat", "dog"], 3), known)
+    assert learner.info()["n_unlabelled"] == report.used == learner.history_[-1].samples
+    assert learner.history_[-1].what == "unlabelled"
+    assert f"{report.unknown} left out" in learner.history_[-1].note
+    assert set(report.classes) == {"ant", "bee", "cat", "dog"}
+
+
+def test_a_stream_is_guessed_block_by_block(data, learner, monkeypatch):
+    monkeypatch.setattr("evergrow.learner.unlabelled.gathered", lambda blocks: blocks)
+    report = learner.learn_unlabelled(iter(data[1][0]))
+    assert report.used == learner.info()["n_unlabelled"] > 100
+
+
+def test_forgetting_gives_the_same_answers_and_sums_as_never(data, learner):
+    twin, (rows, _) = learner.copy(), data[1]
+    learner.learn_unlabelled(rows)
+    learner.predict_proba(rows[:3])
+    learner.forget_unlabelled()
+    assert np.array_equal(learner.predict_proba(rows), twin.predict_proba(rows))
+    assert_same(learner.head_.to_archive(), twin.head_.to_archive())
+    assert learner.history_[-1].what == "forget-unlabelled"
+
+
+def test_rollback_is_byte_exact_and_files_keep_guesses(data, learner, tmp_path):
+    path = tmp_path / "model.evg"
+    commit(path, learner)
+    before = path.read_bytes()
+    with locked_model(path) as opened:
+        used = opened.learn_unlabelled(data[1][0]).used
+        commit(path, opened)
+        expected = opened.predict_proba(data[2][0])
+    loaded = Learner.load(path)
+    assert np.array_equal(loaded.predict_proba(data[2][0]), expected)
+    assert Learner.load(path, lazy=True).info()["n_unlabelled"] == used
+    assert loaded.partial_fit(*(part[:8] for part in data[1])).info()["n_unlabelled"] < used  # labels replace guesses
+    rollback(path)
+    assert path.read_bytes() == before
+    assert [change.what for change in history(path)] == ["fit", "unlabelled", "rollback"]
+
+
+def test_learners_with_guesses_merge_over_their_base(data, learner):
+    (rows, labels), one, two = data[1], learner.copy(), learner.copy()
+    one.learn_unlabelled(rows[:80])
+    two.partial_fit(rows[80:120], labels[80:120])
+    merged = one.copy().merge(two, base=learner)
+    assert merged.info()["n_unlabelled"] == one.info()["n_unlabelled"]
+    assert merged.n_samples_ == two.n_samples_
+
+
+def test_what_cannot_be_learned_changes_nothing(data, learner):
+    rows, labels = data[1]
+    strange = np.arange(1, 8)[:, None] * -rows[labels == "dog"].mean(axis=0) + 1e-3 * rows[:7]
+    with refused(learner, InputError, "none of the 7 samples"):
+        learner.learn_unlabelled(strange)
+    one = Learner(None, options=SMALL).fit(data[0][0], ["ant"] * 12)
+    with refused(one, LabelError, "at least two learned classes"):
+        one.learn_unlabelled(data[1][0])
+    paper = Learner(None, "scl-mgsm", options={"max_units": 20}).fit(data[0])
+    with refused(paper, UnsupportedError, "denoised readout"):
+        paper.learn_unlabelled(data[1][0])
+    with refused(learner, ParameterError, "factor must be"):
+        learner.fade(0)
+
+
+def test_what_fades_counts_for_less_than_what_comes(data, learner):
+    rows, labels = data[1]
+    learner.fade(0.25).partial_fit(rows, labels)
+    weights = np.concatenate([np.full(12, 0.25), np.ones(len(labels))])
+    assert learner.history_[-2].note == "times 0.25"
+    assert float(learner.head_.model_.masses.sum()) == weights.sum()
+    assert learner.n_samples_ == dict.fromkeys(["ant", "bee", "cat", "dog"], 53)
