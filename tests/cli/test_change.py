@@ -71,13 +71,13 @@ def test_rollback_and_redo_give_the_bytes_back(shell, model, later):
         (["update", "m.evg", "empty"], "empty must hold one folder per class"),
         (["update", "m.evg", "nothing.csv"], "nothing.csv must hold at least one row, got none"),
         (["update", "m.evg", "wide.npz"], "features must have 16 columns, got 17"),
-        (["update", "m.evg", "texts.csv"], "made without a backbone, got texts"),
-        (["forget", "m.evg", "kat"], "got 'kat'; nearest: 'cat'"),
-        (["unlearn", "m.evg", "later.npz"], "class must be one that was learned, got 'dog'"),
+        (["update", "m.evg", "texts.csv"], "made without a backbone; these are texts"),
+        (["forget", "m.evg", "kat"], "no class 'kat'; nearest: 'cat'"),
+        (["unlearn", "m.evg", "later.npz"], "There is no class 'dog'"),
         (["rollback", "m.evg"], "nothing to undo"),
         (["rollback", "m.evg"], "m.evg.history"),
         (["update", "empty", "later.npz"], "No model 'empty' here"),
-        (["update", "first.npz", "later.npz"], "first.npz must be an evergrow file"),
+        (["update", "first.npz", "later.npz"], "first.npz is no evergrow file"),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(shell, model, later, arguments, message):
@@ -114,7 +114,7 @@ def test_copies_are_merged_over_their_base(shell, model, later):
     for name, classes in (("a.evg", NAMES[3:5]), ("b.evg", NAMES[5:])):
         Path(name).write_bytes(model.read_bytes())
         shell.run("update", name, write_features(Path(f"{name}.npz"), classes, seed=1))
-    assert "counted twice" in shell.error("merge", "a.evg", "b.evg", "-o", "all.evg")
+    assert "would count twice" in shell.error("merge", "a.evg", "b.evg", "-o", "all.evg")
     assert not Path("all.evg").exists()
     values = shell.json("merge", "a.evg", "b.evg", "-o", "all.evg", "--base", model)
     assert values["n_samples"] == 120
@@ -125,7 +125,7 @@ def test_copies_are_merged_over_their_base(shell, model, later):
     ("arguments", "message"),
     [
         (["merge", "m.evg", "-o", "c.evg"], "at least two models"),
-        (["merge", "m.evg", "m.evg", "-o", "c.evg"], "counted twice"),
+        (["merge", "m.evg", "m.evg", "-o", "c.evg"], "would count twice"),
         (["merge", "m.evg", "other.evg", "-o", "c.evg"], "layer"),
         (["merge", "m.evg", "other.evg", "-o", "m.evg"], "m.evg exists: "),
         (["merge", "m.evg", "absent.evg", "-o", "c.evg"], "absent.evg"),
@@ -257,7 +257,7 @@ def test_rename_several_at_once(shell, model):
 
 def test_names_that_do_not_do(shell, model):
     for arguments, said in (
-        (("antt", "wasp"), "got 'antt'; nearest: 'ant'"),
+        (("antt", "wasp"), "There is no class 'antt'; nearest: 'ant'"),
         (("ant", "bee", "cat"), "Give names in pairs, OLD NEW; 3 names cannot be paired"),
         (("ant", "x", "ant", "y"), "is to be renamed twice"),
     ):

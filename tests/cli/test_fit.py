@@ -33,8 +33,11 @@ def test_lines_for_people(shell, first):
 def test_holdout_is_tested_and_not_learned(shell, first):
     values = shell.json("fit", first, "-m", "m.evg", "--units", 0, "--holdout", 0.25)
     assert (values["samples"], values["n_units"]) == (45, 0)  # of units none: the features alone
-    assert values["holdout"] == {"n_samples": 15, "accuracy": 1.0}
-    assert "held out: 100.0 %" in shell.run("fit", first, "-m", "n.evg", "--units", 50, "--holdout", 0.25).stdout
+    assert (values["test"]["samples"], values["test"]["after"]) == (15, 1.0)
+    assert (
+        "tested: accuracy 100.0 % of 15 samples"
+        in shell.run("fit", first, "-m", "n.evg", "--units", 50, "--holdout", 0.25).stdout
+    )
     assert "--holdout is a share" in shell.error("fit", first, "-m", "o.evg", "--holdout", 1)
 
 
@@ -112,7 +115,7 @@ def test_adapted_backbone_is_the_librarys(shell, images):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["texts.csv", "--adapt", "ssf"], "data must be images for a backbone to be adapted to them, got texts"),
+        (["texts.csv", "--adapt", "ssf"], "A backbone is adapted to images, and these are texts"),
         (["images", *TUNED, "--set", "epochs=3"], "epochs is for --adapt"),
     ],
 )

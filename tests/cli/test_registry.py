@@ -131,7 +131,7 @@ def test_a_bug_shows_its_traceback_on_request(raising: Any, monkeypatch: pytest.
         ("lab", "run", "absent.toml"),
         ("lab", "show", "absent"),
         ("lab", "mechanism", "absent.toml"),
-        ("cache", "clear", "--yes"),
+        ("cache", "clear", "--json"),
         ("lab", "report", "absent", "-o", "out"),
         ("fit", "absent", "-m", "m.evg", "--units", "none"),
         ("fit", "--modle", "m.evg"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +115,7 @@ def test_a_question_that_nobody_can_answer(shell: Shell, tmp_path: Path) -> None
     entry = tmp_path / "cache" / ("f" * 32)
     entry.mkdir(parents=True)
     (entry / "meta.json").write_text(json.dumps({"finished": False, "n_items": 4, "kind": "image"}))
-    done = bash("evergrow cache clear --all <&-")
+    done = bash("evergrow cache clear <&-")
     assert done.returncode == 1, done.stderr
     assert done.stderr.splitlines()[-1] == "error: Not confirmed; nothing was done."
     assert entry.is_dir()
@@ -140,3 +142,29 @@ def test_file_names_that_are_no_utf8(shell: Shell, image_model: Path, images: Pa
     missing = shell.error("predict", image_model, os.fsdecode(b"\xff.png"))
     assert "\\udcff.png" in missing
     assert "\\udcff.evg" in shell.error("inspect", os.fsdecode(b"\xff.evg"))
+
+
+@pytest.mark.slow
+@posix
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+def test_an_update_that_is_stopped_leaves_the_old_model_or_the_new_one(
+    shell: Shell, model: Path, later: Path, stop: signal.Signals
+) -> None:
+    before, command = model.read_bytes(), [sys.executable, "-m", "evergrow", "update", str(model), str(later)]
+    began = time.monotonic()
+    subprocess.run(command, check=True, capture_output=True)
+    whole, samples = time.monotonic() - began, sum(open_model(model).n_samples_.values())
+    shell.run("rollback", model)
+    for step in range(10):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as writer:
+            time.sleep(whole * (step + 1) / 10)
+            writer.send_signal(stop)
+            _, said = writer.communicate()
+        if model.read_bytes() != before:
+            assert sum(open_model(model).n_samples_.values()) == samples
+            shell.run("rollback", model)
+        elif "Interrupted" in said:
+            assert said.splitlines()[-1] == "error: Interrupted; the model was not changed."
+        assert model.read_bytes() == before
+    subprocess.run(command, check=True, capture_output=True)
+    assert not list(model.parent.rglob("*.part"))

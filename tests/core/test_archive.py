@@ -70,7 +70,7 @@ def test_foreign_files(tmp_path):
     torch.save({"x": 1}, tmp_path / "pickle.evg")
     for other in list(tmp_path.iterdir()):
         for read in (read_archive, read_header):
-            with pytest.raises(FileFormatError, match="must be an evergrow file"):
+            with pytest.raises(FileFormatError, match="is no evergrow file"):
                 read(other)
 
 

@@ -125,13 +125,13 @@ def test_a_head_that_is_still_in_its_file_is_edited_as_one_that_was_read(options
 @pytest.mark.parametrize(
     ("edit", "given", "said"),
     [
-        ("rename_classes", [{"crwo": "corvid"}], "got 'crwo'; nearest: 'crow'"),
-        ("rename_classes", [{"crow": "owl"}], "got 'owl' for two: merge_classes makes them one"),
-        ("rename_classes", [{"crow": "x", "owl": "x"}], "got 'x' for two: merge_classes"),
+        ("rename_classes", [{"crwo": "corvid"}], "no class 'crwo'; nearest: 'crow'"),
+        ("rename_classes", [{"crow": "owl"}], "Two classes would be called 'owl'; merging classes makes them one"),
+        ("rename_classes", [{"crow": "x", "owl": "x"}], "Two classes would be called 'x'"),
         ("rename_classes", [{"crow": "crow"}], "another than the old one, got 'crow' for both"),
         ("rename_classes", [{"crow": " "}], "names that can be seen"),
         ("rename_classes", [{}], "at least one class, got none"),
-        ("merge_classes", [["crow", "rok"], "corvid"], "got 'rok'; nearest: 'rook'"),
+        ("merge_classes", [["crow", "rok"], "corvid"], "no class 'rok'; nearest: 'rook'"),
         ("merge_classes", [["crow"], "corvid"], "at least two different classes"),
         ("merge_classes", [["crow", "crow"], "crow"], "at least two different classes"),
         ("merge_classes", [[], "corvid"], "at least two"),
@@ -177,8 +177,8 @@ def test_samples_that_cannot_be_moved() -> None:
     learner = fitted()
     for data, source, target, error, said in (
         (X, "crwo", "raven", LabelError, "nearest: 'crow'"),
-        (X, "crow", "crow", LabelError, "another class, got 'crow' for both"),
-        ((X[y == "jay"], y[y == "jay"]), "crow", "raven", LabelError, "labelled 'crow', got labels 'jay'"),
+        (X, "crow", "crow", LabelError, "'crow' are to move to the same class"),
+        ((X[y == "jay"], y[y == "jay"]), "crow", "raven", LabelError, "labelled 'crow'; labels there are 'jay'"),
         (X[:60], "crow", "raven", UnlearnError, "got 60 where 30 were learned"),
         (X[:5] + 50.0, "crow", "raven", UnlearnError, "must have been learned before"),
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +27,6 @@ from evergrow.core.errors import (
     UnsupportedError,
 )
 from evergrow.learner import learning
-from evergrow.learner.comparison import measured_change
 
 CLASSES = 12
 
@@ -337,12 +335,4 @@ def test_representations(data: Any) -> None:
     assert "nothing learned yet" in repr(learner)
     names = np.array([f"bird {label}" for label in y])
     learner.fit(X, names)
-    assert repr(learner).startswith("Learner(method='evergrow', kind='features', 12 classes, 240 samples, revision 1")
-    assert "accuracy" not in repr(learner)
-    learner.score(X, names)
-    learner.partial_fit(X, names)
-    assert re.search(r"accuracy \d+\.\d% on 240 \(at revision 1\)", repr(learner))
-    with measured_change(learner, (X, names)):
-        learner.partial_fit(X + 0.1, names)
-    loaded = Learner.load(learner.to_archive())  # what a change was tested with is in the file
-    assert re.search(r"accuracy \d+\.\d% on 240\)$", repr(loaded))
+    assert repr(learner) == "Learner(method='evergrow', kind='features', 12 classes, 240 samples, revision 1)"

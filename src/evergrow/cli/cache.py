@@ -40,26 +40,20 @@ def list_command(folder: Folder = None) -> Answer:
 
 @command("cache clear")
 def clear_command(
-    keys: Annotated[list[str] | None, typer.Argument()] = None,
-    everything: Annotated[bool, typer.Option("--all")] = False,
     older_than: Annotated[float | None, typer.Option(min=0)] = None,
     yes: Annotated[bool, typer.Option("-y")] = False,
     folder: Folder = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> Answer:
-    """Remove entries; those that another process is writing stay.
+    """Remove all entries, or old ones; those that another process is writing stay.
 
     Exit codes: 0 all removed, 1 the question was answered with no, 2 the request makes no sense, 3 some are in use by
     another process and stay, the others are removed.
 
     Parameters
     ----------
-    keys
-        Keys, or their first characters.
-    everything
-        Clear every entry.
     older_than : DAYS
-        Clear what was begun before that.
+        Clear only what was begun before that.
     yes
         Do not ask.
     as_json
@@ -69,13 +63,8 @@ def clear_command(
 
     if as_json and not yes:
         raise ParameterError("Add --yes to --json: nobody can be asked.")
-    if sum((bool(keys), everything, older_than is not None)) != 1:
-        raise ParameterError("Say what to clear by keys, --all or --older-than: one of the three.")
     cache = FeatureCache(folder)
-    if keys:
-        chosen = list({info.key: info for info in map(cache.find, keys)}.values())
-    else:
-        chosen = [info for info in cache.list() if older_than is None or info.age_seconds > older_than * 86400]
+    chosen = [info for info in cache.list() if older_than is None or info.age_seconds > older_than * 86400]
     if chosen and not yes:
         for line in _table(chosen):
             typer.echo(line)

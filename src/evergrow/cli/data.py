@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import typer
 
 from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, plural, table
-from evergrow.cli.engine import EngineOptions
+from evergrow.cli.engine import HERE, EngineOptions
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.models import check_target, skipped_code
 from evergrow.cli.registry import command
@@ -183,22 +182,6 @@ def _check_lines(check: DataCheck) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class FeatureEngine(EngineOptions):
-    """Where features are computed; without an engine the workers decode images.
-
-    Parameters
-    ----------
-    workers
-        Processes that decode images; workers of --engine.
-    """
-
-    workers: Annotated[int | None, typer.Option(min=0)] = None
-
-
-HERE = FeatureEngine()
-
-
 @command("features")
 def features_command(
     data: str,
@@ -211,7 +194,7 @@ def features_command(
     test_size: float | None = None,
     reading: options.Reading = options.AS_FOUND,
     force: bool = False,
-    spread: FeatureEngine = HERE,
+    spread: EngineOptions = HERE,
 ) -> Answer:
     """Run a backbone over a data set and write the features.
 
@@ -262,7 +245,7 @@ def features_command(
         return create_backbone(name, run.weights, preset, device=run.device, recipe=features)
 
     started, holds_features = time.perf_counter(), f"{data} holds features already; name images or texts."
-    settings: dict[str, Any] = {"on_error": run.on_error, "batch_size": batch_size, "decode": run.decode}
+    settings: dict[str, Any] = {"on_error": run.on_error, "batch_size": batch_size}
     if spread.engine is not None:
         spread.refuse(test_size=test_size, out_dir=spread.out_dir)
         source = read(data, reading.options(), part="all")
@@ -284,7 +267,7 @@ def features_command(
     from evergrow.features.encoding import featurize
 
     model = created(loaded.train.raw_items().kind)
-    settings |= {"workers": "auto" if spread.workers is None else spread.workers, "cache": None if run.cache else False}
+    settings |= {"workers": spread.workers or "auto", "cache": None if run.cache else False}
     config = EncodeConfig(progress=not run.as_json, **settings)
     result = featurize(loaded, model, config=config)
     save_features(out, result)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evergrow.cli import models, options
-from evergrow.cli.console import Answer, percent, plural
+from evergrow.cli.console import Answer
 from evergrow.cli.engine import HERE, EngineOptions
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
 if TYPE_CHECKING:
-    from evergrow.data.items import Samples
     from evergrow.engine.engines import Engine
     from evergrow.engine.job import JobReport
 
@@ -89,6 +88,8 @@ def fit_command(
         raise ParameterError(f"--holdout is a share from 0 to below 1, not {holdout:g}.")
     if adapt is None and epochs is not None:
         raise ParameterError("epochs is for --adapt, and nothing is to be trained; leave it out or add --adapt.")
+    if holdout and test is not None:
+        raise ParameterError("--holdout and --test do not go together; choose one.")
     config = None
     if adapt is not None:
         from evergrow.adapt.fsa import adaptation_config
@@ -98,7 +99,7 @@ def fit_command(
             config = config.changed(epochs=epochs)
     started = time.perf_counter()
     samples: Any = None
-    held: Samples | None = None
+    tested: Any = test
     if spread.engine is not None:
         spread.refuse(holdout=holdout, adapt=adapt, test=test)
     else:  # before anything heavy is imported: most mistakes show here
@@ -111,7 +112,7 @@ def fit_command(
         if holdout:
             names, codes = np.unique(samples.required_labels(), return_inverse=True)
             keep, hold, _ = stratified_split(codes.astype(np.int64), names.tolist(), holdout, seed)
-            samples, held = samples.take(keep), samples.take(hold)
+            samples, tested = samples.take(keep), samples.take(hold)
     from evergrow.learner.comparison import measured_change
     from evergrow.learner.learner import Learner
     from evergrow.learner.modelfile import commit
@@ -140,18 +141,17 @@ def fit_command(
         report = spread.run(job, model=model, quiet=run.as_json)
         more: dict[str, Any] = {"engine": report.to_values(), "cautions": report.summary()}
     else:
-        with measured_change(learner, test, reading.options()):
+        with measured_change(learner, tested, reading.options()):
             learner.fit(samples)
         change.dropped = commit(model, learner).dropped
         more = {"test": change.tested, "code": models.skipped_code(len(samples) - change.record.samples)}
     change.seconds = time.perf_counter() - started
-    return _answer(change, held, more)
+    return _answer(change, more)
 
 
-def _answer(change: models.ModelChange, held: Samples | None, more: dict[str, Any]) -> Answer:
-    learner, info = change.learner, change.learner.info()
+def _answer(change: models.ModelChange, more: dict[str, Any]) -> Answer:
+    info = change.learner.info()
     spec, adapted = info["backbone"] or {}, info["adaptation"]
-    tested = None if held is None else learner.evaluate(held)
     lines = [models.learned_line(change)]
     if spec:
         why = ", the strongest whose weights are here" if spec.get("reason") else ""
@@ -160,8 +160,6 @@ def _answer(change: models.ModelChange, held: Samples | None, more: dict[str, An
         lines.append(f"features: {note}")
     if adapted:
         lines.append(f"adapted: {models.adapted_note(adapted)}")
-    if tested is not None:
-        lines.append(f"accuracy on {plural(tested.n_known, 'sample')} held out: {percent(tested.accuracy)}")
     return change.answer(
         [*lines, *models.tested_lines(change)],
         seconds=change.seconds,
@@ -170,6 +168,5 @@ def _answer(change: models.ModelChange, held: Samples | None, more: dict[str, An
         reason=spec.get("reason", ""),
         adaptation=adapted,
         n_units=info["n_units"],
-        holdout=None if tested is None else {"n_samples": tested.n_known, "accuracy": tested.accuracy},
         **more,
     )

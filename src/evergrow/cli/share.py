@@ -94,7 +94,7 @@ def export_command(
     model: options.ModelFile,
     onnx: Annotated[Path, typer.Option("-o")],
     opset: int = 18,
-    check: Annotated[bool | None, typer.Option("--check/--no-check")] = None,
+    check: bool = True,
     head_only: bool = False,
     weights: options.Rare[str | None] = None,
     force: bool = False,
@@ -122,7 +122,7 @@ def export_command(
     opset
         Version of ONNX's operators, from 17.
     check
-        Compare with onnxruntime before writing; where it is, the default.
+        Compare with onnxruntime before writing.
     head_only
         Leave the backbone out: the input is features.
     weights
@@ -138,17 +138,16 @@ def export_command(
     if learner.spec_ is not None and learner.spec_.kind == "text" and not head_only:
         models.check_target("the tokenizer beside --onnx", tokenizer_path(onnx), force=force)
     report = export_learner(learner, onnx, opset=opset, check=check, head_only=head_only)
-    shape = ", ".join(str(size) for size in report.input["shape"])
-    names = ", ".join(entry["name"] for entry in report.inputs)
+    names, first = ", ".join(entry["name"] for entry in report.inputs), report.inputs[0]
+    shape, known = ", ".join(map(str, first["shape"])), plural(report.n_classes, "class", "classes")
     lines = [
-        f"{report.path}: {names}, {report.input['type']} ({shape}), to {plural(report.n_classes, 'class', 'classes')}; "
+        f"{report.path}: {names}, {first['type']} ({shape}), to {known}; "
         f"{report.nbytes / 2**20:.1f} MiB, operator set {report.opset}, in {report.seconds:.1f} s",
         *(f"{path}: its tokenizer, which belongs to it" for path in report.beside),
-        "not checked: pip install 'evergrow[onnx]' brings onnxruntime",
     ]
     if report.check is not None:
         rows = f"({report.check.rows} {report.check.samples})"
-        lines[-1] = f"checked: onnxruntime's scores differ by {report.check.difference:.1g} of their spread {rows}"
+        lines.append(f"checked: onnxruntime's scores differ by {report.check.difference:.1g} of their spread {rows}")
     return Answer({"model": str(model), **report.to_dict()}, lines, done=f"{onnx} was written")
 
 
@@ -156,7 +155,7 @@ def export_command(
 def serve_command(
     folder: Annotated[Path, typer.Argument(metavar="MODELS")],
     host: str = "127.0.0.1",
-    port: int = 8080,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8080,
     lan: bool = False,
     token_file: Path | None = None,
     allow_host: list[str] | None = None,

@@ -329,9 +329,7 @@ def _read_head(path: str | os.PathLike[str], data: bytes) -> dict[str, Any]:
         if not isinstance(head, dict):
             raise ValueError("the header has the wrong form")
     except (struct.error, ValueError, KeyError, AttributeError, TypeError, UnicodeDecodeError, RecursionError) as error:
-        raise FileFormatError(
-            f"{path} must be an evergrow file, got {len(data)} bytes that are none or are truncated ({error})"
-        ) from error
+        raise FileFormatError(f"{path} is no evergrow file, or a part of one is missing ({error})") from error
     schema = head.get("schema")
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise FileFormatError(f"{path} must carry an integer schema version, got {schema!r}")

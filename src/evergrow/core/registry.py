@@ -74,7 +74,7 @@ class Registry(Mapping[str, T]):
     >>> shapes["circel"]
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.UnknownNameError: shape must be one of the registered names, got 'circel'; nearest: 'circle'
+    evergrow.core.errors.UnknownNameError: There is no shape 'circel'; nearest: 'circle'.
     """
 
     def __init__(self, kind: str, *, plugins: bool = False) -> None:
@@ -116,6 +116,5 @@ class Registry(Mapping[str, T]):
             return self._items[name] if name in self._items else self._complete()[name]
         except (KeyError, TypeError):
             raise UnknownNameError(
-                f"{self.kind} must be one of the registered names, got {name!r}; "
-                f"nearest: {nearest(str(name), self._items)}"
+                f"There is no {self.kind} {name!r}; nearest: {nearest(str(name), self._items)}."
             ) from None

@@ -162,8 +162,6 @@ class GraphInput:
         What the samples are, in words.
     network : callable, optional
         Returns a copy of the network up to the features, and an example of every input; None for features.
-    nbytes : int
-        Weights of the network.
     sizes : tuple of (str, int)
         Name and largest value of the dimensions that stay open, which are the first ones of every input.
     metadata : dict
@@ -178,7 +176,6 @@ class GraphInput:
     samples: Callable[[slice], dict[str, NDArray[Any]]]
     tried_on: str = "random inputs"
     network: Callable[[], tuple[nn.Module, dict[str, Tensor]]] | None = None
-    nbytes: int = 0
     sizes: tuple[tuple[str, int], ...] = (("n", 2**20),)
     metadata: dict[str, Any] = field(default_factory=dict)
     beside: dict[Path, bytes] = field(default_factory=dict)
@@ -208,7 +205,6 @@ def _pixel_input(backbone: ImageBackbone) -> GraphInput:
         lambda: encode_batch(backbone, list(transform.normalised(noise))),
         lambda part: {PIXELS: np.asarray(noise[part].numpy())},
         network=network,
-        nbytes=_weight_bytes(backbone.module),
         metadata={"evergrow.preprocessing": cuts[0][0].to_dict()} if len(cuts) == 1 else {"evergrow.views": views},
     )
 
@@ -263,7 +259,6 @@ def _token_input(backbone: TextBackbone, path: Path) -> GraphInput:
         samples,
         "texts of mixed lengths",
         network,
-        _weight_bytes(backbone.module),
         (("n", 2**20), ("length", limit or _MANY)),
         {"evergrow.tokenizer": {"file": path.name, "sha256": digest, "max_length": limit, "prompt": prompt}},
         {path: tokenizer.encode()},
@@ -372,10 +367,6 @@ def tokenizer_path(target: Path) -> Path:
 def random_features(width: int) -> NDArray[np.float32]:
     """Return a few rows of standard normal numbers."""
     return np.asarray(torch.randn(_ROWS, width, generator=generator(0, "export", "features")).numpy())
-
-
-def _weight_bytes(module: torch.nn.Module) -> int:
-    return sum(part.nbytes for part in (*module.parameters(), *module.buffers()))
 
 
 def _tokenizers() -> Any:

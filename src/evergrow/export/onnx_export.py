@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -43,10 +42,6 @@ if TYPE_CHECKING:
 
 AGREEMENT = 1e-4
 """Largest difference between onnxruntime's scores and ours, relative to the spread of the scores."""
-
-SIZE_LIMIT = 2**31 - 2**22
-"""One ONNX file holds less than 2 GiB; a little is left for everything that is not weights."""
-
 
 PREFIX = "evergrow"
 """What all names of the head begin with, so that they cannot meet a backbone's."""
@@ -110,14 +105,9 @@ class ExportReport:
     seconds: float
     beside: tuple[str, ...] = ()
 
-    @property
-    def input(self) -> dict[str, Any]:
-        """Name, type and shape of the first input."""
-        return self.inputs[0]
-
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
-        return {**asdict(self), "input": self.input}
+        return asdict(self)
 
 
 def export_onnx(
@@ -126,7 +116,7 @@ def export_onnx(
     path: str | os.PathLike[str],
     *,
     opset: int = 18,
-    check: bool | None = None,
+    check: bool = True,
     spec: BackboneSpec | None = None,
 ) -> ExportReport:
     """Write backbone and head as one ONNX graph.
@@ -148,9 +138,8 @@ def export_onnx(
         Where to. Replaced in one step, and only if everything went well, as is a tokenizer beside it.
     opset : int
         Version of ONNX's operator set, from 17.
-    check : bool, optional
-        Whether to run the graph with onnxruntime and compare before the file is put in place; by default if onnxruntime
-        is installed.
+    check : bool
+        Whether to run the graph with onnxruntime and compare before the file is put in place.
     spec : BackboneSpec, optional
         Description of the backbone that features come from, for the metadata of a head alone.
 
@@ -163,7 +152,7 @@ def export_onnx(
     ExportError
         If backbone or head cannot be exported, or the graph does not compute what they do.
     MissingExtraError
-        If onnx is not installed.
+        If onnx is not installed, or onnxruntime, which the check takes.
 
     Examples
     --------
@@ -199,9 +188,8 @@ def export_onnx(
         data: bytes = model.SerializeToString()
         onnx.checker.check_model(data)
     except Exception as error:  # protobuf and the checker have no common error
-        raise ExportError(f"the graph must be a valid ONNX model, but {error}") from error
-    wanted = importlib.util.find_spec("onnxruntime") is not None if check is None else check
-    checked = check_graph(source, head, data) if wanted else None
+        raise ExportError(f"the graph must be a valid ONNX model of less than 2 GiB, but {error}") from error
+    checked = check_graph(source, head, data) if check else None
     with ExitStack() as stack:  # all files are whole before the first one is in place; the graph comes last
         for file, content in {target: data, **source.beside}.items():
             stack.enter_context(atomic_path(file)).write_bytes(content)
@@ -258,12 +246,6 @@ def _assemble(
     wide = graph.cast(FEATURES, graph.onnx_dtype)
     double = needs_double(head)
     names = add_answers(graph, add_scores(graph, found, wide), temperature, double=double)
-    weights = source.nbytes + sum(len(constant.raw_data) for constant in graph.constants)
-    if weights >= SIZE_LIMIT:  # before the backbone is exported, which takes long
-        raise ExportError(
-            f"a model must have less than 2 GiB of weights for one ONNX file, got {weights / 2**30:.1f} GiB: "
-            "learn with fewer units"
-        )
     shape = ["n", len(head.classes_)]
     kinds = {
         "scores": (proto.DOUBLE if double else proto.FLOAT, shape),
@@ -310,8 +292,6 @@ def _describe(
         "evergrow.inputs": inputs,
         **source.metadata,
     }
-    if len(inputs) == 1:
-        entries["evergrow.input"] = inputs[0]
     if spec is not None:
         entries["evergrow.backbone"] = _public(spec)
         if spec.preprocessing and not source.metadata:  # of a head alone
@@ -406,7 +386,6 @@ class GraphBuilder:
     dtype: torch.dtype
     nodes: list[Any] = field(default_factory=list)
     constants: list[Any] = field(default_factory=list)
-    _shared: dict[str, str] = field(default_factory=dict)
 
     @property
     def _onnx(self) -> Any:
@@ -452,12 +431,8 @@ class GraphBuilder:
         return name
 
     def number(self, value: float) -> str:
-        """Add one number in the type that the head computes in; equal numbers are shared."""
-        key = repr(float(value))
-        if key not in self._shared:
-            kind = np.float64 if self.dtype == torch.float64 else np.float32
-            self._shared[key] = self.array(np.asarray(value, dtype=kind))
-        return self._shared[key]
+        """Add one number in the type that the head computes in."""
+        return self.array(np.asarray(value, dtype=np.float64 if self.dtype == torch.float64 else np.float32))
 
     def cast(self, name: str, to: int) -> str:
         """Add a change of type."""

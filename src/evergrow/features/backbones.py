@@ -537,8 +537,8 @@ def timm_entry(name: str) -> tuple[str, Any]:
     known = {*timm.list_models(), *timm.list_models(pretrained=True)}
     close = nearest(name, known)
     raise UnknownNameError(
-        f"backbone must be a name of timm's, 'all-MiniLM-L6-v2', 'sentence:NAME' or a torch module, got {name!r}; "
-        f"nearest: {close if close.count(',') < 3 else 'none'}"
+        f"There is no backbone {name!r}; names are timm's, 'all-MiniLM-L6-v2' and 'sentence:NAME'"
+        f"{f', the nearest {close}' if close.count(',') < 3 else ''}."
     )
 
 

@@ -184,7 +184,7 @@ class ClassChange:
         for label in names:
             if label not in known:
                 close = nearest(label, known) if isinstance(label, str) else ", ".join(map(repr, known[:3]))
-                raise LabelError(f"class must be one that was learned, got {label!r}; nearest: {close}")
+                raise LabelError(f"There is no class {label!r}; nearest: {close}.")
         table, codes = np.unique(_label_array([names.get(label, label) for label in known]), return_inverse=True)
         return cls(table, [np.flatnonzero(codes == code).tolist() for code in range(len(table))])
 
@@ -239,9 +239,7 @@ class NamedClasses:
         change = ClassChange.of(self.classes_, names)
         for label, group in zip(change.classes.tolist(), change.groups, strict=True):
             if len(group) > 1:
-                raise LabelError(
-                    f"classes must keep different labels, got {label!r} for two: merge_classes makes them one"
-                )
+                raise LabelError(f"Two classes would be called {label!r}; merging classes makes them one.")
         return self._change_classes(change)
 
     def merge_classes(self, labels: Iterable[Any], into: Any) -> Self:
@@ -271,7 +269,7 @@ class NamedClasses:
         self._require_fitted()
         names = dict.fromkeys([labels] if isinstance(labels, str) else labels, into)
         if len({*names, *([into] if into in self.classes_.tolist() else [])}) < 2:
-            raise LabelError(f"labels must name at least two different classes to merge, got {list(names)}")
+            raise LabelError(f"Name at least two different classes to merge, not {list(names)}.")
         return self._change_classes(ClassChange.of(self.classes_, names))
 
 

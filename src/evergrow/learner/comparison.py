@@ -1,12 +1,8 @@
-"""Two models, or a model before and after a change, side by side: classes, counts, accuracy and changed answers.
-
-Of test data the history has the place, a checksum of the features and the number of samples, never a sample.
-"""
+"""Two models, or a model before and after a change, side by side: classes, counts, accuracy and changed answers."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +19,7 @@ from evergrow.data.items import Samples
 from evergrow.learner.edits import backbone_differences
 from evergrow.learner.evaluation import Evaluation, evaluate_predictions
 from evergrow.learner.learner import Learner
-from evergrow.learner.snapshot import Tested, changed_names, fingerprint
+from evergrow.learner.snapshot import Tested, changed_names
 
 
 @dataclass(frozen=True)
@@ -207,10 +203,7 @@ def measured_change(learner: Learner, data: Any = None, options: DataOptions | N
     after = _measured(learner, rows)
     recalls = {} if before is None else before.recalls()
     fell = {name: (recalls[name], now) for name, now in after.recalls().items() if now < recalls.get(name, 0.0)}
-    named = isinstance(data, (str, os.PathLike)) and os.path.exists(data)
     tested = Tested(
-        os.path.abspath(data) if named else "",
-        fingerprint(rows[0]),
         0 if before is None else before.n_known,
         None if before is None or not before.n_known else before.accuracy,
         after.n_known,

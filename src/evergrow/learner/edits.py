@@ -143,7 +143,7 @@ def moving(now: Snapshot, source: Any, target: Any) -> tuple[str, str]:
     names = str(source), _class_name(target)
     require_known(names[:1], now.counts)
     if names[0] == names[1]:
-        raise LabelError(f"samples must move to another class, got {names[0]!r} for both")
+        raise LabelError(f"Samples of {names[0]!r} are to move to the same class; name another.")
     return names
 
 
@@ -161,7 +161,7 @@ def samples_to_move(samples: Samples, source: str) -> Samples:
     if not len(rows):
         there = ", ".join(map(repr, np.unique(samples.labels).tolist()[:5]))
         raise LabelError(
-            f"data must hold samples labelled {source!r}, got labels {there}; data without labels are moved whole"
+            f"No sample in the data is labelled {source!r}; labels there are {there}. Data without labels move whole."
         )
     return samples.take(rows)
 
@@ -252,8 +252,8 @@ def _check_separate(mine: Snapshot, theirs: Snapshot, base: Snapshot | None) -> 
     if base is None:
         if shared:
             raise MergeError(
-                f"learners to merge must have learned separately, but {len(shared)} batches are in both and would be "
-                f"counted twice: give the model that both began as (base=), or let one start from spawn()"
+                f"Both models have learned the same data ({len(shared)} of their batches), which would count twice. If "
+                "both are copies of one model, name that as the base; else let one begin with spawn."
             )
         return
     # Numbers and notes may differ between files.

@@ -109,16 +109,16 @@ class Header:
         """Read the header of a model file, or raise :class:`FileFormatError`."""
         try:
             return cls.of(read_header(path), path)
-        except NewerSchemaError:
+        except FileFormatError:
             raise
-        except (FileFormatError, OSError) as error:
-            raise FileFormatError(f"{path} is no whole evergrow model: {error}") from error
+        except OSError as error:
+            raise FileFormatError(f"{path} cannot be read: {error}") from error
 
     @classmethod
     def of(cls, archive: Archive, path: Path) -> Self:
         """Return what an archive says of itself, or raise :class:`FileFormatError`."""
         if archive.kind != "learner":
-            raise FileFormatError(f"it holds {archive.kind!r}")
+            raise FileFormatError(f"{path} is no model; it holds {archive.kind!r}.")
         return dataclasses.replace(from_values(cls, archive.meta, str(path)), digest=archive.digest)
 
 

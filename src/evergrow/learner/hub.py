@@ -26,9 +26,9 @@ from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import EvergrowError, ModelNotFoundError, ParameterError
 from evergrow.core.escaping import markdown_text, one_line
 from evergrow.core.files import existing_model
-from evergrow.learner.snapshot import last_tested
 
 if TYPE_CHECKING:
+    from evergrow.learner.evaluation import Evaluation
     from evergrow.learner.learner import Learner
 
 MODEL_FILE = "model.evg"
@@ -85,7 +85,12 @@ def push(learner: Learner, repo: str, card: huggingface_hub.ModelCard, **setting
 
 
 def model_card(
-    learner: Learner, repo: str, licence: str | None = None, dataset: str | None = None, summary: str | None = None
+    learner: Learner,
+    repo: str,
+    licence: str | None = None,
+    dataset: str | None = None,
+    summary: str | None = None,
+    evaluation: Evaluation | None = None,
 ) -> huggingface_hub.ModelCard:
     """Return the page that goes with a published model: what it knows, what it was made of and how good it is.
 
@@ -97,7 +102,7 @@ def model_card(
         The model.
     repo : str
         Where it is published, ``"OWNER/NAME"``.
-    licence, dataset, summary : str, optional
+    licence, dataset, summary, evaluation : optional
         As for :meth:`evergrow.Learner.push_to_hub`.
 
     Examples
@@ -116,17 +121,10 @@ def model_card(
     from evergrow.features.sources import hub_name, licence_of
 
     info, spec, name = learner.info(), learner.spec_, repo.rpartition("/")[2]
-    measured = learner._measured or last_tested(info)
-    results: dict[str, Any] = {}
-    if measured is not None and dataset is not None:
-        found = huggingface_hub.EvalResult(
-            task_type=_TASKS[info["kind"]],
-            dataset_type=dataset,
-            dataset_name=dataset,
-            metric_type="accuracy",
-            metric_value=measured.accuracy,
-        )
-        results = {"model_name": name, "eval_results": [found]}
+    measured = None if evaluation is None else (evaluation.accuracy, evaluation.n_known)
+    tested = learner.history_[-1].tested
+    if measured is None and tested is not None and tested.after is not None:
+        measured = tested.after, tested.samples
     data = huggingface_hub.ModelCardData(
         library_name="evergrow",
         pipeline_tag=_TASKS[info["kind"]],
@@ -134,7 +132,6 @@ def model_card(
         license=licence,
         base_model=None if spec is None else hub_name(spec),
         datasets=[dataset] if dataset is not None and dataset.count("/") == 1 else None,
-        **results,
     )
     card: huggingface_hub.ModelCard = huggingface_hub.ModelCard.from_template(
         data,
@@ -211,8 +208,8 @@ def _asking(repo: str) -> Iterator[None]:
 def published_archive(learner: Learner) -> Archive:
     """Return what a model file holds, without names of users and without places on a disk.
 
-    Users under whom changes were written, the place of data that it was tested on, and folders of weights are
-    left out; numbers, classes, changes and notes are those of the model.
+    Users under whom changes were written and folders of weights are left out; numbers, classes, changes and notes are
+    those of the model.
 
     Examples
     --------
@@ -226,8 +223,6 @@ def published_archive(learner: Learner) -> Archive:
     archive: Archive = _without_folders(learner.to_archive())
     for change in archive.meta["history"]:
         change.pop("who", None)
-        if change.get("tested"):
-            change["tested"]["source"] = os.path.basename(change["tested"]["source"].rstrip("/\\"))
     return archive
 
 

@@ -48,11 +48,11 @@ def require_known(names: Iterable[str], known: Collection[str]) -> None:
     >>> require_known(["crwo"], ["crow", "owl"])
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.LabelError: class must be one that was learned, got 'crwo'; nearest: 'crow'
+    evergrow.core.errors.LabelError: There is no class 'crwo'; nearest: 'crow'.
     """
     for name in names:
         if name not in known:
-            raise LabelError(f"class must be one that was learned, got {name!r}; nearest: {nearest(name, known)}")
+            raise LabelError(f"There is no class {name!r}; nearest: {nearest(name, known)}.")
 
 
 def as_labels(names: Iterable[str], kind: str) -> NDArray[Any]:

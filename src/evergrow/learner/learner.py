@@ -26,20 +26,18 @@ from evergrow.head.labels import BUILT_IN, StoredHead
 from evergrow.learner import edits, unlabelled
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.encoder import Encoder, check_kept, checkpoint_file, encode_config
+from evergrow.learner.encoder import Encoder, check_kept, encode_config
 from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_predictions
 from evergrow.learner.labels import as_labels
 from evergrow.learner.learning import Block, gathered, learn
 from evergrow.learner.snapshot import (
     Change,
     HeadRecipe,
-    Measured,
     Snapshot,
     describe,
     learned_data,
     read_adaptation,
     read_snapshot,
-    text_of,
     with_head,
     with_widths,
 )
@@ -161,7 +159,6 @@ class Learner(Estimator):
         self._snapshot: Snapshot | None = None
         self._source: tuple[Any, str] = (None, "the archive")  # device and name of what was loaded
         self.origin_: tuple[Path, str] | None = None
-        self._measured: Measured | None = None  # the last evaluation
 
     # -- what is known ---------------------------------------------------------------------------------------
 
@@ -241,7 +238,12 @@ class Learner(Estimator):
         return describe(self._taught() if isinstance(now.head, StoredHead) and now.told is None else now)
 
     def __repr__(self) -> str:
-        return text_of(None if self._snapshot is None else self.info(), self.method, self._measured)
+        if self._snapshot is None:
+            return f"Learner(method={self.method!r}, nothing learned yet)"
+        info = self.info()
+        backbone = f", backbone={info['backbone']['name']!r}" if info["backbone"] else ""
+        known = f"{info['n_classes']} classes, {info['n_samples']} samples, revision {info['revision']}"
+        return f"Learner(method={self.method!r}, kind={info['kind']!r}{backbone}, {known})"
 
     def __sklearn_is_fitted__(self) -> bool:
         return self._snapshot is not None and not self._snapshot.is_empty
@@ -326,7 +328,6 @@ class Learner(Estimator):
         y: Any = None,
         *,
         sample_weight: Any = None,
-        checkpoint: str | os.PathLike[str] | None = None,
         engine: Any = None,
     ) -> Self:
         """Forget everything and learn.
@@ -344,9 +345,6 @@ class Learner(Estimator):
         sample_weight : array-like of shape (n,), optional
             How many samples each counts for: 2 is as if it came twice, 0 as if it had not come. ``n_samples_`` goes on
             counting samples. Asks for a method that takes weights.
-        checkpoint : path-like, optional
-            File that is written after every epoch of ``adapt``. If the training is interrupted, the same call goes on
-            after the last epoch in it, to the same numbers. It is left there when all is done, and then of no more use.
         engine : Engine, optional
             Several processes or machines that learn shard by shard, exactly, such as
             ``evergrow.engine.LocalEngine(workers=2)``. ``data`` is then an address that every worker reads for itself;
@@ -358,8 +356,6 @@ class Learner(Estimator):
 
         Raises
         ------
-        CheckpointError
-            If the checkpoint is of another training: other images, labels, settings, seed or backbone.
         LabelError
             If labels are missing, too many or of several kinds.
         UnsupportedError
@@ -371,18 +367,17 @@ class Learner(Estimator):
             Where classes have fewer than ten samples, and fewer than a fifth of what the others have.
         """
         if engine is not None:
-            _check_alone(engine, y=y, sample_weight=sample_weight, checkpoint=checkpoint).fit(self, data)
+            _check_alone(engine, y=y, sample_weight=sample_weight).fit(self, data)
             return self
-        return self._fit(data, y, sample_weight, checkpoint)
+        return self._fit(data, y, sample_weight)
 
-    def _fit(self, data: Any, y: Any, sample_weight: Any, checkpoint: Any = None, classes: Any = None) -> Self:
+    def _fit(self, data: Any, y: Any, sample_weight: Any, classes: Any = None) -> Self:
         head = self._new_head()  # wrong options are refused before anything is read
         config = None
         if self.adapt is not None:  # what trains takes time to import
             from evergrow.adapt.fsa import adaptation_config
 
             config = adaptation_config(self.adapt)
-        checkpoint = checkpoint_file(checkpoint, config)
         begun = self._snapshot if self._snapshot is not None and self._snapshot.is_empty else None
         encoder = self._open_encoder() if begun is None else self._encoder
         chunks = iter(intake.labelled_chunks(data, y, sample_weight, "train", encoder.kind))
@@ -392,20 +387,18 @@ class Learner(Estimator):
         if config is not None:
             if first.kind != "image":
                 what = "feature vectors" if first.kind == "features" else f"{first.kind}s"
-                raise InputError(
-                    f"data must be images for a backbone to be adapted to them, got {what}: leave adapt out"
-                )
+                raise InputError(f"A backbone is adapted to images, and these are {what}; leave adapt out.")
             intake.check_whole(data)
         if encoder.spec is None:  # else the backbone was chosen when the model began
             encoder = encoder.begun(first)
         if config is not None:
-            encoder, first = encoder.adapted(first, config, seed=self._seed(), checkpoint=checkpoint)
+            encoder, first = encoder.adapted(first, config, seed=self._seed())
         blank = begun or self._blank(encoder)
         if encoder.spec is None:  # else its description says which blocks there are
             blank = dataclasses.replace(blank, columns=first.columns, widths=encoder.widths)
         blocks = self._blocks(itertools.chain([first], chunks), (encoder, blank), classes)
         now = learn(blank, with_widths(head, encoder.widths), blocks, self._seed(), "fit")
-        self._begun, self._snapshot = encoder, self._numbered(now, blank)
+        self._begun, self._snapshot = encoder, now
         return self
 
     def partial_fit(
@@ -1027,8 +1020,6 @@ class Learner(Estimator):
                 raise InputError("unknown must hold classes that the model does not know, got none but known ones")
             strange = now.head.novelty_score(self._encoded(samples).X)
         result = evaluate_predictions(true, told, now.classes, novel, strange, threshold, false_alarm)
-        if result.n_known:
-            self._measured = Measured(result.accuracy, result.n_known, now.revision)
         kept = None
         if keep_samples:
             things = None if items[0] is None else concat_items(items)
@@ -1046,16 +1037,12 @@ class Learner(Estimator):
         sample_weight : array-like of shape (n,), optional
             What each sample counts for.
         """
-        now = self._taught()
         right, weights = [], []
         for samples in intake.labelled_chunks(data, y, sample_weight, "test", self._encoder.kind):
             answers = self._answers_to(self._encoded(samples, on_error="raise").X)
             right.append(answers == samples.required_labels())
             weights.append(np.ones(len(samples)) if samples.weights is None else samples.weights)
-        found = np.concatenate(right)
-        accuracy = float(np.average(found, weights=np.concatenate(weights)))
-        self._measured = Measured(accuracy, len(found), now.revision)
-        return accuracy
+        return float(np.average(np.concatenate(right), weights=np.concatenate(weights)))
 
     def _asked(self, items: Any, question: Callable[[NDArray[Any]], Any]) -> NDArray[Any]:
         """Return the answers to a question about items, in their order; of streams in bounded memory."""
@@ -1162,13 +1149,14 @@ class Learner(Estimator):
         licence: str | None = None,
         dataset: str | None = None,
         summary: str | None = None,
+        evaluation: Evaluation | None = None,
         message: str = "Publish an evergrow model",
         **settings: Any,
     ) -> str:
         """Publish the model on the Hugging Face Hub: its file and a card, in one commit.
 
         The card lists classes and counts, the backbone with its licence where that is known, the accuracy where it was
-        measured (:meth:`evaluate`, :meth:`score`) and how to load it. Names of users and places on a disk, which the
+        measured and how to load it. Names of users and places on a disk, which the
         record of changes may have, are left out of the published file.
 
         Parameters
@@ -1181,6 +1169,8 @@ class Learner(Estimator):
             What it learned from and was measured on, for the card.
         summary : str, optional
             A paragraph for the card, as Markdown.
+        evaluation : Evaluation, optional
+            What :meth:`evaluate` gave, for the accuracy; by default that of the latest change, where it was tested.
         message : str
             Of the commit.
         **settings
@@ -1200,7 +1190,8 @@ class Learner(Estimator):
         """
         from evergrow.learner.hub import model_card, push
 
-        return push(self, repo, model_card(self, repo, licence, dataset, summary), commit_message=message, **settings)
+        card = model_card(self, repo, licence, dataset, summary, evaluation)
+        return push(self, repo, card, commit_message=message, **settings)
 
     @classmethod
     def from_pretrained(cls, repo: str | os.PathLike[str], **settings: Any) -> Self:
@@ -1294,12 +1285,6 @@ class Learner(Estimator):
             adaptation=None if encoder.adaptation is None else to_archive(encoder.adaptation),
             widths=encoder.widths if encoder.spec is None else (),
         )
-
-    def _numbered(self, now: Snapshot, blank: Snapshot) -> Snapshot:
-        """Return what a fit led to; numbers of revisions go on from what the learner knew before."""
-        if self._snapshot is None or blank.history:
-            return now
-        return dataclasses.replace(now, history=(now.history[-1].numbered(self._snapshot.revision + 1),))
 
     def _twin(self) -> Learner:
         """Return a learner of the same settings and backbone that knows nothing."""

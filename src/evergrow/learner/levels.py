@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.model_selection import PredefinedSplit, cross_val_predict
+from sklearn.model_selection import cross_val_predict
 
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.seeding import generator
@@ -129,21 +129,12 @@ def try_levels(
 
 
 def _drawn(shuffled: Any, codes: Any, most: int) -> Any:
-    """Return rows of as many classes as have three samples among so many, every class in turn."""
-    drawn = codes[shuffled]
-    kept = np.flatnonzero(np.isin(drawn, np.unique(drawn)[: max(2, most // _FOLDS)]))
-    return shuffled[kept[np.argsort(_ranks(drawn)[kept], kind="stable")][:most]]
-
-
-def _ranks(codes: Any) -> Any:
-    """Return how many rows before each are of its class."""
-    order = np.argsort(codes, kind="stable")
-    ranks = np.empty(len(order), dtype=np.int64)
-    ranks[order] = np.arange(len(order)) - np.searchsorted(codes[order], codes[order])
-    return ranks
+    """Return rows of as many classes as have three samples among so many, as many of each class."""
+    chosen = np.unique(codes[shuffled])[: max(2, most // _FOLDS)]
+    return np.concatenate([shuffled[codes[shuffled] == code][: max(_FOLDS, most // len(chosen))] for code in chosen])
 
 
 def _held_out(X: Any, y: Any, widths: tuple[int, ...]) -> Any:
     """Return which rows were recognised by a classifier that had learned the other folds."""
     head = Classifier(n_units=_UNITS, random_state=0, blocks=widths if len(widths) > 1 else None)
-    return cross_val_predict(head, X, y, cv=PredefinedSplit(_ranks(y) % _FOLDS)) == y
+    return cross_val_predict(head, X, y, cv=_FOLDS) == y

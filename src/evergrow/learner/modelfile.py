@@ -469,4 +469,6 @@ def _writing(model: Path) -> Iterator[None]:
     except EvergrowError:
         raise
     except OSError as error:
-        raise ModelWriteError(f"{model} could not be written, and is as it was: {error}") from error
+        if "No space left" in str(error):  # libraries that write files keep no number of an error
+            raise ModelWriteError(f"No space left on the disk of {model}; the model was not changed.") from error
+        raise ModelWriteError(f"{model} could not be written; the model was not changed: {error}") from error

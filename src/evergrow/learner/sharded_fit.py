@@ -187,7 +187,7 @@ def complete_fit(learner: Learner, total: Learner, sample: Block) -> Learner:
     calibration = calibrated(Calibration(), head, sample, known.counts, learner._seed())
     values: dict[str, Any] = {"head": head, "calibration": calibration, "label_kind": known.label_kind}
     now = learned(blank, "fit", *_record(known, sample), known.counts, **values)
-    learner._begun, learner._snapshot = total._encoder, learner._numbered(now, blank)
+    learner._begun, learner._snapshot = total._encoder, now
     return learner
 
 

@@ -1,7 +1,7 @@
 """Everything a learner knows, as one record: replaced as a whole or not at all, and written to files as it is.
 
 The record has the history of the model: one :class:`Change` for everything that was done to it. :func:`describe` gives
-all of it in plain values, :func:`text_of` in one line.
+all of it in plain values.
 """
 
 from __future__ import annotations
@@ -65,8 +65,6 @@ class Tested:
 
     Parameters
     ----------
-    source, digest : str
-        Where the data lie, and a checksum of them.
     samples_before, samples : int
         How many of them are of classes that the model knew before, and knows after.
     before, after : float or None
@@ -75,8 +73,6 @@ class Tested:
         Classes of which a smaller share is recognised than before, with both shares; the largest fall first.
     """
 
-    source: str
-    digest: str
     samples_before: int
     before: Share | None
     samples: int
@@ -142,10 +138,6 @@ class Change:
         """Return a change that happens at this moment; ``values`` are further fields."""
         when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         return cls(what, when, int(samples), tuple(classes), **values)
-
-    def numbered(self, revision: int) -> Self:
-        """Return the change with the revision that it led to."""
-        return replace(self, revision=revision)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -414,7 +406,7 @@ class Snapshot:
 
         If a class name cannot be read as the current label type, all labels become strings.
         """
-        after = replace(self, history=(*self.history, change.numbered(self.revision + 1)), **values)
+        after = replace(self, history=(*self.history, replace(change, revision=self.revision + 1)), **values)
         kind = after.label_kind if all(can_read(after.label_kind, name) for name in after.counts) else "name"
         return replace(after, label_kind=kind)
 
@@ -530,25 +522,6 @@ def summed(
 # -- at a glance ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What an evaluation found.
-
-    Parameters
-    ----------
-    accuracy : float
-        Share of right answers.
-    n : int
-        On so many samples.
-    revision : int
-        Of the model that was asked.
-    """
-
-    accuracy: float
-    n: int
-    revision: int
-
-
 def describe(now: Snapshot) -> dict[str, Any]:
     """Return what is known of a learner, in plain values.
 
@@ -593,48 +566,3 @@ def describe(now: Snapshot) -> dict[str, Any]:
         "revision": now.revision,
         "history": [change.to_dict() for change in now.history],
     }
-
-
-def text_of(info: dict[str, Any] | None, method: str, tested: Measured | None) -> str:
-    """Return a learner in one line.
-
-    Parameters
-    ----------
-    info : dict or None
-        As :meth:`evergrow.Learner.info` gives it; None before anything is learned.
-    method : str
-        The method.
-    tested : Measured or None
-        The last evaluation; where there is none, that of the latest change that was tested counts.
-
-    Examples
-    --------
-    >>> from evergrow.learner.snapshot import text_of
-    >>> text_of(None, "scl-mgsm", None)
-    "Learner(method='scl-mgsm', nothing learned yet)"
-    """
-    if info is None:
-        return f"Learner(method={method!r}, nothing learned yet)"
-    backbone = info["backbone"]["name"] if info["backbone"] else None
-    parts = [
-        f"method={method!r}",
-        f"kind={info['kind']!r}",
-        *([f"backbone={backbone!r}"] if backbone else []),
-        f"{info['n_classes']} class{'es' * (info['n_classes'] != 1)}",
-        f"{info['n_samples']} sample{'s' * (info['n_samples'] != 1)}",
-        f"revision {info['revision']}",
-    ]
-    tested = tested or last_tested(info)
-    if tested is not None:
-        when = "" if tested.revision == info["revision"] else f" (at revision {tested.revision})"
-        parts.append(f"accuracy {tested.accuracy:.1%} on {tested.n}{when}")
-    return f"Learner({', '.join(parts)})"
-
-
-def last_tested(info: dict[str, Any]) -> Measured | None:
-    """Return the accuracy that the latest tested change ended with."""
-    for change in reversed(info["history"]):
-        found = change.get("tested") or {}
-        if found.get("after") is not None:
-            return Measured(found["after"], found["samples"], change["revision"])
-    return None

@@ -64,14 +64,14 @@ class SortedFile:
     Parameters
     ----------
     file : str
-        Where it was, as a whole path; empty for a folder that was made.
+        Where it was, as a whole path.
     answer : str
         The likeliest class, also where it is not sure; empty for what is unknown or cannot be read.
     probability : float or None
         Of the answer.
     place : str
         Where it went, from the folder of the table; empty where it stays.
-    how : {"move", "copy", "link", "make", ""}
+    how : {"move", "copy", ""}
         How it got there.
     state : {"planned", "done", "left"}
         Whether it is there.
@@ -85,7 +85,7 @@ class SortedFile:
     answer: str = ""
     probability: float | None = None
     place: str = ""
-    how: Literal["move", "copy", "link", "make", ""] = ""
+    how: Literal["move", "copy", ""] = ""
     state: Literal["planned", "done", "left"] = "left"
     size: int = 0
     note: str = ""
@@ -131,7 +131,7 @@ def plan_sort(
         One row for every image, those that stay with the reason.
     """
     root, target = _checked(learner, folder, out, unknown)
-    done = {(row.file, row.size) for row in earlier if row.state == "done" and row.how in ("copy", "link")}
+    done = {(row.file, row.size) for row in earlier if row.state == "done" and row.how == "copy"}
     sizes = {name: size for name, size in _images(root, target).items() if (str(root / name), size) not in done}
     left = {name: reason for name in sizes if (reason := _why_not(root, name))}
     names = [name for name in sizes if name not in left]
@@ -234,7 +234,7 @@ def sort_folder(
     ----------
     learner, folder, out
         As for :func:`plan_sort`.
-    how : {"move", "copy", "link"}
+    how : {"move", "copy"}
         What to do with the files.
     progress : bool
         Whether to show a bar.
@@ -272,25 +272,21 @@ def sort_folder(
     8 True []
     """
     _, target = _checked(learner, folder, out, settings.get("unknown", UNKNOWN))
-    is_new = not target.exists()
     target.mkdir(exist_ok=True)
     with locked(target):
         remove_leftovers(target, f".{TABLE}.*")
-        table, earlier = target / TABLE, [SortedFile("", place=".", how="make", state="done")] if is_new else []
-        if os.path.lexists(table):
-            earlier = read_table(table)
+        table = target / TABLE
+        earlier = read_table(table) if os.path.lexists(table) else []
         resumed = [row for row in earlier if row.state == "planned"]
         completed = _carried_out(resumed, target, progress)
         before = [row for row in (*earlier, *completed) if row.state == "done"]
         plan = plan_sort(learner, folder, out, **settings, earlier=before)
-        groups = sorted({row.group for row in plan if row.place})
-        new = [SortedFile("", place=group, how="make") for group in groups if not (target / group).exists()]
-        planned = [replace(row, how=row.how or how, state="planned") for row in (*plan, *new) if row.place]
+        planned = [replace(row, how=how, state="planned") for row in plan if row.place]
         stays = [row for row in plan if not row.place]
         write_table(table, [*before, *planned, *stays])
         done = _carried_out(planned, target, progress)
         write_table(table, [*before, *done, *stays])
-    return [row for row in (*completed, *done, *stays) if row.file]
+    return [*completed, *done, *stays]
 
 
 def _carried_out(planned: Sequence[SortedFile], out: Path, progress: bool) -> list[SortedFile]:
@@ -302,10 +298,9 @@ def _carried_out(planned: Sequence[SortedFile], out: Path, progress: bool) -> li
             left = replace(row, place="", how="", state="left", note=reason)
             rows.append(left if reason else replace(row, state="done"))
     except OSError as error:
-        done, all_files = (sum(row.how != "make" for row in part) for part in (rows, planned))
         raise PathError(
-            f"{error.strerror or error}: {done} of {all_files} files are sorted, the others are where they were. "
-            f"{out / TABLE} lists both, and the same command goes on from there."
+            f"{error.strerror or error}: {len(rows)} of {len(planned)} files are sorted, the others are where they "
+            f"were. {out / TABLE} lists both, and the same command goes on from there."
         ) from error
     return rows
 
@@ -324,14 +319,10 @@ def _each(what: str, rows: Sequence[SortedFile], out: Path, progress: bool) -> I
 
 def _put(row: SortedFile, out: Path, scratch: Path) -> str:
     """Do what a row says, unless it is done already, and return why it cannot be done."""
-    if row.how == "make":
-        own_folder(out, row.place)
-        return ""
     source, target = Path(row.file), own_folder(out, row.group) / posixpath.basename(row.place)
-    how = cast(How, row.how)
-    if not os.path.lexists(source) and (_is_there(target, row.size) or holds(source, target, how)):
+    if not os.path.lexists(source) and _is_there(target, row.size):
         return ""  # done before a kill
-    return _moved(source, target, how, scratch)
+    return _moved(source, target, cast(How, row.how), scratch)
 
 
 def _moved(source: Path, target: Path, how: How, scratch: Path) -> str:
@@ -359,8 +350,8 @@ def _is_there(path: Path, size: int) -> bool:
 def undo_sort(table: str | os.PathLike[str], *, progress: bool = False) -> list[SortedFile]:
     """Take back everything that a table lists, and remove it; what was changed since stays, and stays listed.
 
-    Files that were moved go back, copies and links that are still what they were are removed, and so are folders that
-    were made and are empty. It may be interrupted and called again.
+    Files that were moved go back, copies that are still what they were are removed, and so are the folders of classes
+    once they are empty. It may be interrupted and called again.
 
     Parameters
     ----------
@@ -381,20 +372,18 @@ def undo_sort(table: str | os.PathLike[str], *, progress: bool = False) -> list[
         remove_leftovers(out, f".{TABLE}.*")
         try:
             for row, scratch in _each("undoing", rows[::-1], out, progress):
-                if row.place and row.how != "make" and (reason := _taken_back(row, out, scratch)):
+                if row.place and (reason := _taken_back(row, out, scratch)):
                     kept.append(replace(row, note=reason))
         except OSError as error:
             raise PathError(f"{error.strerror or error}. What was not undone is as it was; undo it again.") from error
-        made = [row for row in rows if row.how == "make"]
-        for row in made:
-            if row.place != "." and not (out / row.place).is_symlink():
-                _remove_if_empty(out / row.place)
+        for group in {row.group for row in rows if row.place}:
+            if not (out / group).is_symlink():
+                _remove_if_empty(out / group)
         if kept:
-            write_table(path, [*(row for row in made if (out / row.place).exists()), *reversed(kept)])
+            write_table(path, reversed(kept))
         else:
             path.unlink()
-    if any(row.place == "." for row in made):
-        _remove_if_empty(out)
+    _remove_if_empty(out)
     return kept
 
 
@@ -406,18 +395,13 @@ def _remove_if_empty(folder: Path) -> None:
 def _taken_back(row: SortedFile, out: Path, scratch: Path) -> str:
     """Undo one row, unless that is done already, and return why it cannot be done."""
     source, target = Path(row.file), own_folder(out, row.group, make=False) / posixpath.basename(row.place)
-    how = cast(How, row.how)
     if not os.path.lexists(target):
-        return "" if how != "move" or os.path.lexists(source) or row.state == "planned" else "it is no longer there"
-    if how == "link":
-        if not target.is_symlink() or os.readlink(target) != row.file:
-            return "" if row.state == "planned" else "something else has its place"
-        target.unlink()
-    elif holds(source, target, how):
+        return "" if row.how != "move" or os.path.lexists(source) or row.state == "planned" else "it is no longer there"
+    if holds(source, target):
         target.unlink()
     elif row.state == "planned" and (os.path.lexists(source) or not _is_there(target, row.size)):
         return ""  # it was never put there
-    elif how == "copy":
+    elif row.how == "copy":
         return "it was changed, or its original is gone"
     else:
         with suppress(OSError):  # then the file cannot be put there, which says why
@@ -466,10 +450,9 @@ def _row(values: dict[str, Any]) -> SortedFile:
     row = from_values(SortedFile, {**values, "probability": likely, "size": int(values["size"])}, "a line")
     parts = row.place.split("/")
     inside = not any(part in ("", "..") or odd_name(part) or "\\" in part for part in parts)
-    deep = {"make": 1, "": len(parts)}.get(row.how, 2)
-    if row.place and not (inside and len(parts) == deep):
+    if row.place and not (inside and len(parts) == 2):
         raise ValueError(f"it names {row.place!r} outside of its folder")
     image = os.path.isabs(row.file) and os.path.normpath(row.file) == row.file and is_image(row.file)
-    if row.how != "make" and not image:
+    if not image:
         raise ValueError(f"it names {row.file!r}, which is no path of an image")
     return row

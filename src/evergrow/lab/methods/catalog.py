@@ -40,7 +40,7 @@ def method_needs(name: str) -> str:
     """
     if name not in list_methods():
         close = nearest(str(name), list_methods())
-        raise UnknownNameError(f"method must be one of the registered names, got {name!r}; nearest: {close}")
+        raise UnknownNameError(f"There is no method {name!r}; nearest: {close}.")
     return "features" if name in HEADS else "images"
 
 
@@ -113,7 +113,7 @@ def create_method(name: str, **options: Any) -> Any:
     >>> create_method("no-such-method")
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.UnknownNameError: method must be one of the registered names, got 'no-such-...'; ...
+    evergrow.core.errors.UnknownNameError: There is no method 'no-such-...'; ...
     """
     check_options(name, options)
     missing = [
