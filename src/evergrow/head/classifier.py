@@ -293,8 +293,8 @@ class Classifier(IncrementalClassifier):
         >>> rng = np.random.default_rng(0)
         >>> y = np.arange(200) % 4
         >>> X = rng.normal(size=(200, 8)) + 4 * np.eye(8)[y]
-        >>> model = Classifier(n_units=0, random_state=0).fit(X[:8], y[:8])
-        >>> report = model.learn_unlabelled(X[8:])
+        >>> model = Classifier(n_units=0, random_state=0).fit(X[:40], y[:40])
+        >>> report = model.learn_unlabelled(X[40:])
         >>> report.used > 100, model.n_guesses_ == report.used
         (True, True)
         >>> model.forget_unlabelled().n_guesses_
