@@ -81,8 +81,6 @@ def sort_command(
         raise ParameterError("Name a model, a folder of images, and by --into the folder to sort them into.")
     if move and copy:
         raise ParameterError("--move and --copy do not go together; choose one.")
-    if not 0 < false_alarm < 1:
-        raise ParameterError(f"--false-alarm lies between 0 and 1, not at {false_alarm:g}.")
     how = options.ImageOptions(run.device, run.cache, run.weights, run.as_json, on_error="skip")
     learner = load_model(model, how)
     settings: dict[str, Any] = {"unknown": unknown, "least": least, "false_alarm": false_alarm}
