@@ -48,6 +48,24 @@ def test_a_model_that_loses_its_last_class_is_empty_and_can_be_taught_again(api:
     assert api.post("rename", {"old": "a", "new": "b"}).json()["classes"] == [{"name": "b", "samples": 2}]
 
 
+def test_samples_without_labels_are_learned_and_forgotten_again(api: Any) -> None:
+    api.taught("ab", 20)
+    asked, before = {"rows": rows(0, 3, seed=7)}, api.counts()
+    said = api.post("predict", asked).json()["answers"]
+    done = api.post("learn-unlabelled", {"rows": rows(0, 8, seed=5) + rows(1, 8, seed=6)}).json()
+    assert done["change"]["what"] == "unlabelled"
+    assert 8 < done["change"]["samples"] <= 16  # some may look unknown
+    assert api.counts() == before  # guesses are no samples
+    assert api.post("predict", asked).json()["answers"] != said
+    assert api.post("forget-unlabelled", {}).json()["change"]["what"] == "forget-unlabelled"
+    assert api.post("predict", asked).json()["answers"] == said
+    api.create("one")
+    api.post("teach", {"rows": rows(0, 3), "label": "a"}, model="one")
+    refused = api.post("learn-unlabelled", asked, model="one")
+    assert refused.status_code == 422
+    assert "two learned classes" in refused.json()["detail"]
+
+
 def test_rename_and_merge_as_the_commands(api: Any) -> None:
     api.taught("ab", 4)
     X = rows(0, 1, seed=2) + rows(2, 3)

@@ -319,6 +319,29 @@ def test_review_keeps_its_buttons_and_fits_a_phone(browser: Any, service: str, b
     visit.close()
 
 
+def test_a_queue_is_learned_without_labels(visit: Visit, service: str) -> None:
+    page = tools.open_taught(visit, "guessed")
+    visit.tab("Review")
+    page.get_by_label("Without a label, one per line").fill(f"{tools.typed(0, 5)}\n{tools.typed(1, 5)}")
+    page.get_by_role("button", name="Add to the queue").click()
+    visit.expect(".desk", "10 rows to label")
+    page.locator(".judge figcaption", has_text="Asking").wait_for(state="detached")
+    shown = page.locator(".judge .said").inner_text()
+    page.fill("#queue-new", "half a na")  # who types is not interrupted, and looks at the same row
+    page.get_by_role("button", name="Learn from 10 without labels").click()
+    visit.expect("#passing", "Learned from")
+    page.wait_for_timeout(1500)
+    assert (page.input_value("#queue-new"), page.locator(".judge .said").inner_text()) == ("half a na", shown)
+    page.fill("#queue-new", "")
+    assert tools.counts(service, "guessed") == {"a": 6, "b": 6}
+    page.keyboard.press("Tab")
+    page.keyboard.press("s")
+    page.get_by_role("button", name="Forget what was learned without labels").click()
+    visit.expect("#passing", "Forgotten")
+    visit.tab("Timeline")
+    visit.expect(".timeline li", "without labels")
+
+
 def test_every_entry_of_the_timeline_has_a_way_back_or_says_why_not(visit: Visit, service: str) -> None:
     page = tools.open_taught(visit, "past")
     visit.teach("a", tools.typed(0, 4))

@@ -26,7 +26,7 @@ from evergrow.head.labels import BUILT_IN, StoredHead
 from evergrow.learner import edits, unlabelled
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.encoder import Encoder, check_kept, checkpoint_file, encode_config
+from evergrow.learner.encoder import Encoder, check_kept, encode_config
 from evergrow.learner.evaluation import Evaluation, SampleAnswers, evaluate_predictions
 from evergrow.learner.labels import as_labels
 from evergrow.learner.learning import Block, gathered, learn
@@ -325,7 +325,6 @@ class Learner(Estimator):
         y: Any = None,
         *,
         sample_weight: Any = None,
-        checkpoint: str | os.PathLike[str] | None = None,
         engine: Any = None,
     ) -> Self:
         """Forget everything and learn.
@@ -343,9 +342,6 @@ class Learner(Estimator):
         sample_weight : array-like of shape (n,), optional
             How many samples each counts for: 2 is as if it came twice, 0 as if it had not come. ``n_samples_`` goes on
             counting samples. Asks for a method that takes weights.
-        checkpoint : path-like, optional
-            File that is written after every epoch of ``adapt``. If the training is interrupted, the same call goes on
-            after the last epoch in it, to the same numbers. It is left there when all is done, and then of no more use.
         engine : Engine, optional
             Several processes or machines that learn shard by shard, exactly, such as
             ``evergrow.engine.LocalEngine(workers=2)``. ``data`` is then an address that every worker reads for itself;
@@ -357,8 +353,6 @@ class Learner(Estimator):
 
         Raises
         ------
-        CheckpointError
-            If the checkpoint is of another training: other images, labels, settings, seed or backbone.
         LabelError
             If labels are missing, too many or of several kinds.
         UnsupportedError
@@ -370,18 +364,17 @@ class Learner(Estimator):
             Where classes have fewer than ten samples, and fewer than a fifth of what the others have.
         """
         if engine is not None:
-            _check_alone(engine, y=y, sample_weight=sample_weight, checkpoint=checkpoint).fit(self, data)
+            _check_alone(engine, y=y, sample_weight=sample_weight).fit(self, data)
             return self
-        return self._fit(data, y, sample_weight, checkpoint)
+        return self._fit(data, y, sample_weight)
 
-    def _fit(self, data: Any, y: Any, sample_weight: Any, checkpoint: Any = None, classes: Any = None) -> Self:
+    def _fit(self, data: Any, y: Any, sample_weight: Any, classes: Any = None) -> Self:
         head = self._new_head()  # wrong options are refused before anything is read
         config = None
         if self.adapt is not None:  # what trains takes time to import
             from evergrow.adapt.fsa import adaptation_config
 
             config = adaptation_config(self.adapt)
-        checkpoint = checkpoint_file(checkpoint, config)
         begun = self._snapshot if self._snapshot is not None and self._snapshot.is_empty else None
         encoder = self._open_encoder() if begun is None else self._encoder
         chunks = iter(intake.labelled_chunks(data, y, sample_weight, "train", encoder.kind))
@@ -396,7 +389,7 @@ class Learner(Estimator):
         if encoder.spec is None:  # else the backbone was chosen when the model began
             encoder = encoder.begun(first)
         if config is not None:
-            encoder, first = encoder.adapted(first, config, seed=self._seed(), checkpoint=checkpoint)
+            encoder, first = encoder.adapted(first, config, seed=self._seed())
         blank = begun or self._blank(encoder)
         if encoder.spec is None:  # else its description says which blocks there are
             blank = dataclasses.replace(blank, columns=first.columns, widths=encoder.widths)

@@ -42,6 +42,7 @@ _FILE_BODY = {"requestBody": {"required": True, "content": BINARY}}
 _WRITES = [Depends(check_writable)]
 _CHUNK = 2**20  # bytes of a file that are sent at once
 QUESTION, EXAM, LESSON = SampleBody(schemas.Question), SampleBody(schemas.Exam), SampleBody(schemas.Lesson)
+UNLABELLED = SampleBody(schemas.Unlabelled)
 
 _SHARED: dict[str, Any] = {"route_class": BoundedRoute, "responses": PROBLEMS}
 models = APIRouter(prefix="/api/v1", tags=["models"], **_SHARED)
@@ -258,11 +259,12 @@ class RequestedChange:
     async def learn(
         self, work: str, body: SentSamples, learn: Callable[[Learner, Any], object]
     ) -> schemas.ChangeAnswer:
-        """Learn or unlearn samples."""
-        labels = body.labels()
+        """Learn or unlearn samples, with their labels where they have some."""
+        labels = body.labels() if isinstance(body.fields, schemas.Labels) else None
         request = self.request.with_content(work.encode(), *body.content, note=body.fields.note)
         rows = await self.service.features(self.model, body, alone=True)
-        answer = await self.model.file.edit(lambda learner: learn(learner, (rows, labels)), request, len(rows))
+        given = rows if labels is None else (rows, labels)
+        answer = await self.model.file.edit(lambda learner: learn(learner, given), request, len(rows))
         if not answer.replayed:
             self.service.metrics.samples.labels(work).inc(len(rows))
         return self.done(answer)
@@ -287,6 +289,20 @@ async def teach(change: ChangeDep, body: LessonBody) -> schemas.ChangeAnswer:
 async def unlearn(change: ChangeDep, body: LessonBody) -> schemas.ChangeAnswer:
     """Take samples out again, exactly: send the same bytes and the label they were taught with."""
     return await change.learn("unlearn", body, Learner.unlearn)
+
+
+@changes.post("/learn-unlabelled", openapi_extra=UNLABELLED.described())
+async def learn_unlabelled(
+    change: ChangeDep, body: Annotated[SentSamples, Depends(UNLABELLED)]
+) -> schemas.ChangeAnswer:
+    """Learn samples without labels as what they look like; a label that comes later replaces the guess."""
+    return await change.learn("learn-unlabelled", body, Learner.learn_unlabelled)
+
+
+@changes.post("/forget-unlabelled")
+async def forget_unlabelled(change: ChangeDep, asked: schemas.NoteRequest) -> schemas.ChangeAnswer:
+    """Take out everything that was learned without labels."""
+    return await change.edit("forget-unlabelled", asked, Learner.forget_unlabelled)
 
 
 @changes.post("/forget")

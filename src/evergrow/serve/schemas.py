@@ -169,6 +169,16 @@ class Lesson(Labels):
     note: Note = ""
 
 
+class NoteRequest(RequestModel):
+    """A change that needs nothing but a note for the history, if any."""
+
+    note: Note = ""
+
+
+class Unlabelled(NoteRequest):
+    """What to note of samples that are learned without labels."""
+
+
 class Exam(Labels, FalseAlarm):
     """What to compare answers about samples with."""
 

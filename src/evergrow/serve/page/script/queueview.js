@@ -8,6 +8,7 @@ import { attempt, showProblem } from "./notice.js";
 import { syncKept, whereKept } from "./kept.js";
 import { caution, countOf, folded, typedSamples } from "./samples.js";
 import { looks, thumb } from "./thumbs.js";
+import { forgetUnlabelled, hasGuesses, learnUnlabelled, MOST } from "./unlabelled.js";
 
 const ASKED = 64; // of the queue that are asked about at once
 const SETTLED = 500; // milliseconds after the last change until they are asked about again
@@ -91,7 +92,7 @@ export class QueueView {
     }
   }
 
-  /** Return the queue in the order of what teaches the most. */
+  /** Return the queue in the order of what teaches the most; the one that is shown stays the first. */
   ordered() {
     const sureness = (sample) => {
       const answer = this.answers.get(sample.id);
@@ -99,18 +100,28 @@ export class QueueView {
       const [first, second] = answer.top;
       return (answer.unknown ? -1 : 0) + first.value - (second?.value ?? 0);
     };
-    return [...this.model.queue].sort((one, other) => this.skipped.has(one.id) - this.skipped.has(other.id)
+    const isLater = ({ id }) => (id === this.pinned && !this.skipped.has(id) ? -1 : Number(this.skipped.has(id)));
+    return [...this.model.queue].sort((one, other) => isLater(one) - isLater(other)
       || sureness(one) - sureness(other) || one.id - other.id);
   }
 
   draw() {
     const order = this.ordered();
     [this.current] = order;
+    if (this.answers.has(this.current?.id)) this.pinned = this.current.id; // it stays until it is labelled or skipped
     const { classes, queue, kind } = this.model;
     this.where.textContent = whereKept(this.model, queue.length, "review");
-    const key = `${order.map((one) => one.id).join()} ${classes.map((one) => one.name).join("\n")} ${this.verdict()}`;
+    const key = `${order.map((one) => one.id).join()} ${classes.map((one) => one.name).join("\n")} ${this.verdict()} `
+      + this.model.record.revision;
     if (this.desk.dataset.key === key) return;
-    const within = this.desk.contains(document.activeElement);
+    const written = this.desk.querySelector("#queue-new")?.value;
+    if (written && this.drawn === this.current?.id) { // who types is not interrupted
+      this.desk.querySelector("figcaption").textContent = this.verdict();
+      return;
+    }
+    this.drawn = this.current?.id;
+    const within = this.desk.contains(document.activeElement) // who types goes on typing, others go on by number
+      && (document.activeElement.id === "queue-new" ? "#queue-new" : ".labels button");
     this.desk.dataset.key = key;
     if (!this.current) {
       fill(this.desk, make("p.soft.empty", {}, "Nothing to label."));
@@ -122,8 +133,21 @@ export class QueueView {
         make("div.actions", {}, action(() => this.skip(), make("kbd", {}, "S"), "Skip"),
           action(() => this.discard(), make("kbd", {}, "X"), "Discard")))),
     order.length > 1 && make("ul.thumbs", { aria: { label: "Next" } },
-      order.slice(1, 13).map((sample) => thumb(sample, "in the queue"))));
-    if (within) this.desk.querySelector(".labels button, input")?.focus();
+      order.slice(1, 13).map((sample) => thumb(sample, "in the queue"))), this.allAtOnce(order));
+    if (within) this.desk.querySelector(within)?.focus();
+  }
+
+  /** Return what can be done with all at once: learn them as what they look like, or forget that again. */
+  allAtOnce(queue) {
+    const known = this.model.classes.filter((one) => one.count).length;
+    const some = queue.slice(0, MOST);
+    const learn = known > 1 && some.length > 1 && iconButton("check", `Learn from ${some.length} without labels`,
+      () => void attempt(this.problems, () => learnUnlabelled(this.model, some)));
+    const forget = hasGuesses(this.model.record.history) && iconButton("undo", "Forget what was learned without labels",
+      () => void attempt(this.problems, () => forgetUnlabelled(this.model)));
+    return (learn || forget) && make("div.stack", {}, make("div.row", {}, learn, forget),
+      learn && make("p.hint", {}, "Without labels they are learned as what they look like. That helps while classes "
+        + "have few examples. They stay here, and a label replaces the guess."));
   }
 
   /** Return a button for every class; order and numbers stay from image to image, what the model says is marked. */

@@ -85,6 +85,9 @@ export function told({ what, samples, classes, names = {}, note = "" }, kind) {
     rollback: "Went back",
     redo: "Went forward again",
     relabel: `Gave ${n} another class`,
+    unlabelled: `Learned from ${n} without labels`,
+    "forget-unlabelled": `Forgot ${n} that had been learned without labels`,
+    fade: "Let everything known so far count for less",
   };
   return words[what] ?? `${what}: ${n}`;
 }
