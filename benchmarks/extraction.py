@@ -41,8 +41,7 @@ def throughput(quick: bool) -> Iterator[Row]:
         yield _throughput(name, 512 if quick else 16384, torch.device("cuda"), "float32", None)
         n, bar = (512, None) if quick else (50_000, 0.8)
         for shape in ((224, 224), (500, 375)):
-            for decode in ("cpu", "gpu"):
-                yield _jpeg_throughput(name, n, shape, bar, decode)
+            yield _jpeg_throughput(name, n, shape, bar)
 
 
 def _throughput(name: str, n: int, device: torch.device, precision: Any, bar: float | None) -> Row:
@@ -50,7 +49,7 @@ def _throughput(name: str, n: int, device: torch.device, precision: Any, bar: fl
     return _against_bare(f"extraction, {name}", backbone, Images(_images(n)), precision, bar)
 
 
-def _jpeg_throughput(name: str, n: int, shape: tuple[int, int], bar: float | None, decode: str) -> Row:
+def _jpeg_throughput(name: str, n: int, shape: tuple[int, int], bar: float | None) -> Row:
     """Return the row of JPEG files of a size, in half precision: a thousand of them, over and over."""
     from PIL import Image
 
@@ -60,11 +59,11 @@ def _jpeg_throughput(name: str, n: int, shape: tuple[int, int], bar: float | Non
         for row, pixels in enumerate(_images(len(names))):
             Image.fromarray(pixels).resize(shape).save(Path(folder, names[row]), quality=90)
         items = Images(tuple(names[row % len(names)] for row in range(n)), root=Path(folder))
-        title = f"extraction of JPEG files of {shape[0]} x {shape[1]}, decoded by the {decode}, {name}"
-        return _against_bare(title, backbone, items, "float16", bar, decode=decode)
+        title = f"extraction of JPEG files of {shape[0]} x {shape[1]}, {name}"
+        return _against_bare(title, backbone, items, "float16", bar)
 
 
-def _against_bare(title: str, backbone: Any, items: Items, precision: Any, bar: float | None, **settings: Any) -> Row:
+def _against_bare(title: str, backbone: Any, items: Items, precision: Any, bar: float | None) -> Row:
     device, n = backbone.device, len(items)
     batch = 128 if device.type == "cuda" else 32
     # A few suffice, over and over: gigabytes held by this process alone would make starting workers slow.
@@ -80,7 +79,7 @@ def _against_bare(title: str, backbone: Any, items: Items, precision: Any, bar: 
                 backbone.module(ready[: n - start].to(device, non_blocking=True))
 
     def ours() -> None:
-        encode(backbone, items, cache=False, precision=precision, batch_size=batch, **settings)
+        encode(backbone, items, cache=False, precision=precision, batch_size=batch)
 
     seconds(bare, repeat=1)  # warm up
     pairs = [(seconds(bare, repeat=1), seconds(ours, repeat=1)) for _ in range(3)]  # by turns: the load may change

@@ -57,6 +57,7 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "pass": startup.predict_against_a_pass,
     "light": startup.light_against_torch,
     "serving": serving.against_the_loop,
+    "serving-memory": serving.memory,
     "refusal": startup.refusals_against_torch,
     "engine": engine.overhead,
     "engine-reduction": engine.reduction,

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import http.client
 import io
+import json
 import math
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import Row
+from benchmarks.weight import BLOCKS
 
 ONE_CLIENT, MANY_CLIENTS = 0.8, 1.0
 
@@ -34,23 +39,7 @@ def against_the_loop(quick: bool) -> Iterator[Row]:
         folder = Path(name)
         images = _images(folder)
         learner = _model(folder)
-        command = [
-            sys.executable,
-            "-m",
-            "evergrow",
-            "serve",
-            str(folder / "models"),
-            "--port",
-            "0",
-            "--log-level",
-            "error",
-        ]
-        server = subprocess.Popen([*command, "--rate", "1000000"], stdout=subprocess.PIPE, text=True)
-        try:
-            assert server.stdout is not None
-            found = re.search(r"http://[^/]+", server.stdout.readline())
-            assert found is not None
-            address = found.group()
+        with _serving(folder / "models") as (address, server):
             assert isinstance(learner, Learner)
             paths = [str(path) for path in images]
             files = [path.read_bytes() for path in images]
@@ -60,7 +49,7 @@ def against_the_loop(quick: bool) -> Iterator[Row]:
                 lambda: _clients(address, files, 8, requests, 1),
                 rounds,
                 ONE_CLIENT,
-                server.pid,
+                server,
             )
             yield _compared(
                 "predict over HTTP, 16 clients, one image a request, against the learner in a loop",
@@ -68,11 +57,50 @@ def against_the_loop(quick: bool) -> Iterator[Row]:
                 lambda: _clients(address, files, 1, requests, 16),
                 rounds,
                 MANY_CLIENTS,
-                server.pid,
+                server,
             )
-        finally:
-            server.terminate()
-            server.wait(60)
+
+
+@contextmanager
+def _serving(models: Path) -> Iterator[tuple[str, int]]:
+    """Yield the address and the process of a service on a folder of models."""
+    command = [sys.executable, "-m", "evergrow", "serve", str(models), "--port", "0", "--log-level", "error"]
+    server = subprocess.Popen([*command, "--rate", "1000000"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        found = re.search(r"http://[^/]+", server.stdout.readline())
+        assert found is not None
+        yield found.group(), server.pid
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def memory(quick: bool) -> Iterator[Row]:
+    """Memory that the service takes for each open model, asked, taught and asked again, against the model's file."""
+    from evergrow import Learner
+
+    rng, y = np.random.default_rng(0), np.repeat(np.arange(20), 30)
+    X = rng.normal(size=(20, sum(BLOCKS)))[y] + rng.normal(size=(len(y), sum(BLOCKS)))
+    question = {"rows": X[:5].tolist()}
+    works = (("predict", question), ("teach", {**question, "label": "0"}), ("predict", question))
+    with tempfile.TemporaryDirectory() as name:
+        first, models = Path(name, "first.evg"), Path(name, "models")
+        models.mkdir()
+        Learner(None, options={"n_units": 3000, "blocks": BLOCKS}, random_state=0).fit((X, y.astype(str))).save(first)
+        with _serving(models) as (address, server):
+            held = []
+            for copy in range(3 if quick else 9):
+                shutil.copy(first, models / f"{copy}.evg")
+                for work, body in works:
+                    headers = {"Content-Type": "application/json"}
+                    target = f"{address}/api/v1/models/{copy}/{work}"
+                    urllib.request.urlopen(urllib.request.Request(target, json.dumps(body).encode(), headers)).close()
+                pages = int(Path(f"/proc/{server}/statm").read_text().split()[1])
+                held.append(pages * os.sysconf("SC_PAGE_SIZE"))
+        size, each = first.stat().st_size, (held[-1] - held[0]) / (len(held) - 1)
+    figure = f"{each / size:.2f} of its file of {size / 1e6:.1f} MB"
+    yield Row("memory of an open model in the service", figure, "<= 3", each <= 3 * size, {"bytes": held, "file": size})
 
 
 def _compared(

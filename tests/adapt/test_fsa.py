@@ -10,7 +10,7 @@ from tests.adapt.tiny import stripes, tiny_vit
 from torch import nn
 from torch.nn.functional import linear, normalize
 
-from evergrow.adapt import Adaptation, CheckpointError, FsaConfig, TrainConfig, adapt, adapted_from
+from evergrow.adapt import Adaptation, FsaConfig, TrainConfig, adapt, adapted_from
 from evergrow.adapt.fsa import CosineHead
 from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners, create_tuner, tuners_of
 from evergrow.core.errors import LabelError, NotFittedError, ParameterError, UnknownNameError, WeightsError
@@ -64,24 +64,6 @@ def test_heads_have_streams_and_tuners_settings_of_their_own() -> None:
     assert torch.equal(CosineHead(6, 3, 0, "a").weight, CosineHead(6, 3, 0, "a").weight)
     assert not torch.equal(CosineHead(6, 3, 0, "a").weight, CosineHead(6, 3, 0, "b").weight)
     assert QUICK.changed(settings={"bottleneck": 4}).changed(tuner="ssf").settings == {}
-
-
-def test_an_adaptation_goes_on_from_its_own_checkpoint_only(tmp_path: Path) -> None:
-    backbone, (items, y) = tiny_vit(), stripes(3, 8)
-    config = QUICK.changed(epochs=3)
-    path = tmp_path / "fsa.safetensors"
-    whole = adapt(backbone, items, y, config, checkpoint=path)
-    again = adapt(backbone, items, y, config, checkpoint=path)
-    assert again.log is not None
-    assert again.log.resumed_epochs == 3
-    assert torch.equal(state(again.tuner), state(whole.tuner))
-    assert again.spec == whole.spec
-    for other in (config.changed(tuner="ssf"), config.changed(settings={"bottleneck": 8}), config.changed(lr=0.1)):
-        with pytest.raises(CheckpointError):
-            adapt(backbone, items, y, other, checkpoint=path)
-    with pytest.raises(CheckpointError, match="backbone"):
-        adapt(tiny_vit(seed=1), items, y, config, checkpoint=path)
-    adapt(backbone, items, y, config.changed(workers=1), checkpoint=path)  # decides nothing
 
 
 def test_what_cannot_be_adapted_is_refused_before_training() -> None:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from evergrow import Classifier, Learner, SCLClassifier
 from evergrow.adapt import FsaConfig
-from evergrow.adapt.tuners import TUNERS, Tuner, TunerConfig, adapting_tuners, create_tuner, list_tuners, load_tuner
-from evergrow.adapt.tuners.base import layer_parameter
+from evergrow.adapt.tuners import TUNERS, Tuner, TunerConfig, adapting_tuners, create_tuner, restore_tuner
+from evergrow.adapt.tuners.base import SavedTuner, layer_parameter
 from evergrow.core.errors import ParameterError
-from evergrow.core.record import Spec, require
+from evergrow.core.record import Spec, read_record, require, write_record
 from evergrow.core.validation import check_number
 from evergrow.data.items import Items
 from evergrow.head import HEADS
@@ -74,10 +74,11 @@ gain = registered(TUNERS, "gain", GainTuner)
 @pytest.mark.usefixtures("gain")
 class TestTuner:
     def test_it_is_listed_made_saved_and_read(self, tmp_path: Path) -> None:
-        assert "gain" in {*list_tuners()} & {*adapting_tuners()}
+        assert "gain" in {*TUNERS} & {*adapting_tuners()}
         module = tiny_vit().module
-        create_tuner("gain", module, start=2.0).save(tmp_path / "tuner")
-        assert load_tuner(tmp_path / "tuner", tiny_vit().module).config == GainConfig(2.0)
+        write_record(tmp_path / "tuner", create_tuner("gain", module, start=2.0).saved())
+        saved = read_record(SavedTuner, tmp_path / "tuner")
+        assert restore_tuner(saved, tiny_vit().module).config == GainConfig(2.0)
 
     def test_the_product_adapts_with_it(self, read_back: Callable[..., Learner]) -> None:
         items, y = stripes(3, 4)

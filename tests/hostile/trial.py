@@ -29,14 +29,15 @@ import numpy as np
 import torch
 from tests.adapt.tiny import tiny_vit
 from tests.hostile.mutate import mutations, numbers_of
-from tests.hostile.samples import ADAPTATION, CLASSES, SMALL, Subject, pictures, rows
+from tests.hostile.samples import CLASSES, Subject, pictures, rows
 from typer.testing import CliRunner
 
 from evergrow import Learner
-from evergrow.adapt import CheckpointError
-from evergrow.adapt.tuners import load_tuner
+from evergrow.adapt.tuners import restore_tuner
+from evergrow.adapt.tuners.base import SavedTuner
 from evergrow.cli.registry import build_app
 from evergrow.core import errors
+from evergrow.core.record import read_record, write_record
 from evergrow.head import HEADS
 
 ROOM = 512 * 2**20
@@ -144,11 +145,10 @@ class Bench:
     def try_file(self, subject: Subject, data: bytes) -> tuple[str, str]:
         """Return the outcome of a file, and details."""
         self.path.write_bytes(data)
-        # A file for another backbone, or of another training, is no damaged one.
+        # A file for another backbone is no damaged one.
         other: dict[str, tuple[type[Exception], ...]] = {
             "pictures": (errors.WeightsError,),
             "tuner": (errors.WeightsError,),
-            "checkpoint": (CheckpointError, errors.NumericalError),
         }
         early = (errors.FileFormatError, *other.get(subject.kind, ()))
         late = (errors.NotFittedError, errors.NumericalError, *early)
@@ -158,8 +158,8 @@ class Bench:
                 warnings.simplefilter("ignore")
                 if subject.kind == "command":
                     return self._command()
-                if subject.kind in ("tuner", "checkpoint"):
-                    return getattr(self, f"_{subject.kind}")()
+                if subject.kind == "tuner":
+                    return self._tuner()
                 thing = self._read(subject, self.path)
                 stage = "asking"
                 empty = self._ask(subject, thing)
@@ -265,20 +265,12 @@ class Bench:
     def _tuner(self) -> tuple[str, str]:
         """Put a tuner on a backbone and take it off again."""
         batch = torch.from_numpy(self.pictures["query"]).permute(0, 3, 1, 2).float() / 255
-        tuner = load_tuner(self.path, self.backbone.module)
+        tuner = restore_tuner(read_record(SavedTuner, self.path), self.backbone.module)
         try:
             finite("features", self.backbone.encode(batch).numpy())
-            tuner.save(self.copy)
+            write_record(self.copy, tuner.saved())
         finally:
             tuner.remove()
-        return "sound", ""
-
-    def _checkpoint(self) -> tuple[str, str]:
-        """Go on with a training."""
-        settings: dict[str, Any] = {"adapt": ADAPTATION, "options": SMALL, "device": "cpu", "cache": False}
-        first = self.pictures["first"], CLASSES[self.pictures["y_first"]]
-        learner = Learner(self.backbone, **settings).fit(first, checkpoint=self.path)
-        finite("scores", learner.decision_function(self.pictures["query"]))
         return "sound", ""
 
 

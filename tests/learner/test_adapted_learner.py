@@ -15,7 +15,7 @@ from tests.adapt.tiny import stripes, tiny_vit
 from tests.features.extraction_toys import Toy
 from tests.learner.toys import Letters, assert_same, refused, write_folder
 
-from evergrow.adapt import CheckpointError, FsaConfig, adapt
+from evergrow.adapt import FsaConfig, adapt
 from evergrow.adapt.tuners import UnsupportedModelError, adapting_tuners
 from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import (
@@ -275,56 +275,3 @@ def test_info_tells_what_was_trained(fitted: Learner, first: Part) -> None:
     assert FsaConfig.from_dict(told["config"]) == quick()
     assert (told["training"]["epochs"], told["training"]["samples"]) == (1, len(first[1]))
     assert learner_of(None).fit(first).info()["adaptation"] is None
-
-
-# -- checkpoints --------------------------------------------------------------------------------------
-
-
-CONFIG = quick(epochs=4)
-
-
-def trained(**settings: Any) -> Learner:
-    return learner_of(**{"adapt": CONFIG, **settings})
-
-
-@pytest.mark.parametrize(
-    ("settings", "data", "told"),
-    [
-        ({"adapt": CONFIG.changed(epochs=5)}, images(0, 1), "epochs is 4 there and 5 here"),
-        ({"adapt": CONFIG.changed(tuner="lora")}, images(0, 1), "adaptation"),
-        ({"random_state": 1}, images(0, 1), "seed is 0 there and 1 here"),
-        ({"backbone": tiny_vit(seed=1)}, images(0, 1), "backbone"),
-        ({}, images(0, 1, seed=1), "images"),
-        ({}, (images(0, 1)[0], np.roll(images(0, 1)[1], 1)), "labels"),
-    ],
-)
-def test_another_training_is_refused(
-    first: Part, settings: dict[str, Any], data: Part, told: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "training"
-    trained().fit(first, checkpoint=path)
-    learner = trained(**settings)
-    with refused(path, CheckpointError, f"must be of the same training.*{told}"):
-        learner.fit(data, checkpoint=path)
-    assert "nothing learned yet" in repr(learner)
-
-
-@pytest.mark.parametrize(
-    ("settings", "checkpoint", "message"),
-    [
-        ({"adapt": None}, "training", "checkpoint must go with adapt, got training and nothing to train"),
-        (
-            {},
-            "nowhere/training",
-            "checkpoint must be a file in a folder that exists and can be written to, got nowhere",
-        ),
-        ({}, ".", r"checkpoint must be a file in a folder that exists and can be written to, got \."),
-    ],
-)
-def test_wrong_uses_are_told_before_anything_is_read(
-    settings: dict[str, Any], checkpoint: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ParameterError, match=message):
-        trained(**settings).fit("absent", checkpoint=checkpoint)
-    assert list(tmp_path.iterdir()) == []

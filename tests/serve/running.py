@@ -75,7 +75,8 @@ class Running:
 
 def _serve(folder: Path, settings: dict[str, Any], told: Any) -> None:
     torch.set_num_threads(1)
-    config = ServeConfig(folder, port=0, device="cpu", limits=Limits(requests_per_second=100_000), **settings)
+    settings.setdefault("limits", Limits(requests_per_second=100_000))
+    config = ServeConfig(folder, port=0, device="cpu", **settings)
     run_server(config, lambda address, _: told.send(address), log_level="error")
 
 

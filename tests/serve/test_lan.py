@@ -7,6 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.serve.running import until
 from tests.serve.samples import files, rows
 
 from evergrow.core.errors import ParameterError
-from evergrow.serve import ServeConfig, create_app, lan, run_server
+from evergrow.serve import Limits, ServeConfig, create_app, lan, run_server
 from evergrow.serve.app import Server
 
 pytest.importorskip("cryptography", reason="needs evergrow[serve]: cryptography")
@@ -43,14 +44,16 @@ class Phone:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Phone]:
-    app = create_app(ServeConfig(tmp_path, lan=True, device="cpu", backbones=backbones()))
+    limits = Limits(connections_per_address=20)
+    app = create_app(ServeConfig(tmp_path, lan=True, device="cpu", backbones=backbones(), limits=limits))
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server((HOST, 0)) as secured:
-        app.state.service.lan = lan.LanAccess(HOST, secured.getsockname()[1])
+        port = secured.getsockname()[1]
+        app.state.service.lan = lan.LanAccess(HOST, port)
         server = Server(app, [(secured, lan.tls_context(HOST))])
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         until(lambda: server.started)
-        yield Phone(app, listener.getsockname()[1], secured.getsockname()[1])
+        yield Phone(app, listener.getsockname()[1], port)
         server.should_exit = True
         thread.join(30)
         assert not thread.is_alive()  # whatever phones do
@@ -94,6 +97,31 @@ def test_a_token_of_a_code_does_what_the_page_needs_and_no_more(home: Phone) -> 
         assert (answer.status_code, answer.json()["error"]) == (403, "PageToken"), path
     lesson = {"rows": rows(0, 2), "label": "Goldfinch ♀"}
     assert home.phone.post("/api/v1/models/m/teach", json=lesson, headers=seen).status_code == 200
+
+
+def test_handshakes_that_never_end_count_against_their_address(home: Phone) -> None:
+    where = home.phone.base_url.host, home.phone.base_url.port
+    silent = [socket.create_connection(where, timeout=5) for _ in range(50)]
+    for refused in silent[20:]:  # at once, and not when the time for a handshake is over
+        with suppress(ConnectionResetError):
+            assert refused.recv(1) == b""
+    for waiting in silent[:20]:
+        waiting.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            waiting.recv(1)
+    with pytest.raises(httpx.TransportError):
+        home.phone.get("/")
+    assert home.computer.get("/health").status_code == 200
+    for one in silent:
+        one.close()
+    until(lambda: _gets_in(home.phone))
+
+
+def _gets_in(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def test_a_token_ends_and_a_new_code_comes_in_time(home: Phone, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Training of networks: tuners, the loop, checkpoints, first-session adaptation."""
+"""Training of networks: tuners, the loop, first-session adaptation."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from evergrow.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adapted_from
-    from evergrow.adapt.loop import CheckpointError, TrainingError, TrainLog, train
+    from evergrow.adapt.loop import TrainingError, TrainLog, train
     from evergrow.adapt.settings import FsaConfig, TrainConfig
 
 _HOMES = {
     "fsa": ("Adaptation", "AdaptedBackbone", "adapt", "adapted_from"),
-    "loop": ("CheckpointError", "TrainLog", "TrainingError", "train"),
+    "loop": ("TrainLog", "TrainingError", "train"),
     "settings": ("FsaConfig", "TrainConfig"),
 }
 
 __all__ = [
     "Adaptation",
     "AdaptedBackbone",
-    "CheckpointError",
     "FsaConfig",
     "TrainConfig",
     "TrainLog",

@@ -6,7 +6,6 @@ import copy
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -350,7 +349,6 @@ def adapt(
     *,
     seed: int = 0,
     device: str | torch.device | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
     progress: bool = False,
 ) -> AdaptedBackbone:
     """Train a tuner on the first task and return the backbone with it, frozen; the classifier is dropped.
@@ -369,8 +367,6 @@ def adapt(
         Of the tuner's initial values, the classifier's, the order and the augmentation; each has a stream of its own.
     device : str or torch.device, optional
         Where to train and where the result computes; by default where the backbone does.
-    checkpoint : path-like, optional
-        File to go on from after an interruption; see :func:`~evergrow.adapt.train`.
     progress : bool
         Whether to show a progress bar.
 
@@ -414,8 +410,6 @@ def adapt(
     # What is trained is the network's own vector, whatever blocks are read of it later.
     head = CosineHead(backbone.with_recipe("final").n_features, len(classes), seed, "fsa").to(where)
     network = Network(module, head, [tuner])
-    # The settings of training are compared by the loop itself.
-    decisive = {name: value for name, value in config.to_dict().items() if name != "train"}
     log = train(
         network,
         [*tuner.parameters(), *head.parameters()],
@@ -425,8 +419,6 @@ def adapt(
         preprocessing=backbone.own,
         seed=seed,
         purpose=("fsa",),
-        checkpoint=checkpoint,
-        identity={"backbone": backbone.spec.weights_hash, "adaptation": decisive},
         progress=progress,
     )
     training = Training(len(log.losses), log.samples, log.seconds, log.losses[0], log.losses[-1])

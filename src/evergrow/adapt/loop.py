@@ -1,18 +1,15 @@
-"""One training loop for all methods that train a network: seeded by name, resumable, in mixed precision."""
+"""One training loop for all methods that train a network: seeded by name, in mixed precision."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import copy
 import logging
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from evergrow.adapt.settings import OPTIMIZERS, Precision, TrainConfig
+from evergrow.adapt.settings import Precision, TrainConfig
 from evergrow.adapt.training_images import TrainingImages
-from evergrow.core.errors import EvergrowError, NumericalError, ParameterError
+from evergrow.core.errors import NumericalError, ParameterError
 from evergrow.core.progress import Meter, meter
-from evergrow.core.record import Spec, read_record, record, require, write_record
 from evergrow.core.seeding import derive_seed
 from evergrow.core.validation import synchronize
 from evergrow.data.items import Items
@@ -43,10 +39,6 @@ class TrainingError(NumericalError):
     """Training left the finite numbers, even in float32; the message says when."""
 
 
-class CheckpointError(EvergrowError, ValueError):
-    """A checkpoint belongs to another training than the one that wants to go on from it."""
-
-
 @dataclass(frozen=True)
 class TrainLog:
     """How a training went.
@@ -60,11 +52,9 @@ class TrainLog:
     steps : int
         Steps.
     seconds : float
-        Time of all epochs, those before an interruption included.
+        Time of all epochs.
     precision : {"float32", "bfloat16"}
         Arithmetic of the last epoch.
-    resumed_epochs : int
-        Epochs that an earlier call had done.
     peak_memory_bytes : int
         Most memory that the GPU held; 0 on CPUs.
     """
@@ -74,7 +64,6 @@ class TrainLog:
     steps: int
     seconds: float
     precision: str
-    resumed_epochs: int
     peak_memory_bytes: int
 
 
@@ -89,17 +78,15 @@ def train(
     seed: int,
     purpose: tuple[str | int, ...] = (),
     loss: Loss | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    identity: Mapping[str, Any] | None = None,
     progress: bool = False,
 ) -> TrainLog:
     """Train some parameters of a network on labelled images.
 
     The order of the images, their crops and the dropout of an epoch come from generators named after seed, purpose
-    and epoch. They depend on nothing else: not on workers, on earlier epochs, or on an interruption. Training mode
-    is on for the time of the call, except in batch normalisations, which use their stored statistics; so any batch
-    will do, down to a single image, and the global random state is as before. A loss or a parameter that is not
-    finite takes the epoch back; it is tried once more in float32, and if that is what it ran in, the call fails.
+    and epoch. They depend on nothing else: not on workers, and not on earlier epochs. Training mode is on for the time
+    of the call, except in batch normalisations, which use their stored statistics; so any batch will do, down to a
+    single image, and the global random state is as before. A loss or a parameter that is not finite takes the epoch
+    back; it is tried once more in float32, and if that is what it ran in, the call fails.
 
     Parameters
     ----------
@@ -123,12 +110,6 @@ def train(
         What is trained, for example ``("ease", task)``: trainings with different purposes share no random number.
     loss : callable, optional
         From what the model gives and codes (n,) to a scalar; cross-entropy with the smoothing of ``config`` by default.
-    checkpoint : path-like, optional
-        File that is written after every epoch. If it is there already, training goes on from it, to the same weights
-        as without the interruption; a finished one is taken as it is.
-    identity : mapping, optional
-        Plain values that decide the result and that this function cannot see, for example the hash of the frozen
-        weights. A checkpoint with another one is refused.
     progress : bool
         Whether to show a progress bar.
 
@@ -140,8 +121,6 @@ def train(
     ------
     TrainingError
         If the loss or a parameter is not finite in float32; the parameters are those after the last good epoch.
-    CheckpointError
-        If the checkpoint belongs to another training.
     ImageError
         If an image cannot be read.
 
@@ -172,155 +151,7 @@ def train(
         items, codes, config, preprocessing=preprocessing, seed=seed, purpose=purpose, device=device
     )
     smoothed = partial(cross_entropy, label_smoothing=config.label_smoothing)
-    run = _Run(model, trained, images, config, loss or smoothed)
-    if checkpoint is None:
-        return run.go(None, {}, progress)
-    path = Path(checkpoint)
-    if not path.parent.is_dir():  # said before training, not after the first epoch
-        raise ParameterError(f"checkpoint must be a file in a folder that exists, got {path}")
-    settings = config.to_dict()
-    del settings["workers"]  # which decides nothing
-    shapes = [[list(parameter.shape) for parameter in group["params"]] for group in trained]
-    labels = np.ascontiguousarray(codes, dtype=np.int64).tobytes()
-    whole = {
-        **settings,
-        "images": items.stamp(times=False),
-        "labels": hashlib.blake2b(labels, digest_size=16).hexdigest(),
-        "seed": seed,
-        "purpose": list(purpose),
-        "preprocessing": preprocessing.to_dict(),
-        "shapes": hashlib.blake2b(repr(shapes).encode(), digest_size=8).hexdigest(),
-        "groups": run.stated,
-        **(identity or {}),
-    }
-    return run.go(path, whole, progress)
-
-
-# -- checkpoints ----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Progress:
-    """How far a training has come.
-
-    Parameters
-    ----------
-    losses : list of float
-        Mean loss of every epoch that is done.
-    seconds : float
-        Time they took.
-    precision : str
-        Arithmetic of the passes; float32 from the epoch on in which another one failed.
-    """
-
-    losses: list[float]
-    seconds: float
-    precision: Precision
-
-
-@record("checkpoint")
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a file holds of a training: all that decides its result, how far it has come, and its numbers."""
-
-    identity: dict[str, Any]
-    progress: Progress
-    tensors: dict[str, Annotated[Tensor, Spec(dtype=None)]]
-
-
-class TrainState:
-    """The numbers that training changes: parameters, and the optimizer's memory of them.
-
-    Parameters
-    ----------
-    parameters : sequence of torch.nn.Parameter
-        In an order that is the same in every run.
-    optimizer : torch.optim.Optimizer
-        Of these parameters.
-    memory : tuple of str
-        Tensors that the optimizer remembers of every parameter.
-    """
-
-    def __init__(
-        self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, memory: tuple[str, ...]
-    ) -> None:
-        self.parameters, self.optimizer, self.memory = list(parameters), optimizer, memory
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return a copy of everything by name."""
-        found = {f"parameter.{i}": parameter.detach().clone() for i, parameter in enumerate(self.parameters)}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            for name, value in state.items():
-                if isinstance(value, Tensor):  # momentum is None before the first step
-                    found[f"optimizer.{index}.{name}"] = value.detach().clone()
-        return found
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over tensors that :meth:`tensors` returned."""
-        remembered: dict[int, dict[str, Tensor]] = {}
-        with torch.no_grad():
-            for name, value in tensors.items():
-                kind, index, *what = name.split(".", 2)
-                if kind == "parameter":
-                    self.parameters[int(index)].copy_(value)
-                else:
-                    remembered.setdefault(int(index), {})[what[0]] = value.clone()
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": remembered, "param_groups": groups})
-
-    def write(self, path: Path, progress: Progress, identity: Mapping[str, Any]) -> None:
-        """Write a checkpoint, in one step.
-
-        Parameters
-        ----------
-        path : Path
-            The file; its folder must exist.
-        progress : Progress
-            How far it is.
-        identity : mapping
-            All that decides the result; a training with another identity cannot go on from the file.
-        """
-        write_record(path, Checkpoint(dict(identity), progress, self.tensors()))
-
-    def read(self, path: Path, identity: Mapping[str, Any]) -> Progress | None:
-        """Take over the numbers in a checkpoint and return how far it is; None if there is no file.
-
-        Raises
-        ------
-        CheckpointError
-            If it belongs to another training; the message says in what they differ. Nothing is changed then.
-        FileFormatError
-            If the file is no whole checkpoint. Nothing is changed then.
-        """
-        try:
-            found = read_record(Checkpoint, path)
-        except FileNotFoundError:
-            return None
-        there, here = found.identity, json.loads(json.dumps(dict(identity)))
-        names = sorted({*there, *here})
-        differing = [key for key in names if there.get(key) != here.get(key)]
-        if differing:
-            shown = "; ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing[:3])
-            raise CheckpointError(
-                f"checkpoint must be of the same training, but {path} differs in {len(differing)} of "
-                f"{len(names)} points: {shown}; go on with the old settings, or remove the file"
-            )
-        self._check(found.tensors)
-        self.restore(found.tensors)
-        return found.progress
-
-    def _check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise :class:`FileFormatError` unless :meth:`tensors` could have given these."""
-        expected: dict[str, tuple[Any, torch.dtype]] = {}
-        for i, parameter in enumerate(self.parameters):
-            expected[f"parameter.{i}"] = (parameter.shape, parameter.dtype)
-            if any(name.startswith(f"optimizer.{i}.") for name in tensors):  # nothing before the first step
-                for name in self.memory:
-                    like = (torch.Size(()), torch.float32) if name == "step" else (parameter.shape, parameter.dtype)
-                    expected[f"optimizer.{i}.{name}"] = like
-        found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        wrong = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
-        require(not wrong, f"{len(wrong)} tensors are not those of this network, the first is {wrong[:1]}")
+    return _Run(model, trained, images, config, loss or smoothed).go(progress)
 
 
 # -- the loop -------------------------------------------------------------------------------------------------
@@ -338,14 +169,12 @@ class _Run:
         loss: Loss,
     ) -> None:
         self.model, self.images, self.config, self.loss = model, images, config, loss
-        # Before an optimizer adds its own to them, which are others in another version of PyTorch.
-        self.stated = [{key: value for key, value in group.items() if key != "params"} for group in groups]
-        parameters = [parameter for group in groups for parameter in group["params"]]
-        self.device = parameters[0].device
-        self.progress = Progress([], 0.0, self._precision())
+        self.parameters = [parameter for group in groups for parameter in group["params"]]
+        self.device = self.parameters[0].device
+        self.losses: list[float] = []
+        self.precision = self._precision()
         self.rates = [float(group["lr"]) for group in groups]
         self.optimizer = config.make_optimizer(groups, fused=self.device.type == "cuda")
-        self.state = TrainState(parameters, self.optimizer, OPTIMIZERS[config.optimizer])
 
     def _precision(self) -> Precision:
         """Return the arithmetic to begin with."""
@@ -354,13 +183,9 @@ class _Run:
         capable = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (8, 0)
         return "bfloat16" if capable else "float32"
 
-    def go(self, checkpoint: Path | None, identity: dict[str, Any], show: bool) -> TrainLog:
-        """Run all epochs that are not done yet."""
-        found = None if checkpoint is None else self.state.read(checkpoint, identity)
-        if found is not None:
-            self.progress = found
-            _LOG.info("training goes on after epoch %d of %d", len(found.losses), self.config.epochs)
-        resumed, steps = len(self.progress.losses), self.images.steps
+    def go(self, show: bool) -> TrainLog:
+        """Run all epochs."""
+        started, steps = time.perf_counter(), self.images.steps
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         with (
@@ -371,41 +196,46 @@ class _Run:
             torch.inference_mode(False),
             torch.enable_grad(),
         ):
-            for epoch in range(resumed, self.config.epochs):
+            for epoch in range(self.config.epochs):
                 self._epoch(epoch, tick)
-                if checkpoint is not None:
-                    self.state.write(checkpoint, self.progress, identity)
-        now = self.progress
+        synchronize(self.device)
         return TrainLog(
-            losses=tuple(now.losses),
-            samples=len(self.images) * len(now.losses),
-            steps=steps * len(now.losses),
-            seconds=now.seconds,
-            precision=now.precision,
-            resumed_epochs=resumed,
+            losses=tuple(self.losses),
+            samples=len(self.images) * self.config.epochs,
+            steps=steps * self.config.epochs,
+            seconds=time.perf_counter() - started,
+            precision=self.precision,
             peak_memory_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0,
         )
 
+    def _tensors(self) -> tuple[list[Tensor], dict[str, Any]]:
+        """Return a copy of what training changes: the parameters, and the optimizer's memory of them."""
+        return [p.detach().clone() for p in self.parameters], copy.deepcopy(self.optimizer.state_dict())
+
+    def _restore(self, kept: tuple[list[Tensor], dict[str, Any]]) -> None:
+        """Take back what :meth:`_tensors` returned."""
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters, kept[0], strict=True):
+                parameter.copy_(value)
+        self.optimizer.load_state_dict(kept[1])
+
     def _epoch(self, epoch: int, tick: Meter) -> None:
         """Run one epoch, once more in float32 if it left the finite numbers in another precision."""
-        started = time.perf_counter()
-        kept = self.state.tensors()
+        kept = self._tensors()
         loss = self._pass(epoch, tick)
         if loss is None:
-            self.state.restore(kept)
-            failed, self.progress.precision = self.progress.precision, "float32"
+            self._restore(kept)
+            failed, self.precision = self.precision, "float32"
             if failed != "float32":
                 _LOG.warning("loss was not finite in epoch %d in %s; going on in float32", epoch + 1, failed)
                 loss = self._pass(epoch, tick)
         if loss is None:
-            self.state.restore(kept)
+            self._restore(kept)
             raise TrainingError(
                 f"loss and parameters must be finite, got NaN or infinity in epoch {epoch + 1} of "
                 f"{self.config.epochs} in float32; lower the learning rate (lr is {self.config.lr:g})"
             )
-        synchronize(self.device)
-        self.progress.losses.append(loss)
-        self.progress.seconds += time.perf_counter() - started
+        self.losses.append(loss)
         rate = self.config.lr * self.config.factor(epoch)
         _LOG.info("epoch %d of %d: loss %.4f, learning rate %.2g", epoch + 1, self.config.epochs, loss, rate)
 
@@ -420,14 +250,14 @@ class _Run:
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(seed)
         total, done = torch.zeros((), dtype=torch.float64, device=self.device), epoch * self.images.steps
-        note = f"loss {self.progress.losses[-1]:.3f}" if self.progress.losses else ""
+        note = f"loss {self.losses[-1]:.3f}" if self.losses else ""
         shares = self.images.shares(epoch)
         for step, (images, codes) in enumerate(self.images.epoch(epoch)):
             total += self._step(images, codes, shares[step]) * len(codes)
             tick(done + step + 1, note)
             if (step + 1) % _CHECK_EVERY == 0 and not bool(torch.isfinite(total)):
                 return None
-        finite = [torch.isfinite(parameter).all() for parameter in self.state.parameters]
+        finite = [torch.isfinite(parameter).all() for parameter in self.parameters]
         if not bool(torch.stack([torch.isfinite(total), *finite]).all()):
             return None
         return float(total) / len(self.images)
@@ -437,7 +267,7 @@ class _Run:
 
         Unless its share is one, every image is mixed with its counterpart from the other end of the batch.
         """
-        half = self.progress.precision == "bfloat16"
+        half = self.precision == "bfloat16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
             given = self.model(images if share == 1 else images.lerp(images.flip(0), 1 - share))
             value = self.loss(given, codes)

@@ -23,9 +23,8 @@ from evergrow.core.validation import (
     with_changes,
 )
 
-_ADAM = ("exp_avg", "exp_avg_sq", "step")
-OPTIMIZERS = {"sgd": ("momentum_buffer",), "adam": _ADAM, "adamw": _ADAM}
-"""Every optimizer that a network can be trained with, and the tensors that it remembers of every parameter."""
+OPTIMIZERS = ("sgd", "adam", "adamw")
+"""Every optimizer that a network can be trained with."""
 
 
 def _cosine(config: TrainConfig, epoch: int) -> float:
@@ -190,8 +189,6 @@ class FsaConfig:
 
     def __post_init__(self) -> None:
         check_choice("tuner", self.tuner, adapting_tuners())
-        if not isinstance(self.settings, dict):
-            raise ParameterError(f"settings must be a dict of the tuner's settings, got {self.settings!r}")
         if not isinstance(self.train, TrainConfig):
             raise ParameterError(f"train must be a TrainConfig, got {type(self.train).__name__}")
         TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner)  # refuses what the tuner has not

@@ -37,9 +37,6 @@ _ATTEMPTS = 10
 _BATCH_FILTERS = ("bilinear", "bicubic")  # that images can be resized with in batches
 _RESIDENT_SHARE = 0.25  # of a GPU's free memory that the images may take to lie there throughout
 
-Box = tuple[int, int, int, int]
-"""Top, left, height and width of a crop."""
-
 
 @dataclass(frozen=True)
 class TrainTransform:
@@ -83,34 +80,17 @@ class TrainTransform:
         """
         from PIL.Image import Resampling, Transpose
 
-        top, left, height, width = self._box(image, generator)
+        boxes, flips = draw_crops(self.scale, 1, image.height, image.width, generator)
+        top, left, height, width = boxes[0].tolist()
         image = image.crop((left, top, left + width, top + height))
         image = image.resize(self.evaluation.size[::-1], Resampling[self.interpolation.upper()])
-        if float(torch.rand(1, generator=generator)) < FLIP:
+        if flips[0]:
             image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
         return self.evaluation.normalised(to_bytes(image).contiguous())
 
-    def _box(self, image: Image, generator: torch.Generator) -> Box:
-        """Return a box: area uniform in ``scale``, log-proportions uniform in :data:`RATIO`.
 
-        A box that does not fit is drawn anew, ten times at most. The draws come in torchvision's order, so that the
-        same generator gives its crops.
-        """
-        area = image.height * image.width
-        low, high = (float(v) for v in torch.log(torch.tensor(RATIO)))
-        for _ in range(_ATTEMPTS):
-            target = area * torch.empty(1).uniform_(*self.scale, generator=generator).item()
-            proportion = torch.exp(torch.empty(1).uniform_(low, high, generator=generator)).item()
-            width, height = round(math.sqrt(target * proportion)), round(math.sqrt(target / proportion))
-            if 0 < width <= image.width and 0 < height <= image.height:
-                top = int(torch.randint(0, image.height - height + 1, (1,), generator=generator))
-                left = int(torch.randint(0, image.width - width + 1, (1,), generator=generator))
-                return top, left, height, width
-        return _centred(image.height, image.width)
-
-
-def _centred(height: int, width: int) -> Box:
-    """Return the largest centred box of allowed proportions."""
+def _centred(height: int, width: int) -> tuple[int, int, int, int]:
+    """Return top, left, height and width of the largest centred box of allowed proportions."""
     tall, wide = height, width
     if width / height < RATIO[0]:
         tall = max(round(width / RATIO[0]), 1)
@@ -122,7 +102,9 @@ def _centred(height: int, width: int) -> Box:
 def draw_crops(
     scale: tuple[float, float], n: int, height: int, width: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw the crops of n images of one size, by the same law as :class:`TrainTransform`.
+    """Draw the crops of n images of one size: area uniform in ``scale``, log-proportions uniform in :data:`RATIO`.
+
+    A box that does not fit is drawn anew, ten times at most; then it is the largest in the middle.
 
     Parameters
     ----------

@@ -245,7 +245,7 @@ def features_command(
         return create_backbone(name, run.weights, preset, device=run.device, recipe=features)
 
     started, holds_features = time.perf_counter(), f"{data} holds features already; name images or texts."
-    settings: dict[str, Any] = {"on_error": run.on_error, "batch_size": batch_size, "decode": run.decode}
+    settings: dict[str, Any] = {"on_error": run.on_error, "batch_size": batch_size}
     if spread.engine is not None:
         spread.refuse(test_size=test_size, out_dir=spread.out_dir)
         source = read(data, reading.options(), part="all")

@@ -115,16 +115,13 @@ class ImageOptions(RunOptions):
     ----------
     on_error
         Images that cannot be read: stop, or leave them out and say so.
-    decode
-        What decodes JPEG files, cpu or gpu.
     """
 
     on_error: Literal["raise", "skip"] = "raise"
-    decode: Rare[Literal["cpu", "gpu"]] = "cpu"
 
     def encoding(self) -> dict[str, Any]:
         """Return the settings of encoding."""
-        return {**super().encoding(), "on_error": self.on_error, "decode": self.decode}
+        return {**super().encoding(), "on_error": self.on_error}
 
 
 AS_FOUND, RUN, RUN_IMAGES = Reading(), RunOptions(), ImageOptions()

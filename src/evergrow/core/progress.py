@@ -22,15 +22,17 @@ def meter(title: str, total: float, *, enabled: bool) -> Iterator[Meter]:
     if not enabled:
         yield lambda completed, note="": None
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
         TextColumn("{task.description}", style="bold", markup=False),
         BarColumn(),
         TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-        TimeElapsedColumn(),
         TextColumn("{task.fields[note]}", markup=False),
+        TimeRemainingColumn(),
+        TextColumn("left"),
     )
-    with Progress(*columns) as progress:
+    with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(title, total=total, note="")
         yield lambda completed, note="": progress.update(task, completed=completed, note=note)

@@ -161,7 +161,6 @@ class Engine(ABC):
         *,
         on_error: str = "raise",
         batch_size: int | None = None,
-        decode: str = "cpu",
     ) -> JobReport:
         """Write the features of a data set into ``folder/features``, one Parquet file per shard.
 
@@ -175,8 +174,6 @@ class Engine(ABC):
             What to do about what cannot be read.
         batch_size : int, optional
             Items per batch.
-        decode : {"cpu", "gpu"}
-            What decodes JPEG files.
 
         Returns
         -------
@@ -187,7 +184,7 @@ class Engine(ABC):
         with self.open(backbone.device, lasting=True) as (folder, options):
             if manifest.kind != spec.kind:
                 raise ParameterError(f"data must be {spec.kind}s for {spec.name}, got {manifest.kind}")
-            settings: dict[str, Any] = {"on_error": on_error, "batch_size": batch_size, "decode": decode}
+            settings: dict[str, Any] = {"on_error": on_error, "batch_size": batch_size}
             settings |= {"backbone": spec.decisive(), "evergrow": __version__}
             return all_shards(begin_job(Job(folder, manifest, "features", settings, portable(spec))), options)
 

@@ -360,7 +360,7 @@ class Job:
         return found if found.key == self.key else None
 
 
-EXTRACTION = ("on_error", "batch_size", "precision", "decode")
+EXTRACTION = ("on_error", "batch_size", "precision")
 """Settings of an extraction that a job takes over from a learner; the others are those of the machine."""
 
 

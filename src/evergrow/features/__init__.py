@@ -13,13 +13,7 @@ if TYPE_CHECKING:
     from evergrow.features.encoding import EncodeConfig, Features, encode, encode_batch, featurize
     from evergrow.features.images import decode_image
     from evergrow.features.preprocess import PRESETS, Preprocessing
-    from evergrow.features.sources import (
-        BackboneInfo,
-        WeightSource,
-        best_backbone,
-        list_backbones,
-        register_weight_source,
-    )
+    from evergrow.features.sources import BackboneInfo, best_backbone, list_backbones
     from evergrow.features.weights import hash_weights, load_weights, read_weights
 
 __all__ = [
@@ -35,7 +29,6 @@ __all__ = [
     "ImageBackbone",
     "Preprocessing",
     "TextBackbone",
-    "WeightSource",
     "backbone_from_spec",
     "best_backbone",
     "create_backbone",
@@ -47,7 +40,6 @@ __all__ = [
     "list_backbones",
     "load_weights",
     "read_weights",
-    "register_weight_source",
 ]
 
 _HOMES = {
@@ -57,7 +49,7 @@ _HOMES = {
     "encoding": ("EncodeConfig", "Features", "encode", "encode_batch", "featurize"),
     "images": ("decode_image",),
     "preprocess": ("PRESETS", "Preprocessing"),
-    "sources": ("BackboneInfo", "WeightSource", "best_backbone", "list_backbones", "register_weight_source"),
+    "sources": ("BackboneInfo", "best_backbone", "list_backbones"),
     "weights": ("hash_weights", "load_weights", "read_weights"),
 }
 """Public names by the module that is imported when one of them is first used."""

@@ -34,6 +34,7 @@ from evergrow.core.errors import (
     NumericalError,
     ParameterError,
 )
+from evergrow.core.progress import meter
 from evergrow.core.record import to_values
 from evergrow.core.validation import check_choice, check_number, with_changes
 from evergrow.data.arrays import FeatureSet
@@ -41,6 +42,7 @@ from evergrow.data.items import Dataset, Items, join_blocks
 from evergrow.features import cache
 from evergrow.features.base import Backbone, BackboneSpec, FeatureRecipe, LazyBackbone
 from evergrow.features.cache import CacheEntry, Chunk, ChunkHead, FeatureCache, describe, feature_key
+from evergrow.features.gpu_images import LARGEST_RAW, GpuPreparation, RawReader, is_prepared_by_gpu
 from evergrow.features.images import (
     Failure,
     ImageReader,
@@ -54,7 +56,6 @@ from evergrow.features.images import (
 from evergrow.features.preprocess import Preprocessing
 
 OnError = Literal["raise", "skip"]
-Decode = Literal["cpu", "gpu"]
 Policy = Literal["auto", "float32", "float16"]
 
 AGREEMENT = 1e-3
@@ -66,7 +67,7 @@ KEEP_FROM = 5
 
 _NAMED = 5  # images that a warning names
 _AHEAD = 2  # batches that a GPU is given before the first of them is fetched
-_CHOICES = {"precision": get_args(Policy), "decode": get_args(Decode), "on_error": get_args(OnError)}
+_CHOICES = {"precision": get_args(Policy), "on_error": get_args(OnError)}
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,6 @@ class EncodeConfig:
     precision : {"auto", "float32", "float16"}
         ``"auto"`` runs the backbone in half precision on a GPU if its first batch then agrees with float32 to 1e-3 of
         every row's norm, and in float32 otherwise.
-    decode : {"cpu", "gpu"}
-        What decodes JPEG files: processes of this machine, or the GPU that the backbone runs on. The latter is several
-        times as fast where the network is (see :mod:`evergrow.features.gpu_jpeg`), and changes the pixels a little:
-        such features are kept apart.
     on_error : {"raise", "skip"}
         What to do about an image that cannot be read: raise and name it, or leave it out and warn.
     cache : None, False or path-like
@@ -105,7 +102,6 @@ class EncodeConfig:
     batch_size: int | None = None
     workers: int | Literal["auto"] = "auto"
     precision: Policy = "auto"
-    decode: Decode = "cpu"
     on_error: OnError = "raise"
     cache: str | os.PathLike[str] | Literal[False] | None = None
     progress: bool = False
@@ -119,11 +115,6 @@ class EncodeConfig:
             check_choice(name, getattr(self, name), known)
         if self.cache is not None and self.cache is not False and not isinstance(self.cache, (str, os.PathLike)):
             raise ParameterError(f"cache must be None, False or a folder, got {self.cache!r}")
-
-    @property
-    def policy(self) -> str:
-        """What decides features beside the items and the backbone, as the cache writes it."""
-        return self.precision if self.decode == "cpu" else f"{self.precision}, JPEG decoded by a GPU"
 
     def changed(self, **changes: Any) -> EncodeConfig:
         """Return the settings with some of them changed; an unknown name is an error that names the nearest."""
@@ -222,7 +213,6 @@ def encode(
     >>> encode(Length(), Texts(("one", "three")), cache=False).X.tolist()
     [[3.0], [5.0]]
     """
-    started = time.perf_counter()
     work = _Encoding(backbone, items, (config or EncodeConfig()).changed(**settings))
     chunks = list(work.chunks())
     failures = [failure for chunk, _ in chunks for failure in chunk.failures]
@@ -235,7 +225,7 @@ def encode(
         widths=work.recipe.widths,
         precision=chunks[-1][0].precision,
         computed=sum(chunk.computed for chunk, _ in chunks),
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - work.started,
     )
 
 
@@ -336,8 +326,7 @@ class _Encoding:
         self.backbone, self.items, self.config, self.recipe = backbone, items, config, backbone.spec.blocks
         self.passes = self.recipe.passes
         self.batch_size = config.batch_size or (32 if backbone.device.type == "cpu" else 128)
-        self.tick: Callable[[int], None] = lambda more: None
-        self.n_items = len(items)
+        self.n_items, self.done, self.started = len(items), 0, time.perf_counter()
         if self.n_items == 0:
             raise InputError("items must hold at least one item, got none")
         if backbone.spec.kind != items.kind:
@@ -345,10 +334,6 @@ class _Encoding:
                 f"items must be what {backbone.spec.name} takes, which is of kind {backbone.spec.kind!r}, got "
                 f"{items.kind!r}"
             )
-        if config.decode == "gpu":
-            from evergrow.features.gpu_jpeg import check_decodable
-
-            check_decodable(self._loaded())
         self.precision = _first_precision(backbone.device, config.precision)
 
     def _loaded(self) -> Backbone:
@@ -362,8 +347,7 @@ class _Encoding:
         chunks, wanted = split_rows(range(self.n_items), cache.CHUNK), set(self.passes.blocks)
         entry = self._find_entry()
         with ExitStack() as stack:
-            if self.config.progress:
-                self.tick = stack.enter_context(_progress_bar(self.items.kind, self.n_items))
+            self.tick = stack.enter_context(meter("features", self.n_items, enabled=self.config.progress))
             try:
                 stored = {} if entry is None else self._open(entry, chunks, stack)
             except (OSError, NewerSchemaError) as error:  # what a newer evergrow wrote is left to it
@@ -404,7 +388,7 @@ class _Encoding:
                 raise
             _warn_unused(error)
             return None
-        return FeatureCache(config.cache).entry(feature_key(stamp, self.backbone.spec, config.policy))
+        return FeatureCache(config.cache).entry(feature_key(stamp, self.backbone.spec, config.precision))
 
     def _open(self, entry: CacheEntry, chunks: list[range], stack: ExitStack) -> dict[range, ChunkHead]:
         """Return the chunks that an entry holds; where blocks are missing, it is locked and made ready for them."""
@@ -417,14 +401,16 @@ class _Encoding:
         if self.precision == "float16" and self.backbone.device.type != "cuda":
             entry.clear()  # this device cannot go on at that precision
             stored, self.precision = {}, "float32"
-        entry.begin(describe(self.items, self.backbone.spec, self.config.policy))
+        entry.begin(describe(self.items, self.backbone.spec, self.config.precision))
         return stored
 
     def _done(self, n_items: int, failures: Sequence[Failure]) -> None:
         """Show progress, or raise if an image could not be read and none may be left out."""
         if failures and self.config.on_error == "raise":
             raise ImageError(f"{failures[0].reason}; on_error='skip' leaves such images out")
-        self.tick(n_items)
+        self.done += n_items
+        rate = self.done / max(time.perf_counter() - self.started, 1e-9)
+        self.tick(self.done, f"{rate:,.1f} {self.items.kind}s/s")
 
     def _computed(self, chunks: list[range], recipe: FeatureRecipe) -> Iterator[Chunk]:
         """Yield chunks of some blocks that went through the backbone."""
@@ -460,15 +446,16 @@ class _Encoding:
         rows = [part for chunk in chunks for part in split_rows(chunk, self.batch_size)]
         # A transform of the user's gives floats, of a size that is not known.
         image_bytes = 3 * math.prod(transform.size) if isinstance(transform, Preprocessing) else 12 * 512 * 512
-        workers = choose_workers(self.config.workers, len(rows), device, self.batch_size * image_bytes)
         reader = ImageReader(items, transform)
-        decode: Callable[[Any], Iterator[LoadedBatch]] = iter
-        if self.config.decode == "gpu":
-            from evergrow.features.gpu_jpeg import FileReader, GpuDecoder
-
-            reader, decode = FileReader(items, transform), GpuDecoder(items, transform, device)
+        prepare: Callable[[Any], Iterator[LoadedBatch]] = iter
+        if isinstance(transform, Preprocessing) and is_prepared_by_gpu(backbone):
+            image_bytes = max(image_bytes, LARGEST_RAW)
+            reader, prepare = RawReader(items, transform), GpuPreparation(transform, device)
+        workers = choose_workers(self.config.workers, len(rows), device, self.batch_size * image_bytes)
+        if isinstance(reader, RawReader) and getattr(items, "pixels", None) is not None:
+            workers = 0  # nothing is left to do beside the GPU
         with loaded_batches(reader, rows, workers=workers, device=device) as batches:
-            yield decode(batches)
+            yield prepare(batches)
 
 
 def _encoded(batches: Iterator[LoadedBatch], runner: _Runner) -> Iterator[tuple[LoadedBatch, NDArray[np.float32]]]:
@@ -615,22 +602,3 @@ def _warn_unused(error: Exception) -> None:
         CacheWarning,
         stacklevel=2,
     )
-
-
-@contextmanager
-def _progress_bar(kind: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that is told how many more items are done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TimeRemainingColumn
-
-    count, rate = "{task.completed:,.0f}/{task.total:,.0f}", f"{{task.fields[rate]:,.1f}} {kind}s/s"
-    columns = ("[bold]features", BarColumn(), count, rate, TimeRemainingColumn(), "left")
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        progress.add_task("", total=total, rate=0.0)
-        (task,) = progress.tasks
-
-        def tick(more: int) -> None:
-            done = task.completed + more
-            progress.update(task.id, completed=done, rate=done / max(task.elapsed or 0.0, 1e-9))
-
-        yield tick

@@ -271,7 +271,7 @@ class Sheet(Preprocessing):
 
     def pixels(self, image: Image) -> Tensor:
         """Return the bytes (3, height, width) of the sheet of an image."""
-        sheet = torch.zeros(3, *self.size, dtype=torch.uint8)
+        sheet = torch.zeros(*self.size, 3, dtype=torch.uint8).permute(2, 0, 1)  # as images lie in memory
         for part, columns in self.cuts():
             sheet[:, : part.size[0], columns] = part.pixels(image)
         return sheet

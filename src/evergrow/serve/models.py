@@ -6,6 +6,7 @@ A version of a model never changes, so that those who ask never wait for those w
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import dataclasses
 import os
 import secrets
@@ -59,6 +60,12 @@ def signature_of(file: Path | int) -> Signature | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def give_back_memory() -> None:
+    """Give freed memory back to the system where the C library can: it keeps it for the thread that used it."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class Version:
     """A model at one moment.
 
@@ -103,7 +110,7 @@ class Version:
         self.kind = schemas.SAMPLE_KINDS[learner.kind_]
         width = None if learner.spec_ is None else learner.spec_.n_features
         self.n_features: int | None = learner.n_features_in_ if self.counts else width
-        self._computing = threading.Lock()  # a head computes some things once
+        self._computing, self._has_answered = threading.Lock(), False  # a head computes some things once
 
     def facts(self) -> dict[str, Any]:
         """Return what answers of several routes say about the model."""
@@ -122,6 +129,9 @@ class Version:
                 answers = self.learner.ask(np.concatenate(questions), false_alarm=FALSE_ALARM)
             except (errors.NotFittedError, errors.UnsupportedError):  # it cannot tell what is unknown
                 answers = self.learner.ask(np.concatenate(questions))
+            if not self._has_answered:
+                self._has_answered = True
+                give_back_memory()  # the first answer takes several times what it leaves
         ends = pairwise(accumulate(map(len, questions), initial=0))
         return [answers.part(slice(*bounds)) for bounds in ends]
 
@@ -209,6 +219,7 @@ class ServedModel:
             raise _missing(self.path.stem)
         if self._version is None or self._version.signature != signature:
             self._version = Version(modelfile.open_model(self.path, **self._settings), signature)
+            give_back_memory()
         return self._version
 
     @property
@@ -221,6 +232,7 @@ class ServedModel:
         if self._changing.acquire(blocking=False):
             self._version = None
             self._changing.release()
+            give_back_memory()
 
     def listed(self) -> dict[str, Any]:
         """Return the facts of the model; one that is not in memory is read only if the file is another than before."""
@@ -282,6 +294,7 @@ class ServedModel:
             if Header.read(self.path).digest != after.digest:  # another process was faster
                 after.signature = None
             self._version = after
+            give_back_memory()
             return learner.history_[-1]
 
         with self._metrics.commit_seconds.time():

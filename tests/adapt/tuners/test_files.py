@@ -11,11 +11,11 @@ import timm
 import torch
 from tests.altered import altered
 
-from evergrow.adapt.tuners import Tuner, create_tuner, list_tuners, load_tuner, restore_tuner, tuners_of
+from evergrow.adapt.tuners import TUNERS, Tuner, create_tuner, restore_tuner, tuners_of
 from evergrow.adapt.tuners.base import SavedTuner
 from evergrow.core.archive import read_archive, write_archive
 from evergrow.core.errors import EvergrowError, FileFormatError
-from evergrow.core.record import from_archive, to_archive
+from evergrow.core.record import from_archive, read_record, to_archive, write_record
 
 SETTINGS: dict[str, dict[str, Any]] = {"adapter": {"bottleneck": 2}, "lora": {"rank": 2}, "sdlora": {"rank": 2}}
 
@@ -33,7 +33,7 @@ def made(name: str, model: torch.nn.Module) -> Tuner:
     return tuner
 
 
-@pytest.mark.parametrize("name", list_tuners())
+@pytest.mark.parametrize("name", TUNERS.names())
 def test_whatever_is_wrong_is_a_typed_error_and_leaves_the_model_alone(name: str) -> None:
     model = vit()
     archive, refused, images = to_archive(made(name, vit()).saved()), 0, torch.zeros(1, 3, 16, 16)
@@ -66,7 +66,8 @@ def test_a_setting_in_a_file_asks_for_no_memory(name: str, setting: str) -> None
 def test_a_field_of_a_later_version_is_written_again(tmp_path: Path) -> None:
     archive = to_archive(made("ssf", vit()).saved())
     write_archive(tmp_path / "tuner", replace(archive, meta={**archive.meta, "later": [1, 2]}))
-    load_tuner(tmp_path / "tuner", vit()).save(tmp_path / "again")
+    tuner = restore_tuner(read_record(SavedTuner, tmp_path / "tuner"), vit())
+    write_record(tmp_path / "again", tuner.saved())
     assert read_archive(tmp_path / "again").meta["later"] == [1, 2]
 
 
@@ -75,7 +76,7 @@ def test_a_tuner_older_than_a_setting_has_its_default(tmp_path: Path) -> None:
     archive = to_archive(tuner.saved())
     settings = {key: value for key, value in archive.meta["settings"].items() if key != "targets"}
     write_archive(tmp_path / "tuner", replace(archive, meta={**archive.meta, "settings": settings}))
-    assert load_tuner(tmp_path / "tuner", vit()).config == tuner.config
+    assert restore_tuner(read_record(SavedTuner, tmp_path / "tuner"), vit()).config == tuner.config
 
 
 def test_parameters_that_overflow_are_a_file_error() -> None:

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from evergrow.adapt.tuners import (
+    TUNERS,
     TunerError,
     UnsupportedModelError,
     create_tuner,
-    list_tuners,
     tuners_of,
 )
 from evergrow.core.errors import EvergrowError, ParameterError, UnknownNameError
+from evergrow.core.record import write_record
 
 
 def test_unknown_names_and_settings_name_the_nearest(make_model) -> None:
@@ -57,7 +58,7 @@ def test_bad_model_and_seed(make_model) -> None:
         create_tuner("adapter", make_model(), seed=0.5)
 
 
-@pytest.mark.parametrize("name", [name for name in list_tuners() if name != "ssf"])
+@pytest.mark.parametrize("name", [name for name in TUNERS.names() if name != "ssf"])
 def test_models_without_blocks_are_refused(make_model, name) -> None:
     model = make_model("test_resnet", small=False)
     with pytest.raises(UnsupportedModelError, match=r"must be a vision transformer .* got ResNet"):
@@ -71,7 +72,7 @@ def test_a_removed_tuner_keeps_its_parameters_only(make_model, tmp_path) -> None
     tuner = create_tuner("lora", make_model())
     tuner.remove()
     tuner.remove()
-    tuner.save(tmp_path / "tuner.safetensors")
+    write_record(tmp_path / "tuner.safetensors", tuner.saved())
     assert tuner.removed
     assert not tuner.enabled
     with pytest.raises(TunerError, match="it was removed: create a new one"):
@@ -79,7 +80,7 @@ def test_a_removed_tuner_keeps_its_parameters_only(make_model, tmp_path) -> None
 
 
 def test_a_copied_model_has_tuners_of_its_own(make_model, images, shaken) -> None:
-    for name in list_tuners():
+    for name in TUNERS.names():
         model = make_model()
         tuner = shaken(create_tuner(name, model))
         expected = model(images)
@@ -93,7 +94,7 @@ def test_a_copied_model_has_tuners_of_its_own(make_model, images, shaken) -> Non
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", list_tuners())
+@pytest.mark.parametrize("name", TUNERS.names())
 def test_tuners_work_on_a_gpu(make_model, images, shaken, name) -> None:
     model = make_model()
     expected = (shaken(create_tuner(name, model)), model(images))[1]

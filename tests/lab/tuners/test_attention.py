@@ -150,7 +150,7 @@ def test_additive_prompts_join_the_class_token(make_model, images, shaken) -> No
         for i in range(2)
     }
     torch.testing.assert_close(model(images), by_hand(model, images, additions), rtol=1e-5, atol=1e-5)
-    assert tuner.trainable_counts()["total"] == 2 * 2 * 48
+    assert tuner.n_trainable == 2 * 2 * 48
 
 
 def test_models_without_a_class_token_are_refused(make_model) -> None:

@@ -13,8 +13,6 @@ from evergrow.adapt.tuners.base import (
     UnsupportedModelError,
     adapting_tuners,
     create_tuner,
-    list_tuners,
-    load_tuner,
     restore_tuner,
     tuners_of,
 )
@@ -30,8 +28,6 @@ __all__ = [
     "UnsupportedModelError",
     "adapting_tuners",
     "create_tuner",
-    "list_tuners",
-    "load_tuner",
     "restore_tuner",
     "tuners_of",
 ]

@@ -7,7 +7,6 @@ values.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from evergrow.core.errors import EvergrowError, FileFormatError, InputError, ParameterError
-from evergrow.core.record import NOTHING, Between, Extra, Spec, read_record, record, write_record
+from evergrow.core.record import NOTHING, Between, Extra, Spec, record
 from evergrow.core.registry import Registry
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_number, from_mapping, lists_to_tuples, to_plain
@@ -373,35 +372,12 @@ class Tuner(nn.Module):
 
     # -- training -------------------------------------------------------------------------------------------
 
-    def trainable_counts(self) -> dict[str, int]:
-        """Return how many numbers are trainable, by the place they tune, and the ``"total"``.
-
-        Examples
-        --------
-        >>> import timm
-        >>> from evergrow.adapt.tuners import create_tuner
-        >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
-        >>> create_tuner("adapter", model, bottleneck=4).trainable_counts()
-        {'blocks.0': 1732, 'blocks.1': 1732, 'total': 3464}
-        """
-        counts: dict[str, int] = {}
-        for path, parameter in self.named_parameters():
-            if parameter.requires_grad:
-                place = path.removeprefix("layers.").rpartition(".")[0] or path
-                counts[place] = counts.get(place, 0) + parameter.numel()
-        return {**counts, "total": sum(counts.values())}
+    @property
+    def n_trainable(self) -> int:
+        """How many numbers are trained."""
+        return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
 
     # -- state ----------------------------------------------------------------------------------------------
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tuner's parameters and settings to one safetensors file, atomically; never the backbone.
-
-        Parameters
-        ----------
-        path : path-like
-            Where to.
-        """
-        write_record(path, self.saved())
 
     def saved(self) -> SavedTuner:
         """Return a copy of parameters and settings on the CPU, apart from the model."""
@@ -410,24 +386,12 @@ class Tuner(nn.Module):
 
 
 TUNERS: Registry[type[Tuner]] = Registry("tuner", plugins=True)
-"""Every kind of tuner by name."""
+"""Every kind of tuner by name: ``adapter`` and ``ssf``, and those of the laboratory and of other packages."""
 
 
 def layer_parameter(value: Tensor) -> nn.Parameter:
     """Return a trainable parameter with this value, contiguous and owned by nobody else."""
     return nn.Parameter(value.detach().clone(memory_format=torch.contiguous_format))
-
-
-def list_tuners() -> list[str]:
-    """Return the names of all tuners, sorted.
-
-    Examples
-    --------
-    >>> from evergrow.adapt.tuners import list_tuners
-    >>> list_tuners()
-    ['adapter', 'additive', 'lora', 'prefix', 'sdlora', 'ssf', 'vpt-deep', 'vpt-shallow']
-    """
-    return TUNERS.names()
 
 
 def adapting_tuners() -> list[str]:
@@ -448,7 +412,7 @@ def create_tuner(name: str, model: nn.Module, *, seed: int = 0, **settings: Any)
     Parameters
     ----------
     name : str
-        One of :func:`list_tuners`.
+        One of :data:`TUNERS`.
     model : torch.nn.Module
         An unmodified timm model, on the device where it will run.
     seed : int
@@ -475,7 +439,7 @@ def create_tuner(name: str, model: nn.Module, *, seed: int = 0, **settings: Any)
     >>> from evergrow.adapt.tuners import create_tuner
     >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
     >>> tuner = create_tuner("lora", model, rank=4, seed=0)
-    >>> tuner.trainable_counts()["total"]
+    >>> tuner.n_trainable
     6144
     >>> any(parameter.requires_grad for parameter in model.parameters())
     False
@@ -490,25 +454,7 @@ def create_tuner(name: str, model: nn.Module, *, seed: int = 0, **settings: Any)
     return kind(model, kind.config_class.from_settings(settings, name), int(seed))
 
 
-def load_tuner(path: str | os.PathLike[str], model: nn.Module) -> Tuner:
-    """Put a saved tuner on a model of the architecture that it was saved from.
-
-    Parameters
-    ----------
-    path : path-like
-        A file that :meth:`Tuner.save` wrote.
-    model : torch.nn.Module
-        The backbone.
-
-    Raises
-    ------
-    FileFormatError
-        If the file is no tuner's, is truncated or was altered, or does not fit the model.
-    """
-    return restore_tuner(read_record(SavedTuner, path), model, name=os.fspath(path))
-
-
-def restore_tuner(saved: SavedTuner, model: nn.Module, *, name: str = "the tuner") -> Tuner:
+def restore_tuner(saved: SavedTuner, model: nn.Module) -> Tuner:
     """Put a tuner on a model again; one that does not fit leaves the model as it was.
 
     Parameters
@@ -517,8 +463,6 @@ def restore_tuner(saved: SavedTuner, model: nn.Module, *, name: str = "the tuner
         Parameters and settings. No more memory is used than the parameters take.
     model : torch.nn.Module
         The backbone, on the device where it will run.
-    name : str
-        What to call the place that it comes from in messages.
 
     Raises
     ------
@@ -543,12 +487,12 @@ def restore_tuner(saved: SavedTuner, model: nn.Module, *, name: str = "the tuner
         limit = sum(tensor.numel() for tensor in saved.tensors.values())
         tuner = kind(model, config, saved.seed, limit=limit)
     except (ParameterError, InputError) as error:
-        raise FileFormatError(f"{name} must hold a tuner that this version knows and that fits: {error}") from error
+        raise FileFormatError(f"a stored tuner must be one that this version knows and that fits: {error}") from error
     try:
         tuner.load_state_dict(saved.tensors)
     except (InputError, RuntimeError) as error:  # PyTorch's, of many lines, names what does not fit
         tuner.remove()
         why = " ".join(str(error).split())[:300]
-        raise FileFormatError(f"{name} must hold the parameters that its settings say: {why}") from error
+        raise FileFormatError(f"a stored tuner must hold the parameters that its settings say: {why}") from error
     tuner._extra = saved.extra
     return tuner

@@ -279,7 +279,7 @@ class _Reader:
         file = next((folder / weights for folder in folders if (folder / weights).exists()), None)
         if file is None:
             looked = ", ".join(str(folder) for folder in folders)
-            known = ", ".join(map(repr, WEIGHT_SOURCES.names()))
+            known = ", ".join(map(repr, WEIGHT_SOURCES))
             hint = f"; this brings what there is: {bring}" if bring else ""
             self._fail(where, f"no weights {weights!r}: they are {known} or a file; looked in {looked}{hint}")
         return str(file)

@@ -20,10 +20,12 @@ from evergrow.adapt.tuners import (
     TUNERS,
     Tuner,
     create_tuner,
-    load_tuner,
+    restore_tuner,
     tuners_of,
 )
+from evergrow.adapt.tuners.base import SavedTuner
 from evergrow.core.errors import EvergrowError, ParameterError
+from evergrow.core.record import read_record, write_record
 from evergrow.core.registry import Registry
 from evergrow.core.seeding import generator
 from evergrow.features import hash_weights
@@ -190,12 +192,16 @@ def save_load_equal(setup: Setup) -> None:
     expected = model(images)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tuner.safetensors"
-        tuner.save(path)
+        write_record(path, tuner.saved())
         _same(_loaded(setup, path)(images), expected, "a saved tuner on a new model and the original")
         size = sum(tensor.nbytes for tensor in tuner.state_dict().values())
         require(path.stat().st_size < size + 40_000, "the file must hold the tuner's parameters only")
         narrow = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2))
-        require_raises(EvergrowError, lambda: load_tuner(path, narrow), "loading on another architecture")
+        require_raises(
+            EvergrowError,
+            lambda: restore_tuner(read_record(SavedTuner, path), narrow),
+            "loading on another architecture",
+        )
     state = {name: tensor.clone() for name, tensor in tuner.state_dict().items()}
     other, fresh = setup.tuned(seed=1)
     fresh.load_state_dict(state)
@@ -204,7 +210,7 @@ def save_load_equal(setup: Setup) -> None:
 
 def _loaded(setup: Setup, path: Path) -> nn.Module:
     model = setup.model()
-    load_tuner(path, model)
+    restore_tuner(read_record(SavedTuner, path), model)
     return model
 
 
@@ -212,7 +218,7 @@ def _loaded(setup: Setup, path: Path) -> nn.Module:
 def only_the_tuner_gets_gradients(setup: Setup) -> None:
     """Require that every parameter of the tuner gets a gradient and none of the backbone does, until it is frozen."""
     model, tuner = setup.tuned()
-    total = tuner.trainable_counts()["total"]
+    total = tuner.n_trainable
     require(total == sum(p.numel() for p in tuner.parameters()), "trainable counts must add up to the total")
     setup.backward(model(setup.images()))
     missing = [name for name, p in tuner.named_parameters() if p.grad is None or not bool(p.grad.any())]
@@ -221,9 +227,9 @@ def only_the_tuner_gets_gradients(setup: Setup) -> None:
     require(not touched, f"no parameter of the backbone may get a gradient, got one for {touched}")
     tuner.requires_grad_(False)
     require(not model(setup.images()).requires_grad, "a frozen tuner must need no gradient")
-    require(tuner.trainable_counts()["total"] == 0, "a frozen tuner must count no trainable parameter")
+    require(tuner.n_trainable == 0, "a frozen tuner must count no trainable parameter")
     tuner.requires_grad_(True)
-    require(tuner.trainable_counts()["total"] == total, "an unfrozen tuner must count all again")
+    require(tuner.n_trainable == total, "an unfrozen tuner must count all again")
 
 
 @TUNER_CHECKS.register("training_leaves_the_backbone_alone")

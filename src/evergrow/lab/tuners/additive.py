@@ -76,8 +76,8 @@ class AdditiveTuner(Tuner):
     >>> import timm
     >>> from evergrow.adapt.tuners import create_tuner
     >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
-    >>> create_tuner("additive", model).trainable_counts()
-    {'blocks.0': 384, 'blocks.1': 384, 'total': 768}
+    >>> create_tuner("additive", model).n_trainable
+    768
     """
 
     name = "additive"

@@ -210,8 +210,8 @@ class LoRATuner(LowRankTuner):
     >>> from evergrow.adapt.tuners import create_tuner
     >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
     >>> tuner = create_tuner("lora", model, rank=2, targets=("q", "v", "fc1"))
-    >>> tuner.trainable_counts()["blocks.1.mlp.fc1"]
-    1920
+    >>> [name for name in tuner.state_dict() if "fc1" in name]
+    ['layers.blocks.0.mlp.fc1.A', 'layers.blocks.0.mlp.fc1.B', 'layers.blocks.1.mlp.fc1.A', 'layers.blocks.1.mlp.fc1.B']
     """
 
     name = "lora"

@@ -134,7 +134,7 @@ class SDLoRATuner(LowRankTuner):
     >>> tuner.start_task()
     >>> tuner.n_tasks, [round(value, 1) for value in tuner.magnitudes.tolist()]
     (2, [0.8, 0.8])
-    >>> tuner.trainable_counts()["total"]
+    >>> tuner.n_trainable
     3074
     """
 

@@ -114,8 +114,8 @@ class VPTDeepTuner(_PromptTuner):
     >>> import timm
     >>> from evergrow.adapt.tuners import create_tuner
     >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
-    >>> create_tuner("vpt-deep", model).trainable_counts()
-    {'blocks.0': 960, 'blocks.1': 960, 'total': 1920}
+    >>> create_tuner("vpt-deep", model).n_trainable
+    1920
     """
 
     name = "vpt-deep"
@@ -134,8 +134,8 @@ class VPTShallowTuner(_PromptTuner):
     >>> import timm
     >>> from evergrow.adapt.tuners import create_tuner
     >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
-    >>> create_tuner("vpt-shallow", model, tokens=10).trainable_counts()
-    {'blocks.0': 1920, 'total': 1920}
+    >>> create_tuner("vpt-shallow", model, tokens=10).n_trainable
+    1920
     """
 
     name = "vpt-shallow"
