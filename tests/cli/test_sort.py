@@ -38,7 +38,7 @@ def test_it_sorts_as_predict_answers(shell: Shell, image_model: Path, inbox: Pat
     assert sum(expected.values()) == 36
     assert [Path(name).name for name in told["left"]] == ["broken.png"]
     said = shell.run(*sort, code=1)
-    assert "nothing was touched: add --move or --copy" in said.stdout
+    assert "nothing was touched: add --move, --copy or --link" in said.stdout
     assert "1 file left in place: broken.png" in said.stderr
     done = shell.run(*sort, "--copy", code=1).stdout
     assert "36 files sorted, listed in out/sorted.csv" in done

@@ -23,7 +23,7 @@ from evergrow.learner.answers import Answers
 from evergrow.learner.filing import folder_name, folder_names
 from evergrow.learner.sorting import TABLE, plan_sort, read_table, sort_folder, undo_sort
 
-HOWS = ("move", "copy")
+HOWS = ("move", "copy", "link")
 
 
 class Reader:
@@ -119,6 +119,7 @@ def test_every_image_goes_to_its_folder_and_back(photos: Path, tmp_path: Path, h
     left = {"broken.png", "notes.txt", ".hidden/h.png"}
     assert set(texts(photos)) == (left if how == "move" else {*FILES, *left})
     for name in SORTED:
+        assert (out / name).is_symlink() == (how == "link")
         assert len(str((out / name).stat().st_mtime_ns)) == 19  # the time that it had
     with open(out / TABLE, newline="") as file:
         table = {os.path.relpath(row["file"], photos): row for row in csv.DictReader(file)}

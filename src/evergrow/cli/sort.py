@@ -29,6 +29,7 @@ def sort_command(
     into: Path | None = None,
     move: bool = False,
     copy: bool = False,
+    link: bool = False,
     unknown: str = "unknown",
     least: Annotated[float, typer.Option("--min", min=0, max=1)] = 0.8,
     false_alarm: options.FalseAlarm = 0.05,
@@ -37,7 +38,7 @@ def sort_command(
 ) -> Answer:
     """Sort the images of FOLDER into a folder for each class.
 
-    Without --move or --copy nothing is touched: it shows what would go where. Images of no learned class go to
+    Without --move, --copy or --link nothing is touched: it shows what would go where. Images of no learned class go to
     a folder of their own, and so do answers that are not sure. OUT/sorted.csv lists every file with its answer and
     probability. No file is overwritten. After an interruption the same command goes on, and --undo takes all back.
 
@@ -64,6 +65,8 @@ def sort_command(
         Move the files.
     copy
         Copy them.
+    link
+        Make symbolic links to them.
     unknown : NAME
         Folder of images of no learned class.
     least
@@ -79,8 +82,9 @@ def sort_command(
         return _undone(undo, run)
     if model is None or folder is None or into is None:
         raise ParameterError("Name a model, a folder of images, and by --into the folder to sort them into.")
-    if move and copy:
-        raise ParameterError("--move and --copy do not go together; choose one.")
+    chosen = [name for name, wanted in (("move", move), ("copy", copy), ("link", link)) if wanted]
+    if len(chosen) > 1:
+        raise ParameterError(f"--{chosen[0]} and --{chosen[1]} do not go together; choose one.")
     if not 0 < false_alarm < 1:
         raise ParameterError(f"--false-alarm lies between 0 and 1, not at {false_alarm:g}.")
     how = options.ImageOptions(run.device, run.cache, run.weights, run.as_json, on_error="skip")
@@ -89,14 +93,14 @@ def sort_command(
     if learner.info()["novelty"] is None:
         note_line("the model has too few samples to tell what it never learned: nothing is called unknown")
     path = into / TABLE
-    if move or copy:
+    if chosen:
         progress = bool(how.encoding()["progress"])
-        rows = sort_folder(learner, folder, into, "move" if move else "copy", progress=progress, **settings)
+        rows = sort_folder(learner, folder, into, chosen[0], progress=progress, **settings)  # type: ignore[arg-type]
         said, done = [f"{plural(sum(bool(row.place) for row in rows), 'file')} sorted, listed in {path}"], str(path)
     else:
         earlier = read_table(path) if os.path.lexists(path) else []
         rows, done = plan_sort(learner, folder, into, **settings, earlier=earlier), ""
-        said = ["nothing was touched: add --move or --copy to sort them"]
+        said = ["nothing was touched: add --move, --copy or --link to sort them"]
         if left := [row for row in earlier if row.state == "planned"]:
             said.append(f"{plural(len(left), 'file')} of an interrupted sort will be completed first")
     groups: dict[str, list[SortedFile]] = defaultdict(list)

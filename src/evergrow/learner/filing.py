@@ -14,8 +14,8 @@ from typing import Literal
 
 from evergrow.core.errors import InputError
 
-How = Literal["move", "copy"]
-"""Ways to put a file elsewhere."""
+How = Literal["move", "copy", "link"]
+"""Ways to put a file elsewhere; a link is a symbolic one."""
 
 LARGEST = 256 * 2**20
 """Bytes of a file that is still looked at."""
@@ -125,13 +125,13 @@ def own_folder(root: Path, *parts: str, make: bool = True) -> Path:
 
 
 def put_file(source: Path, target: Path, how: How, scratch: Path) -> None:
-    """Move or copy a file to a path that is free; whoever is killed meanwhile can do it again.
+    """Move, copy or link a file to a path that is free; whoever is killed meanwhile can do it again.
 
     Parameters
     ----------
     source, target : Path
         Where it lies, and where it goes. A target that holds this very file, or its bytes, is taken as reached.
-    how : {"move", "copy"}
+    how : {"move", "copy", "link"}
         What to do.
     scratch : Path
         A folder on the disk of the target that this process alone writes to.
@@ -146,7 +146,10 @@ def put_file(source: Path, target: Path, how: How, scratch: Path) -> None:
         If the disk is full, or a folder may not be written to; the file is where it was.
     """
     os.lstat(source)
-    if not holds(source, target) and (how == "copy" or not _linked(source, target)):
+    reached = holds(source, target, how)
+    if how == "link" and not reached:
+        os.symlink(source, target)
+    elif not reached and (how == "copy" or not _linked(source, target)):
         _copy(source, target, scratch)
     if how == "move":
         try:
@@ -183,8 +186,10 @@ def _copy(source: Path, target: Path, scratch: Path) -> None:
     temporary.unlink(missing_ok=True)
 
 
-def holds(source: Path, target: Path) -> bool:
-    """Return whether both are there and the same file or of the same bytes."""
+def holds(source: Path, target: Path, how: How) -> bool:
+    """Return whether a link leads to the source, or both are there and the same file or of the same bytes."""
+    if how == "link":
+        return target.is_symlink() and os.readlink(target) == os.fspath(source)
     if not (source.is_file() and target.is_file()) or source.is_symlink() or target.is_symlink():
         return False
     return os.path.samefile(source, target) or filecmp.cmp(source, target, shallow=False)

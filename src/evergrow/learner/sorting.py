@@ -71,7 +71,7 @@ class SortedFile:
         Of the answer.
     place : str
         Where it went, from the folder of the table; empty where it stays.
-    how : {"move", "copy", ""}
+    how : {"move", "copy", "link", ""}
         How it got there.
     state : {"planned", "done", "left"}
         Whether it is there.
@@ -85,7 +85,7 @@ class SortedFile:
     answer: str = ""
     probability: float | None = None
     place: str = ""
-    how: Literal["move", "copy", ""] = ""
+    how: Literal["move", "copy", "link", ""] = ""
     state: Literal["planned", "done", "left"] = "left"
     size: int = 0
     note: str = ""
@@ -131,7 +131,7 @@ def plan_sort(
         One row for every image, those that stay with the reason.
     """
     root, target = _checked(learner, folder, out, unknown)
-    done = {(row.file, row.size) for row in earlier if row.state == "done" and row.how == "copy"}
+    done = {(row.file, row.size) for row in earlier if row.state == "done" and row.how in ("copy", "link")}
     sizes = {name: size for name, size in _images(root, target).items() if (str(root / name), size) not in done}
     left = {name: reason for name in sizes if (reason := _why_not(root, name))}
     names = [name for name in sizes if name not in left]
@@ -234,7 +234,7 @@ def sort_folder(
     ----------
     learner, folder, out
         As for :func:`plan_sort`.
-    how : {"move", "copy"}
+    how : {"move", "copy", "link"}
         What to do with the files.
     progress : bool
         Whether to show a bar.
@@ -320,9 +320,10 @@ def _each(what: str, rows: Sequence[SortedFile], out: Path, progress: bool) -> I
 def _put(row: SortedFile, out: Path, scratch: Path) -> str:
     """Do what a row says, unless it is done already, and return why it cannot be done."""
     source, target = Path(row.file), own_folder(out, row.group) / posixpath.basename(row.place)
-    if not os.path.lexists(source) and _is_there(target, row.size):
+    how = cast(How, row.how)
+    if not os.path.lexists(source) and (_is_there(target, row.size) or holds(source, target, how)):
         return ""  # done before a kill
-    return _moved(source, target, cast(How, row.how), scratch)
+    return _moved(source, target, how, scratch)
 
 
 def _moved(source: Path, target: Path, how: How, scratch: Path) -> str:
@@ -350,8 +351,8 @@ def _is_there(path: Path, size: int) -> bool:
 def undo_sort(table: str | os.PathLike[str], *, progress: bool = False) -> list[SortedFile]:
     """Take back everything that a table lists, and remove it; what was changed since stays, and stays listed.
 
-    Files that were moved go back, copies that are still what they were are removed, and so are the folders of classes
-    once they are empty. It may be interrupted and called again.
+    Files that were moved go back, copies and links that are still what they were are removed, and so are the folders of
+    classes once they are empty. It may be interrupted and called again.
 
     Parameters
     ----------
@@ -395,13 +396,16 @@ def _remove_if_empty(folder: Path) -> None:
 def _taken_back(row: SortedFile, out: Path, scratch: Path) -> str:
     """Undo one row, unless that is done already, and return why it cannot be done."""
     source, target = Path(row.file), own_folder(out, row.group, make=False) / posixpath.basename(row.place)
+    how = cast(How, row.how)
     if not os.path.lexists(target):
-        return "" if row.how != "move" or os.path.lexists(source) or row.state == "planned" else "it is no longer there"
-    if holds(source, target):
+        return "" if how != "move" or os.path.lexists(source) or row.state == "planned" else "it is no longer there"
+    if holds(source, target, how):
         target.unlink()
     elif row.state == "planned" and (os.path.lexists(source) or not _is_there(target, row.size)):
         return ""  # it was never put there
-    elif row.how == "copy":
+    elif how == "link":
+        return "" if row.state == "planned" else "something else has its place"
+    elif how == "copy":
         return "it was changed, or its original is gone"
     else:
         with suppress(OSError):  # then the file cannot be put there, which says why
