@@ -94,6 +94,41 @@ def _against_bare(title: str, backbone: Any, items: Items, precision: Any, bar: 
     return Row(work, figure, f">= {bar}" if bar else "", plain / full >= bar if bar else None, values)
 
 
+def views(quick: bool) -> Iterator[Row]:
+    """``best`` features, several mirrored views of an image, against the network alone on batches of their shapes."""
+    names = ("test_resnet",) if quick else ("resnet101", "tf_efficientnet_lite0")
+    if torch.cuda.is_available():
+        for name in names:
+            for precision in ("float32", "float16"):
+                yield _views(name, 512 if quick else 8192, precision, None if quick else 0.9)
+
+
+def _views(name: str, n: int, precision: Any, bar: float | None) -> Row:
+    """Return the row of one network on a GPU."""
+    backbone: Any = create_backbone(name, weights="random", device="cuda").with_recipe("best", 320)
+    items, batch = Images(_images(n)), 128
+    ready = [torch.rand(2 * batch, 3, *view.size, device="cuda") for view, _ in backbone.transform.cuts()]
+    ready = [images.contiguous(memory_format=torch.channels_last) for images in ready]
+
+    def bare() -> None:
+        with torch.inference_mode(), torch.autocast("cuda", dtype=torch.float16, enabled=precision == "float16"):
+            for _ in range(0, n, batch):
+                for images in ready:
+                    backbone.module(images)
+        torch.cuda.synchronize()
+
+    def ours() -> None:
+        encode(backbone, items, cache=False, precision=precision, batch_size=batch)
+
+    bare(), ours()  # warm up
+    pairs = [(seconds(bare, repeat=1), seconds(ours, repeat=1)) for _ in range(3)]  # by turns: the load may change
+    plain, full = (statistics.median(column) for column in zip(*pairs))
+    figure = f"{plain / full:.3f} of the bare loop: {n / full:,.1f} against {n / plain:,.1f} images/s"
+    values = {"pairs_s": pairs, "n": n, "precision": precision}
+    work = f"best features, {name} on cuda, {precision}"
+    return Row(work, figure, f">= {bar}" if bar else "", plain / full >= bar if bar else None, values)
+
+
 def depths(quick: bool) -> Iterator[Row]:
     """Features from several depths of a pass (``"rich"``) against the network's own vector alone, by turns."""
     names = ("test_vit",) if quick else ("vit_base_patch16_224", "tf_efficientnet_lite0")

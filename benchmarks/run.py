@@ -51,6 +51,7 @@ BENCHES: dict[str, Callable[[bool], Iterable[Row]]] = {
     "warm-cache": extraction.warm_cache,
     "extraction-memory": extraction.memory,
     "depths": extraction.depths,
+    "views": extraction.views,
     "training": training.throughput,
     "import": startup.import_against_torch,
     "startup": startup.predict_against_torch,

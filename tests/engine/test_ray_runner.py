@@ -148,7 +148,9 @@ def test_interrupting_a_driver_ends_its_ray_and_leaves_no_worker(tmp_path: Path)
 # -- addresses ------------------------------------------------------------------------------------------------
 
 
-def test_an_address_that_nobody_answers_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_address_that_nobody_answers_is_one_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -156,6 +158,9 @@ def test_an_address_that_nobody_answers_is_one_line(capfd: pytest.CaptureFixture
         with pytest.raises(EngineError, match=rf"Nobody answers at {address}: ") as caught:
             RayRunner(perform, address)
         assert "\n" not in str(caught.value)
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(EngineError, match=rf"Nobody answers at {address}: "):
+            RayRunner(perform)
     assert capfd.readouterr() == ("", "")
 
 

@@ -63,6 +63,9 @@ def test_grey_pixels_and_those_with_an_alpha_channel_are_made_rgb() -> None:
     for array in (noise(2, 30, 40), noise(30, 40, 4)[None]):
         ours, plain = both(Images(tuple(array)), VIEWS)
         assert torch.equal(ours.batch, plain.batch)
+    ours, plain = both(Images((noise(30, 40, 3), noise(0, 40, 3))), VIEWS)
+    assert ours.rows.tolist() == [0]
+    assert ours.failures == plain.failures
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

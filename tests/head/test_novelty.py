@@ -130,12 +130,13 @@ def test_terms_are_those_of_their_definition_with_more_classes_than_coordinates_
     np.testing.assert_allclose(got[:, 5], 1 / counts[away.argmin(axis=1)])
 
 
-def test_what_is_expected_of_known_rows_holds_with_any_number_of_classes() -> None:
+@pytest.mark.parametrize("rows", [30, 6])  # the means of few rows are mostly noise where classes lie close together
+def test_what_is_expected_of_known_rows_holds_with_any_number_of_classes(rows: int) -> None:
     """Rows drawn from the statistics are about as far from the means as rows that were not learned."""
     k, source = 20, torch.Generator().manual_seed(0)
     for classes in (10, 19, 20, 21, 60):
-        codes = torch.arange(classes).repeat(30)
-        centres = 2.0 * torch.randn(classes, k, generator=source, dtype=torch.float64)
+        codes = torch.arange(classes).repeat(rows)
+        centres = (2.0 if rows == 30 else 0.7) * torch.randn(classes, k, generator=source, dtype=torch.float64)
         H = centres[codes] + torch.randn(len(codes), k, generator=source, dtype=torch.float64)
         Y = torch.nn.functional.one_hot(codes, classes).double()
         stats = RidgeStatistics.create(k, classes).update(H, Y)

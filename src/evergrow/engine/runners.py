@@ -270,6 +270,10 @@ class RayRunner:
         self._owned = not self._ray.is_initialized()
         if self._owned:
             _connect(self._ray, address, cpus=(workers or 1) * cpus_per_worker)
+        elif address not in ("auto", "local") and not address.startswith("ray://"):
+            here = str(self._ray.get_runtime_context().gcs_address)
+            if here.rpartition(":")[2] != address.rpartition(":")[2]:  # a host has many names, so ports are compared
+                raise EngineError(f"This process is connected to the Ray at {here} already, not to {address}.")
         room = self._room()
         if room == 0:
             self.close()
@@ -335,14 +339,20 @@ def _connect(ray: Any, address: str, *, cpus: int) -> None:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray").setLevel(logging.CRITICAL)
+    named = os.environ.get("RAY_ADDRESS", "auto")
+    address = named if address == "auto" else address  # which Ray itself would wait for, for many minutes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             if address not in ("auto", "local"):
                 _knock(address)
                 ray.init(address=address, **({} if address.startswith("ray://") else settings))
-            elif address == "local" or not _joined(ray, settings):
-                ray.init(address="local", **settings, **own)
+            else:
+                if address == "auto":
+                    with suppress(ConnectionError):  # no cluster runs on this machine
+                        ray.init(address="auto", **settings)
+                if not ray.is_initialized():
+                    ray.init(address="local", **settings, **own)
         except EvergrowError:
             raise
         except (SystemExit, Exception) as error:  # Ray ends the process for some reasons that are none of ours
@@ -351,17 +361,6 @@ def _connect(ray: Any, address: str, *, cpus: int) -> None:
         internals: Any = importlib.import_module("ray._private.worker")
         if hasattr(internals, "_worker_logs_enabled"):
             internals._worker_logs_enabled = False
-
-
-def _joined(ray: Any, settings: dict[str, Any]) -> bool:
-    """Join the cluster that this machine belongs to, and return whether there is one."""
-    try:
-        ray.init(address="auto", **settings)
-    except ConnectionError:
-        if "RAY_ADDRESS" in os.environ:
-            raise
-        return False
-    return True
 
 
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])

@@ -70,7 +70,7 @@ class RawReader(ImageReader):
         """Return the bytes of an image, and its height and width, or the bytes of its views."""
         assert self._own is not None
         in_memory = isinstance(source, np.ndarray) and source.dtype == np.uint8 and source.shape[2:] == (3,)
-        image = source if in_memory else np.asarray(decode_image(source, name=name))
+        image = source if in_memory and source.size else np.asarray(decode_image(source, name=name))
         height, width = image.shape[:2]
         if image.nbytes <= LARGEST_RAW and self._own.window(height, width):
             return image.reshape(-1), (height, width)

@@ -721,8 +721,14 @@ class Classifier(IncrementalClassifier):
         is_known = choice is None or len(choice.weights) in (0, blocks)
         require(is_known, "its solution has weights of another number of blocks")
         is_fresh = choice is not None and choice.rows == model.rows
-        solved = {"choice": choice, "solution": found.readout, "warmth": found.temperature, "is_fresh": is_fresh}
-        return dataclasses.replace(cache, known_scatter=None, **solved)
+        return dataclasses.replace(
+            cache,
+            choice=choice,
+            known_scatter=None,
+            solution=found.readout,
+            warmth=found.temperature,
+            is_fresh=is_fresh,
+        )
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""

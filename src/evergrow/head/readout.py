@@ -29,7 +29,7 @@ from evergrow.head.layers.feature_map import check_weights
 from evergrow.head.linalg.class_shapes import ShapeScores
 from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky
 from evergrow.head.linalg.ridge_choice import choose_by_gcv, choose_ridge
-from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
+from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter, mean_spread
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.novelty import TEMPERATURES, NoveltyStandard
 from evergrow.head.ridge_model import RidgeModel, row_energy
@@ -37,6 +37,7 @@ from evergrow.head.ridge_model import RidgeModel, row_energy
 READOUTS = ("denoised", "ridge")
 
 _BLOCK = 2**22  # numbers whose log losses are worked out at once
+_BLOCK_ROWS = 256  # rows of a matrix of all classes that are multiplied at once
 _TERM_ROWS = 4096  # rows whose terms of novelty are worked out at once
 
 GROWTH = 1.25
@@ -179,8 +180,8 @@ class NoveltyTerms:
         Class means solved against the scatter.
     centre : Tensor of shape (k,)
         m.
-    directions : Tensor of shape (k, C)
-        ``f A^-1 (m_c - m)``.
+    solved : Tensor of shape (k, C)
+        ``A^-1 m_c``.
     energies : Tensor of shape (C,)
         The diagonal of K.
     span : CholeskyFactor or None
@@ -194,7 +195,7 @@ class NoveltyTerms:
     --------
     >>> import torch
     >>> from evergrow.head.readout import NoveltyTerms
-    >>> from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
+    >>> from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter, mean_spread
     >>> from evergrow.head.linalg.statistics import RidgeStatistics
     >>> H = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> codes = torch.arange(60) % 3
@@ -209,7 +210,7 @@ class NoveltyTerms:
 
     scatter: SolvedScatter
     centre: Tensor
-    directions: Tensor
+    solved: Tensor
     energies: Tensor
     span: CholeskyFactor | None
     total: CholeskyFactor
@@ -229,11 +230,13 @@ class NoveltyTerms:
         counts, free = scatter.counts, scatter.freedom
         shares = counts / counts.sum()
         centre, solved = scatter.means @ shares, scatter.solve_means()
-        directions = free * (solved - (solved @ shares)[:, None])
-        means = scatter.means - centre[:, None]
-        energies = (means * directions).sum(dim=0).clamp_min(1e-12)
+        common = solved @ shares
+        # Rows of a large matrix are multiplied a few at a time, without another one of that size.
+        pairs = zip(torch.split(scatter.means, _BLOCK_ROWS), torch.split(solved, _BLOCK_ROWS), strict=True)
+        energies = sum((means * part).sum(dim=0) for means, part in pairs) - common @ scatter.means - centre @ solved
+        energies = (free * (energies + centre @ common)).clamp_min(1e-12)
         if len(counts) <= len(centre):
-            metric = means.T @ directions
+            metric = free * (scatter.means - centre[:, None]).T @ (solved - common[:, None])
             metric = 0.5 * (metric + metric.T)
             # The means less their mean are linearly dependent; a shift this small leaves their span as it is.
             span = safe_cholesky(metric, shift=1e-8 * float(energies.mean()))
@@ -242,7 +245,7 @@ class NoveltyTerms:
             span, root = None, float(counts.sum()) ** 0.5 * centre
             total = safe_cholesky(gram() - torch.outer(root, root), shift=scatter.alpha + scatter.factor.jitter)
         energy = scatter.noise_energy()
-        return cls(scatter, centre, directions, energies, span, total, energy if energy > 0.0 else 1.0)
+        return cls(scatter, centre, solved, energies, span, total, energy if energy > 0.0 else 1.0)
 
     def of_rows(self, H: Tensor, outside: Tensor | None = None) -> Tensor:
         """Return the terms (n, 5) of rows and, as a sixth column, 1 / count of the class nearest to each.
@@ -255,75 +258,87 @@ class NoveltyTerms:
             Energy that rows have outside of these coordinates, where nothing was learned.
         """
         centred = H - self.centre
-        energy = self.scatter.quadratic(centred.T)
+        products, energy = self._products(centred), self.scatter.freedom * self.scatter.quadratic(centred.T)
+        inside, explained = self._explained(centred, products, energy)
         if outside is not None:
-            energy = energy + outside / self.scatter.alpha
-        return self._terms(centred, centred @ self.directions, self.scatter.freedom * energy)
+            energy = energy + self.scatter.freedom * outside / self.scatter.alpha
+        return self._terms(products, inside, explained, energy)
 
     def expected_rows(self) -> Tensor:
         """Return terms (256, 6) of rows drawn as the statistics say known ones are: what to expect before any was seen.
 
-        Rows of a class lie about its mean with the common scatter. Drawn are their products with the class means, or
-        with more classes than coordinates the rows themselves, and their energy outside the span of the means.
+        Rows of a class lie about its true mean with the common scatter. Of that mean the observed one is an estimate:
+        it is drawn nearer to the mean of all, the more so the fewer rows there were. Drawn are products of rows with
+        the class means and their energy outside the span of the means, or with more classes than coordinates the rows
+        themselves.
         """
-        scatter, counts = self.scatter, self.scatter.counts
+        scatter, counts, free = self.scatter, self.scatter.counts, self.scatter.freedom
         source = generator(0, "novelty", "expected")
         spots = (torch.arange(_DRAWN, dtype=torch.float64) + 0.5) / _DRAWN
         chances = torch.cumsum(counts / counts.sum(), dim=0).cpu()
         codes = torch.searchsorted(chances, spots).clamp_max(len(counts) - 1).to(counts.device)
+        off = scatter.noise_energy() / counts
+        spread = mean_spread(self.energies, off)
+        kept = (spread / (spread + off))[codes]
         lower = self._noise_factor()
         noise = torch.randn(_DRAWN, lower.shape[1], generator=source, dtype=torch.float64).to(lower) @ lower.T
-        noise = noise * (1.0 + 1.0 / counts[codes]).sqrt()[:, None]
-        centred = scatter.means[:, codes].T - self.centre
+        noise = noise * (1.0 + kept / counts[codes]).sqrt()[:, None]
+        centred = kept[:, None] * (scatter.means[:, codes].T - self.centre)
         if self.span is None:
-            own, products = (noise * self.directions[:, codes].T).sum(dim=1), (centred + noise) @ self.directions
-            inside, rest = scatter.freedom * scatter.quadratic(noise.T), 0.05 * self.expected
             centred = centred + noise
-        else:
-            own, products = noise.gather(1, codes[:, None])[:, 0], centred @ self.directions + noise
-            inside = self.span.half_solve(noise.T).square().sum(dim=0)
-            rest = max(self.expected - float(self.span.half_solve(lower).square().sum()), 0.05 * self.expected)
-        spread = torch.randn(_DRAWN, generator=source, dtype=torch.float64).to(counts)
-        outside = rest * (1.0 + _REST_SPREAD * spread).clamp_min(0.1)
-        return self._terms(centred, products, self.energies[codes] + 2.0 * own + inside + outside)
+            products, energy = self._products(centred), free * scatter.quadratic(centred.T)
+            return self._terms(products, *self._explained(centred, products, energy), energy)
+        products = self._products(centred) + noise
+        inside, explained = self._explained(centred, products, counts)
+        rest = max(self.expected - float(self.span.half_solve(lower).square().sum()), 0.05 * self.expected)
+        drawn = torch.randn(_DRAWN, generator=source, dtype=torch.float64).to(counts)
+        return self._terms(products, inside, explained, inside + rest * (1.0 + _REST_SPREAD * drawn).clamp_min(0.1))
 
     def _noise_factor(self) -> Tensor:
         """Return a factor of the covariance of products with the class means, or of rows, about the mean of a class."""
         scatter, free = self.scatter, self.scatter.freedom
         known, ridge = scatter.noise_energy(inside=True), scatter.alpha + scatter.factor.jitter
-        means = scatter.means - self.centre[:, None]
-        if scatter.noise_energy() <= 0.0:  # nothing is known of the spread but that of the means
-            spread = means if self.span is None else means.T @ self.directions
-            return spread / math.sqrt(len(self.energies))
-        if self.span is None:
-            covariance = scatter.matrix() / free
+        scale = max(self.expected / max(known, 1e-300), 1.0)
+        if self.span is None and known > 0.0:
+            covariance = scatter.lower_matrix().mul_(scale / free)
             shift = 1e-8 * float(covariance.diagonal().mean())
-            covariance.diagonal().sub_(ridge / free)
-        else:
-            covariance = (means - (ridge / free) * self.directions).T @ self.directions
-            shift = 1e-8 * float(self.energies.mean())
-        return safe_cholesky(covariance * max(self.expected / max(known, 1e-300), 1.0), shift=shift).lower
+            covariance.diagonal().sub_(scale * ridge / free)
+            return safe_cholesky(covariance, shift=shift).lower
+        means = scatter.means - self.centre[:, None]
+        if known <= 0.0:  # nothing is known of the spread but that of the means
+            spread = means if self.span is None else self._products(means.T)
+            return spread / math.sqrt(len(self.energies))
+        directions = free * (self.solved - (self.solved @ (scatter.counts / scatter.counts.sum()))[:, None])
+        covariance = (means - (ridge / free) * directions).T @ directions
+        return safe_cholesky(scale * covariance, shift=1e-8 * float(self.energies.mean())).lower
 
-    def _explained(self, centred: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``z^T K^-1 z`` and ``z^T (K + f N^-1)^-1 z`` (n,); z are products of rows less the mean of all."""
+    def _products(self, centred: Tensor) -> Tensor:
+        """Return z (n, C) of rows (n, k) less the mean of all."""
+        found = centred @ self.solved
+        return (found - (found @ (self.scatter.counts / self.scatter.counts.sum()))[:, None]).mul_(self.scatter.freedom)
+
+    def _explained(self, centred: Tensor, products: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``z^T K^-1 z`` and ``z^T (K + f N^-1)^-1 z`` (n,) of rows with products z and this energy."""
         if self.span is not None:
             span, total = (factor.half_solve(products.T).square().sum(dim=0) for factor in (self.span, self.total))
             return span, total
-        inside = self.scatter.freedom * self.scatter.quadratic(centred.T)
-        return inside, inside - self.scatter.freedom * self.total.half_solve(centred.T).square().sum(dim=0)
+        return energy, energy - self.scatter.freedom * self.total.half_solve(centred.T).square().sum(dim=0)
 
-    def _terms(self, centred: Tensor, products: Tensor, energy: Tensor) -> Tensor:
-        counts = self.scatter.counts
-        energy, energies = energy.clamp_min(1e-9), self.energies
-        inside, explained = self._explained(centred, products)
-        inside = inside.clamp_min(1e-12)
+    def _terms(self, products: Tensor, inside: Tensor, explained: Tensor, energy: Tensor) -> Tensor:
+        counts, energy, inside = self.scatter.counts, energy.clamp_min(1e-9), inside.clamp_min(1e-12)
         rest = (energy - inside).clamp_min(1e-9)
         unsure = 1.0 + 1.0 / counts  # the mean of few rows is off by a share of the spread itself
-        nearest = ((energy[:, None] - 2.0 * products + energies) / unsure).min(dim=1)
-        whole = (products / (energy[:, None] * energies).sqrt()).amax(dim=1)
-        span = (products / (inside[:, None] * energies).sqrt()).amax(dim=1)
-        distance = ((inside[:, None] - 2.0 * products + energies).clamp_min(0.0) / unsure).amin(dim=1)
-        columns = [nearest.values - energy + explained, -whole, -span, distance, rest / self.expected]
+        likest = (products / self.energies.sqrt()).amax(dim=1)
+        away = self.energies - 2.0 * products
+        nearest = ((energy[:, None] + away) / unsure).min(dim=1)
+        distance = ((inside[:, None] + away) / unsure).amin(dim=1).clamp_min(0.0)
+        columns = [
+            nearest.values - energy + explained,
+            -likest / energy.sqrt(),
+            -likest / inside.sqrt(),
+            distance,
+            rest / self.expected,
+        ]
         if len(counts) == 1:  # with one mean there is nothing to be relative to, and no span: what is left is distance
             none = torch.zeros_like(energy)
             columns = [nearest.values, none, none, none, rest / self.expected]

@@ -220,12 +220,19 @@ class SolvedScatter:
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
-    def matrix(self) -> Tensor:
-        """Return ``A`` (k, k)."""
-        return self.factor.lower @ self.factor.lower.T + (self.columns * self.signs) @ self.columns.T
+    def lower_matrix(self) -> Tensor:
+        """Return the lower triangle of ``A`` (k, k), and zeros above."""
+        lower, found = self.factor.lower, torch.zeros_like(self.factor.lower)
+        for start in range(0, len(lower), 256):
+            rows, stop = slice(start, start + 256), min(start + 256, len(lower))
+            found[rows, :stop] = lower[rows, :stop] @ lower[:stop, :stop].T
+            found[rows, :stop] += (self.columns[rows] * self.signs) @ self.columns[:stop].T
+        return found
 
     def solve_means(self) -> Tensor:
         """Return ``A^-1 M`` of shape (k, C), without a product of order ``k^2 C``."""
+        if not len(self.signs):
+            return self.solved_means
         return self.solved_means - self.solved_columns @ self._correct(self.solved_columns.T @ self.means)
 
     def quadratic(self, rhs: Tensor) -> Tensor:
@@ -318,10 +325,10 @@ class MeanEstimates:
         across, within, energies = centred(centre)
         is_noisy = bool((noise > 0.0).all())
         if is_noisy:
-            precision = 1.0 / (_spread(energies, noise) + noise)
+            precision = 1.0 / (mean_spread(energies, noise) + noise)
             centre = precision / precision.sum()  # few rows do not move the centre
             across, within, energies = centred(centre)
-            spread = _spread(energies, noise)
+            spread = mean_spread(energies, noise)
         weights = freedom * (solved - (solved @ centre)[:, None])
         if is_noisy and classes > MAX_SHARED_CLASSES:
             kept = spread / (spread + noise)
@@ -351,7 +358,7 @@ def _shrinkage(gram: Tensor, noise: Tensor, spread: float) -> tuple[Tensor, Tens
     return mixing, energies
 
 
-def _spread(energies: Tensor, noise: Tensor) -> float:
+def mean_spread(energies: Tensor, noise: Tensor) -> float:
     """Return t, the energy of a true mean: a mean of ``q - v`` in which noisy classes count less."""
     energies, noise = energies.cpu(), noise.cpu()  # a few numbers in many rounds: no work for a GPU
     floor = 1e-6 * float(energies.mean()) + 1e-300
