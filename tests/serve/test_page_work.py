@@ -342,7 +342,7 @@ def test_a_queue_is_learned_without_labels(visit: Visit, service: str) -> None:
     visit.expect(".timeline li", "without labels")
 
 
-def test_groups_of_unknown_things_are_named_and_the_curve_is_drawn(visit: Visit, service: str) -> None:
+def test_groups_of_unknown_things_are_named_and_the_curve_is_drawn(visit: Visit, service: str, axe: str) -> None:
     tools.ask(service, "/models", {"name": "grouped", "kind": "features", "options": {"n_units": 50}})
     visit.open("#/m/grouped")
     page = visit.page
@@ -355,6 +355,8 @@ def test_groups_of_unknown_things_are_named_and_the_curve_is_drawn(visit: Visit,
     page.get_by_role("button", name="Add to the queue").click()
     page.get_by_role("button", name="Group the 16 unknown ones").click()
     first = page.get_by_role("form", name="Group 1")
+    first.wait_for()
+    assert tools.serious(visit, axe) == []
     n = int(first.get_by_role("button", name="Teach").inner_text().split()[1])
     first.get_by_role("textbox").or_(first.get_by_role("combobox")).fill("new")
     first.get_by_role("button", name="Teach").click()
@@ -366,6 +368,7 @@ def test_groups_of_unknown_things_are_named_and_the_curve_is_drawn(visit: Visit,
     page.get_by_role("button", name="Would more examples help?").click()
     visit.expect(".curve", "Ten more examples of each class")
     assert page.locator(".curve-picture polyline").count() == 2
+    assert tools.serious(visit, axe) == []
 
 
 def test_every_entry_of_the_timeline_has_a_way_back_or_says_why_not(visit: Visit, service: str) -> None:

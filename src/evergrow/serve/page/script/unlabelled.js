@@ -67,7 +67,7 @@ function groupForm(members, i, asked, model, learn) {
     aria: { label: `Name of group ${i + 1}` },
   });
   const button = make("button.primary", { type: "submit" }, `Teach ${members.length}`);
-  button.setAttribute("aria-label", `Teach the ${members.length} of group ${i + 1}`);
+  button.setAttribute("aria-label", `Teach ${members.length}, group ${i + 1}`);
   const thumbs = make("ul.thumbs");
   const show = (n) => fill(thumbs, members.slice(0, n).map((at) => make("li.thumb", {}, asked[at].look())));
   const more = members.length > SHOWN && action((event) => {
