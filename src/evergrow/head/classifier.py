@@ -293,8 +293,8 @@ class Classifier(IncrementalClassifier):
         >>> rng = np.random.default_rng(0)
         >>> y = np.arange(200) % 4
         >>> X = rng.normal(size=(200, 8)) + 4 * np.eye(8)[y]
-        >>> model = Classifier(n_units=0, random_state=0).fit(X[:8], y[:8])
-        >>> report = model.learn_unlabelled(X[8:])
+        >>> model = Classifier(n_units=0, random_state=0).fit(X[:40], y[:40])
+        >>> report = model.learn_unlabelled(X[40:])
         >>> report.used > 100, model.n_guesses_ == report.used
         (True, True)
         >>> model.forget_unlabelled().n_guesses_
@@ -721,14 +721,8 @@ class Classifier(IncrementalClassifier):
         is_known = choice is None or len(choice.weights) in (0, blocks)
         require(is_known, "its solution has weights of another number of blocks")
         is_fresh = choice is not None and choice.rows == model.rows
-        return dataclasses.replace(
-            cache,
-            choice=choice,
-            known_scatter=None,
-            solution=found.readout,
-            warmth=found.temperature,
-            is_fresh=is_fresh,
-        )
+        solved = dataclasses.replace(cache, choice=choice, solution=found.readout, warmth=found.temperature)
+        return dataclasses.replace(solved, is_fresh=is_fresh)
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""

@@ -154,7 +154,8 @@ def curve_svg(curve: LearningCurve) -> str:
         for y in np.linspace(low, 1.0, 4)
     )
     return (
-        '<svg viewBox="0 0 520 240" width="520" role="img" aria-label="learning curve" font-size="11" fill="#444">'
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 520 240" width="520" role="img" '
+        'aria-label="learning curve" font-size="11" fill="#444">'
         f'<polygon points="{area}" fill="#9cf" fill-opacity="0.4"/>'
         f'<polyline points="{line}" fill="none" stroke="#069" stroke-width="2"/>'
         f'<line x1="{across[-2]:.1f}" y1="{height(curve.accuracy[-1]):.1f}" x2="{x:.1f}" y2="{middle:.1f}" '

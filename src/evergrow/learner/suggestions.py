@@ -73,7 +73,8 @@ def suggest(learner: Learner, data: Any, n: int, unknown_share: float, learned: 
     """Return what :meth:`evergrow.Learner.suggest` does."""
     check_number("n", n, low=1, integer=True)
     check_number("unknown_share", unknown_share, low=0, high=1)
-    head, found = learner._able("novelty_score"), learner.features(data)
+    head: Any = learner._able("novelty_score")
+    found = learner.features(data)
     if len(head.classes_) < 2:
         raise InputError("the model knows one class, so that no answer is doubtful: teach it a second one first")
     ordered = np.sort(head.class_scores(found.X), axis=1)
@@ -107,7 +108,7 @@ def suggest(learner: Learner, data: Any, n: int, unknown_share: float, learned: 
 def _interleaved(many: list[int], few: list[int]) -> list[int]:
     """Return both lists as one, with the second spread evenly among the first."""
     places = np.argsort(np.concatenate([(np.arange(len(part)) + 0.5) / max(len(part), 1) for part in (many, few)]))
-    return np.array([*many, *few], dtype=np.int64)[places].tolist()
+    return [[*many, *few][place] for place in places.tolist()]
 
 
 # -- groups -------------------------------------------------------------------------------------------------------
@@ -115,7 +116,8 @@ def _interleaved(many: list[int], few: list[int]) -> list[int]:
 
 def group_unknown(learner: Learner, data: Any, n_groups: int | None, known: Any, false_alarm: float) -> Groups:
     """Return what :meth:`evergrow.Learner.group_unknown` does."""
-    head, found = learner._able("novelty_score"), learner.features(data)
+    head: Any = learner._able("novelty_score")
+    found = learner.features(data)
     if n_groups is not None:
         check_number("n_groups", n_groups, low=1, integer=True)
     strange = head.novelty_score(found.X) > learner.threshold(false_alarm)
@@ -141,15 +143,15 @@ def _points(head: Any, X: NDArray[Any], metric: str) -> NDArray[np.float32]:
 
 def _best_metric(learner: Learner, X: NDArray[Any], known: Any) -> tuple[str, float | None]:
     """Return the metric in which known rows fall into their classes best, and how unlike rows of one group may be."""
-    head = learner.head_
+    head, labels = learner.head_, np.empty(0, dtype=np.str_)
     if known is not None:
         from evergrow.data import intake
 
         samples = next(iter(intake.labelled_chunks(known, None, None, "train", learner.kind_)))
         encoded = learner._encoded(samples)
         X, labels = encoded.X, samples.required_labels()[encoded.rows]
-    else:
-        labels = head.predict(X) if len(X) else np.empty(0)
+    elif len(X):
+        labels = np.asarray(head.predict(X), dtype=np.str_)
     _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     large = np.flatnonzero(counts >= 3)
     large = large[np.cumsum(counts[large]) <= _POOL]  # whole classes: how far rows lie apart depends on their number
