@@ -68,7 +68,7 @@ def test_rollback_and_redo_give_the_bytes_back(shell, model, later):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["update", "m.evg", "empty"], "empty must hold one folder per class"),
+        (["update", "m.evg", "empty"], "empty holds no folder"),
         (["update", "m.evg", "nothing.csv"], "nothing.csv must hold at least one row, got none"),
         (["update", "m.evg", "wide.npz"], "features must have 16 columns, got 17"),
         (["update", "m.evg", "texts.csv"], "made without a backbone; these are texts"),

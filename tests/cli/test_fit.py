@@ -54,7 +54,7 @@ def test_existing_model_stays_unless_forced(shell, first, later, model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["empty", "-m", "m.evg"], "empty must hold one folder per class"),
+        (["empty", "-m", "m.evg"], "empty holds no folder"),
         (["first.npz", "-m", "no/m.evg"], "There is no folder no for --model"),
         (["first.npz", "-m", "empty"], "empty is a folder; name a file for --model"),
         (["first.npz", "-m", "m.evg", "--method", "scl"], "'scl-mgsm'"),

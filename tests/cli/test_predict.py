@@ -135,7 +135,7 @@ def test_one_image_leaves_nothing_behind(shell, image_model, images):
         (["predict", "p.evg", "absent.png"], "absent.png"),
         (["predict", "p.evg", "empty"], "empty must hold images, got none"),
         (["predict", "p.evg", "images", "--text", "hello"], "--text is for models of texts, and this one takes images"),
-        (["predict", "p.evg", "images", "--reject-unknown", "--false-alarm", "2"], "false_alarm must be a number"),
+        (["predict", "p.evg", "images", "--reject-unknown", "--false-alarm", "2"], "--false-alarm"),
         (["predict", "absent.evg", "images"], "No model 'absent.evg' here"),
     ],
 )

@@ -18,7 +18,7 @@ from evergrow.core.errors import InputError
 from evergrow.data import load_data
 from evergrow.export.review import fiftyone_labels, label_studio_config, label_studio_tasks
 from evergrow.learner.answers import Answers
-from evergrow.serve.label_studio import StudioAnnotation, names_of
+from evergrow.serve.label_studio import names_of
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def test_the_label_config_fits_the_tasks(answers: Answers) -> None:
     (prediction,) = first["predictions"]
     (result,) = prediction["result"]
     assert (result["from_name"], result["to_name"], names.key) == (names.choices, names.sample, "text")
-    assert StudioAnnotation(id=1, result=prediction["result"]).choice() == "<bee> & 'co'"
+    assert prediction["result"][0]["value"]["choices"] == ["<bee> & 'co'"]
     assert (prediction["score"], prediction["model_version"]) == (0.8, "m 3")
-    assert StudioAnnotation(id=2, result=second["predictions"][0]["result"]).choice() == "ant"
+    assert second["predictions"][0]["result"][0]["value"]["choices"] == ["ant"]
     assert "predictions" not in third  # unknown: nothing to agree to
     with pytest.raises(InputError, match="about images or texts, got feature vectors"):
         label_studio_tasks(answers, ["a"] * 4, "features", version="m")

@@ -342,6 +342,35 @@ def test_a_queue_is_learned_without_labels(visit: Visit, service: str) -> None:
     visit.expect(".timeline li", "without labels")
 
 
+def test_groups_of_unknown_things_are_named_and_the_curve_is_drawn(visit: Visit, service: str, axe: str) -> None:
+    tools.ask(service, "/models", {"name": "grouped", "kind": "features", "options": {"n_units": 50}})
+    visit.open("#/m/grouped")
+    page = visit.page
+    for i, name in enumerate("ab"):
+        visit.add_class(name)
+        visit.teach(name, tools.typed(i, 30))
+        visit.expect_samples(name, 24)
+    visit.tab("Review")
+    page.get_by_label("Without a label, one per line").fill(f"{tools.typed(2, 8)}\n{tools.typed(3, 8)}")
+    page.get_by_role("button", name="Add to the queue").click()
+    page.get_by_role("button", name="Group the 16 unknown ones").click()
+    first = page.get_by_role("form", name="Group 1")
+    first.wait_for()
+    assert tools.serious(visit, axe) == []
+    n = int(first.get_by_role("button", name="Teach").inner_text().split()[1])
+    first.get_by_role("textbox").or_(first.get_by_role("combobox")).fill("new")
+    first.get_by_role("button", name="Teach").click()
+    visit.expect("dialog", f"Learned {n} examples of new")
+    page.keyboard.press("Escape")
+    assert 0 < tools.counts(service, "grouped")["new"] <= n  # some may be kept for testing
+    visit.tab("Accuracy")
+    visit.expect(".score", "right")
+    page.get_by_role("button", name="Would more examples help?").click()
+    visit.expect(".curve", "Ten more examples of each class")
+    assert page.locator(".curve-picture polyline").count() == 2
+    assert tools.serious(visit, axe) == []
+
+
 def test_every_entry_of_the_timeline_has_a_way_back_or_says_why_not(visit: Visit, service: str) -> None:
     page = tools.open_taught(visit, "past")
     visit.teach("a", tools.typed(0, 4))

@@ -231,3 +231,17 @@ def test_a_backbone_that_fails_fails_its_requests_only() -> None:
     cancelled.cancel()
     assert batcher.submit(["good"]).result(20).shape == (1, 26)
     batcher.close()
+
+
+def test_what_to_label_next_groups_of_unknown_things_drift_and_the_learning_curve(api: Any) -> None:
+    api.taught("ab", 20)
+    known, strange = rows(0, 8, seed=5) + rows(1, 8, seed=6), rows(2, 6, seed=7)
+    next_ones = api.post("suggest", {"rows": known + strange, "n": 10}).json()
+    assert len(set(next_ones["order"])) == len(next_ones["order"]) <= 10
+    assert any(next_ones["unknown"])
+    found = api.post("groups", {"rows": known + strange}).json()["groups"]
+    assert set(range(16, 22)) <= {place for group in found for place in group}
+    told = api.post("drift", {"rows": known}).json()
+    assert {entry["name"] for entry in told["classes"]} <= {"a", "b"}
+    curve = api.post("learning-curve", {"rows": known, "labels": ["a"] * 8 + ["b"] * 8}).json()
+    assert len(curve["sizes"]) == len(curve["accuracy"]) == len(curve["interval"])

@@ -53,7 +53,7 @@ def data_command(
 
     Parameters
     ----------
-    source
+    source : DATA
         Folder, file or address.
     layout
         Layout of a folder: auto looks, or {evergrow.data:list_readers}.
@@ -219,8 +219,8 @@ def features_command(
 
     Parameters
     ----------
-    data
-        Folder, table, array file or name of a data set; see the docs on data.
+    data : DATA
+        Folder, table, array file or name of a data set.
     out
         File to write: .npz; with --engine a folder.
     backbone

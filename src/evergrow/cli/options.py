@@ -36,7 +36,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print the outcome as one JSO
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...: where to compute.")]
 
-FalseAlarm = Annotated[float, typer.Option(help="Share of known things that may be called unknown, between 0 and 1.")]
+FalseAlarm = Annotated[
+    float, typer.Option(min=0, max=1, help="Share of known things that may be called unknown, between 0 and 1.")
+]
 
 Wait = Annotated[bool, typer.Option(help="Wait for another process that changes the model.")]
 

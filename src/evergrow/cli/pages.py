@@ -56,7 +56,7 @@ def _sample(items: Items | None, row: int) -> Markup:
 # -- the page of an evaluation ---------------------------------------------------------------------------------
 
 
-def evaluation_page(evaluation: Evaluation, *, title: str, lead: str = "") -> str:
+def evaluation_page(evaluation: Evaluation, *, title: str, lead: str = "", picture: str = "") -> str:
     """Return the page of an evaluation.
 
     Parameters
@@ -65,6 +65,8 @@ def evaluation_page(evaluation: Evaluation, *, title: str, lead: str = "") -> st
         What was found.
     title, lead : str
         Heading, and a sentence below it.
+    picture : str
+        An SVG image of the learning curve.
 
     Examples
     --------
@@ -85,9 +87,12 @@ def evaluation_page(evaluation: Evaluation, *, title: str, lead: str = "") -> st
         lstrip_blocks=True,
     )
     pages.globals |= {"percent": percent, "plural": plural}
-    return pages.get_template("evaluation_page.html").render(
+    return pages.get_template(
+        "evaluation_page.html"
+    ).render(
         title=title,
         lead=lead,
+        picture=Markup(picture),  # made here, of numbers alone
         found=evaluation,
         places=places,
         matrix=evaluation.confusion.tolist() if len(places) <= _NAMED else [],

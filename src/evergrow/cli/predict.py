@@ -322,6 +322,7 @@ def evaluate_command(
     unknown: str | None = None,
     false_alarm: options.FalseAlarm = 0.05,
     min_accuracy: Annotated[float | None, typer.Option(min=0, max=1)] = None,
+    curve: bool = False,
     reading: options.Reading = options.AS_FOUND,
     run: options.ImageOptions = options.RUN_IMAGES,
     spread: EngineOptions = HERE,
@@ -339,6 +340,8 @@ def evaluate_command(
 
       evergrow evaluate birds.evg birds/test --min-accuracy 0.9 --json
 
+      evergrow evaluate birds.evg birds/ --curve --report birds.html
+
       evergrow evaluate birds.evg s3://bucket/test/ --engine local --workers 4
 
     Exit codes: 0 done, 1 done but below --min-accuracy or images were left out (--on-error skip), 2 bad input, 130
@@ -352,6 +355,8 @@ def evaluate_command(
         Data of classes that were never learned.
     min_accuracy
         Accuracy, between 0 and 1, below which to leave with 1.
+    curve
+        Also learn parts of DATA anew, and say what ten more samples of each class would give.
     """
     from evergrow.data import read
     from evergrow.data.intake import read_labelled, read_unknown
@@ -361,7 +366,7 @@ def evaluate_command(
     learner = load_model(model, run)
     job = None
     if spread.engine is not None:
-        spread.refuse(report=report, unknown=unknown)
+        spread.refuse(report=report, unknown=unknown, curve=curve)
         source = read(data, reading.options(), part="test")
         result, job = spread.run(
             lambda engine: engine.evaluate(learner, source, false_alarm=false_alarm), model=model, quiet=run.as_json
@@ -378,11 +383,19 @@ def evaluate_command(
         cautions.append(f"accuracy is {percent(result.accuracy)}, below the {percent(min_accuracy)} of --min-accuracy")
     if job is not None:
         return Answer({**values, "engine": job.to_values()}, lines, [*cautions, *job.summary()])
+    picture = ""
+    if curve:
+        from evergrow.cli.labels import curve_lines, curve_values
+        from evergrow.learner.curves import curve_svg
+
+        found = learner.learning_curve(read_labelled(data, "train", learner.kind_, reading.options()))
+        lines, picture = [*lines, *curve_lines(found)], curve_svg(found)
+        values["curve"] = curve_values(found)
     if report is not None:
         from evergrow.cli.pages import evaluation_page
 
         title, lead = f"{model.stem} on {Path(data).name}", f"{model.name}, asked about {data}"
-        write_text(report, evaluation_page(result, title=title, lead=lead))
+        write_text(report, evaluation_page(result, title=title, lead=lead, picture=picture))
         lines, done = [*lines, "", f"report in {report}"], f"{report} was written"
     return Answer(values, lines, cautions, skipped_code(len(result.left_out)), done=done)
 

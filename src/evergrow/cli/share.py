@@ -93,7 +93,7 @@ def merge_command(
 def export_command(
     model: options.ModelFile,
     onnx: Annotated[Path, typer.Option("-o")],
-    opset: int = 18,
+    opset: Annotated[int, typer.Option(min=17)] = 18,
     check: bool = True,
     head_only: bool = False,
     weights: options.Rare[str | None] = None,

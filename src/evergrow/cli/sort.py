@@ -85,8 +85,6 @@ def sort_command(
     chosen = [name for name, wanted in (("move", move), ("copy", copy), ("link", link)) if wanted]
     if len(chosen) > 1:
         raise ParameterError(f"--{chosen[0]} and --{chosen[1]} do not go together; choose one.")
-    if not 0 < false_alarm < 1:
-        raise ParameterError(f"--false-alarm lies between 0 and 1, not at {false_alarm:g}.")
     how = options.ImageOptions(run.device, run.cache, run.weights, run.as_json, on_error="skip")
     learner = load_model(model, how)
     settings: dict[str, Any] = {"unknown": unknown, "least": least, "false_alarm": false_alarm}

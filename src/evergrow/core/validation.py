@@ -289,11 +289,15 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ParameterError(f"device must be 'auto' or a torch device, got {device!r}") from error
+        raise ParameterError(
+            f"There is no device {device!r}; take 'auto', 'cpu', 'cuda' or another of torch's."
+        ) from error
     if resolved.type == "cuda":
         available = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (resolved.index or 0) >= available:
-            raise DeviceError(f"device must exist, got {device!r} where {available} CUDA devices are available")
+            raise DeviceError(
+                f"There is no device {device!r} here, where torch finds {available} GPUs; take 'auto' or 'cpu'."
+            )
     return resolved
 
 

@@ -246,8 +246,8 @@ def _class_folders(walk: Walk, part: str, cautions: list[str]) -> list[str]:
         loose = walk.ignored["images outside class folders"] + sum(walk.unread.values())
         hint = f" but {loose} images: move them to folders named after their classes" if loose else ""
         raise InputError(
-            f"{walk.tree.place(part)} must hold one folder per class, or train/<class>/ and test/<class>/, got no "
-            f"folder{hint}{walk.unread_hint()}"
+            f"{walk.tree.place(part)} holds no folder{hint}{walk.unread_hint()}. It takes one folder per class, or "
+            "train/<class>/ and test/<class>/."
         )
     places = [posixpath.join(part, name) for name in names]
     inner = Counter(name for place in places for name, kind in walk.tree.entries(place) if kind == "folder")

@@ -293,8 +293,8 @@ class Classifier(IncrementalClassifier):
         >>> rng = np.random.default_rng(0)
         >>> y = np.arange(200) % 4
         >>> X = rng.normal(size=(200, 8)) + 4 * np.eye(8)[y]
-        >>> model = Classifier(n_units=0, random_state=0).fit(X[:8], y[:8])
-        >>> report = model.learn_unlabelled(X[8:])
+        >>> model = Classifier(n_units=0, random_state=0).fit(X[:40], y[:40])
+        >>> report = model.learn_unlabelled(X[40:])
         >>> report.used > 100, model.n_guesses_ == report.used
         (True, True)
         >>> model.forget_unlabelled().n_guesses_
@@ -421,6 +421,25 @@ class Classifier(IncrementalClassifier):
         """Return the terms of novelty (256, 6) that the statistics alone expect of known rows."""
         self._require_fitted()
         return self._solved.expected_terms
+
+    def whitened(self, X: Any) -> NDArray[np.float64]:
+        """Return rows about the mean of all, in units of the spread within classes, of length one.
+
+        Parameters
+        ----------
+        X : array-like or Tensor of shape (n, d)
+            Features.
+
+        Returns
+        -------
+        ndarray of shape (n, k)
+            Their products are cosines: how like each other rows are where classes differ.
+        """
+        self._require_fitted()
+        solved = self._solved
+        rows, _ = solved.as_seen(self._features(X, self.device_))
+        white = solved.scatter()[1].factor.half_solve((rows - solved.terms.centre).T).T
+        return np.asarray(torch.nn.functional.normalize(white, dim=1).cpu().numpy())
 
     # -- calibration --------------------------------------------------------------------------------------
 
@@ -702,8 +721,8 @@ class Classifier(IncrementalClassifier):
         is_known = choice is None or len(choice.weights) in (0, blocks)
         require(is_known, "its solution has weights of another number of blocks")
         is_fresh = choice is not None and choice.rows == model.rows
-        solved = {"choice": choice, "solution": found.readout, "warmth": found.temperature, "is_fresh": is_fresh}
-        return dataclasses.replace(cache, known_scatter=None, **solved)
+        solved = dataclasses.replace(cache, choice=choice, solution=found.readout, warmth=found.temperature)
+        return dataclasses.replace(solved, is_fresh=is_fresh)
 
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""

@@ -232,7 +232,7 @@ class NoveltyTerms:
         centre, solved = scatter.means @ shares, scatter.solve_means()
         common = solved @ shares
         # Rows of a large matrix are multiplied a few at a time, without another one of that size.
-        pairs = zip(scatter.means.split(_BLOCK_ROWS), solved.split(_BLOCK_ROWS), strict=True)
+        pairs = zip(torch.split(scatter.means, _BLOCK_ROWS), torch.split(solved, _BLOCK_ROWS), strict=True)
         energies = sum((means * part).sum(dim=0) for means, part in pairs) - common @ scatter.means - centre @ solved
         energies = (free * (energies + centre @ common)).clamp_min(1e-12)
         if len(counts) <= len(centre):

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from evergrow.features.encoding import OnError
     from evergrow.head.base import IncrementalClassifier
     from evergrow.head.guesses import GuessReport
+    from evergrow.learner.curves import LearningCurve
+    from evergrow.learner.drift import Drift
+    from evergrow.learner.suggestions import Groups, Suggestions
 
 
 _KEPT_AS = {"features": "recipe"}
@@ -860,6 +863,102 @@ class Learner(Estimator):
             label_kind=now.label_kind,
             index=getattr(items, "index", None) if intake.is_pandas(items) else None,
         )
+
+    def suggest(self, data: Any, n: int = 20, *, unknown_share: float = 0.2, learned: Any = None) -> Suggestions:
+        """Say which samples to label next: the least sure first, none twice, and some that look unknown.
+
+        Parameters
+        ----------
+        data : object
+            Samples without labels, as for :meth:`predict`.
+        n : int
+            How many to suggest; fewer where the data hold no more.
+        unknown_share : float
+            Share of them that look like no learned class, so that new classes are found.
+        learned : object, optional
+            Samples that have labels already, as for :meth:`predict`: they and what is all but the same are left out.
+
+        Returns
+        -------
+        Suggestions
+            Places in the data, the most useful first.
+        """
+        from evergrow.learner.suggestions import suggest
+
+        return suggest(self, data, n, unknown_share, learned)
+
+    def group_unknown(
+        self, data: Any, *, n_groups: int | None = None, known: Any = None, false_alarm: float = FALSE_ALARM
+    ) -> Groups:
+        """Put samples that look unknown into groups of like ones, so that each can be named and learned as a class.
+
+        Parameters
+        ----------
+        data : object
+            As for :meth:`predict`.
+        n_groups : int, optional
+            How many groups; by default as many as there seem to be.
+        known : object, optional
+            Labelled samples, as for :meth:`fit`: how samples are compared, and how unlike those of a group may be, is
+            chosen so that these fall into their classes. By default samples of ``data`` that look known stand in.
+        false_alarm : float
+            Share of known things that may be called unknown; the larger, the more samples are in groups.
+
+        Returns
+        -------
+        Groups
+            Places in the data, the largest group first, in each the most typical sample first.
+        """
+        from evergrow.learner.suggestions import group_unknown
+
+        return group_unknown(self, data, n_groups, known, false_alarm)
+
+    def drift(self, data: Any, y: Any = None, *, false_alarm: float = FALSE_ALARM) -> Drift:
+        """Test for every class whether new samples still look like what was learned.
+
+        Parameters
+        ----------
+        data : object
+            New samples, as for :meth:`predict`.
+        y : array-like of shape (n,), optional
+            Their labels, where they are known: answers are then tested, too.
+        false_alarm : float
+            Share of unchanged classes that may be called changed.
+
+        Returns
+        -------
+        Drift
+        """
+        from evergrow.learner.drift import find_drift
+
+        self.threshold(false_alarm)  # raises where novelty cannot be told
+        found, now = self.features(data), self._taught()
+        likely = self._probabilities(found.X)
+        labels = None if y is None else intake.as_names(y, len(found.rows))[found.rows]
+        answers, novelty = now.classes[likely.argmax(axis=1)], now.head.novelty_score(found.X)
+        return find_drift(now.calibration, novelty, answers, likely.max(axis=1), labels, false_alarm)
+
+    def learning_curve(self, data: Any, y: Any = None) -> LearningCurve:
+        """Measure accuracy against samples per class, and foretell what ten more of each class would give.
+
+        Parts of the data are learned through the model's own layer and asked about others; the model stays as it is.
+
+        Parameters
+        ----------
+        data, y
+            Labelled samples, as for :meth:`fit`.
+
+        Returns
+        -------
+        LearningCurve
+            With the interval of the gain, and the classes that gained most from their last samples.
+        """
+        from evergrow.learner.curves import learning_curve
+
+        self._able("spawn")
+        blocks = list(self._blocks(intake.labelled_chunks(data, y, None, "train", self._encoder.kind)))
+        X, labels = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("X", "labels"))
+        return learning_curve(self.head_, X, labels, self._seed())
 
     def evaluate(
         self,

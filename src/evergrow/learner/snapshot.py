@@ -22,7 +22,7 @@ from evergrow.core.archive import Archive
 from evergrow.core.errors import EvergrowError, FileFormatError, ParameterError
 from evergrow.core.estimator import plain_value
 from evergrow.core.record import NOTHING, UNKNOWN, Between, Extra, from_archive, record, require, to_archive, to_values
-from evergrow.core.validation import check_keys
+from evergrow.core.validation import check_keys, resolve_device
 from evergrow.core.version import __version__
 from evergrow.features.base import BackboneSpec
 from evergrow.head.labels import StoredHead
@@ -467,6 +467,8 @@ def with_head(now: Snapshot, device: str | torch.device | None, name: str) -> Sn
     FileFormatError
         If the head is damaged, or does not fit the rest.
     """
+    if device is not None:
+        resolve_device(device)  # no fault of the file
     try:
         if now.adaptation is not None:
             read_adaptation(now.adaptation, f"{name}: adaptation")

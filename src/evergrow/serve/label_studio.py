@@ -159,7 +159,12 @@ async def predict(model: ModelDep, asked: TaskList, service: ServiceDep) -> dict
             choice = {"type": "choices", "value": {"choices": [str(answers.classes[column])]}, "score": score}
             region = {"from_name": names.choices, "to_name": names.sample, **choice}
             unknown = answers.unknown is not None and bool(answers.unknown[row])
-            results[row].update(result=[] if unknown else [region], score=score)
+            # Label Studio asks about the lowest first: what is unknown, then what has the smallest margin.
+            others = answers.values[row].copy()
+            others[column] = 0.0
+            results[row].update(
+                result=[] if unknown else [region], score=0.0 if unknown else score - float(others.max())
+            )
     return {"results": results, "model_version": version}
 
 

@@ -143,6 +143,11 @@ class Version:
         unknown = ~(answers.novelty <= threshold)  # NaN is not known
         return dataclasses.replace(answers, unknown=unknown, threshold=np.full(len(unknown), threshold))
 
+    def computed(self, work: Callable[[Learner], Result]) -> Result:
+        """Return what the learner works out, which has the processor to itself meanwhile."""
+        with self._computing:
+            return work(self.learner)
+
     def evaluate(self, rows: NDArray[Any], labels: NDArray[np.str_], false_alarm: float) -> Evaluation:
         """Return how good the answers about labelled features are, with the answers."""
         with self._computing:

@@ -10,15 +10,26 @@ import logging
 import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from evergrow.core.errors import EvergrowWarning
+from evergrow.core.errors import EvergrowWarning, InputError
 from evergrow.core.escaping import one_line
+from evergrow.learner.calibration import FALSE_ALARM
+from evergrow.learner.drift import find_drift
+
+if TYPE_CHECKING:
+    from evergrow.learner.answers import Answers
+    from evergrow.learner.calibration import Calibration
+
+WINDOW = 200
+"""Samples that are tested for drift together."""
 
 LOG = logging.getLogger("evergrow.serve")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -86,6 +97,24 @@ class Metrics:
         )
         self.queue = Gauge("evergrow_queue_samples", "Samples that wait for a backbone", registry=own)
         self.jobs = Gauge("evergrow_jobs_open", "Jobs that are not done", registry=own)
+        about = "Share of tested classes whose latest samples do not look like what was learned; 0.05 where all do"
+        self.drift = Gauge("evergrow_drift_share", about, ["model"], registry=own)
+        self._latest: dict[str, deque[tuple[str, float, float]]] = {}
+
+    def note_answers(self, model: str, calibration: Calibration, answers: Answers) -> None:
+        """Test the latest answers of a model for drift, every WINDOW samples; nothing of the samples is kept."""
+        if answers.novelty is None or not calibration.parts:
+            return
+        best = answers.values.argmax(axis=1)
+        rows = zip(answers.classes[best].tolist(), answers.novelty.tolist(), answers.values.max(axis=1).tolist())
+        held = self._latest.setdefault(model, deque(maxlen=WINDOW))
+        held.extend(rows)
+        if len(held) == WINDOW:
+            names, novelty, sure = (np.array(column) for column in zip(*held))
+            with suppress(InputError):
+                found = find_drift(calibration, novelty, names, sure, None, FALSE_ALARM)
+                self.drift.labels(model).set(found.share)
+            held.clear()
 
 
 @contextmanager

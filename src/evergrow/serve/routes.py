@@ -42,7 +42,8 @@ _FILE_BODY = {"requestBody": {"required": True, "content": BINARY}}
 _WRITES = [Depends(check_writable)]
 _CHUNK = 2**20  # bytes of a file that are sent at once
 QUESTION, EXAM, LESSON = SampleBody(schemas.Question), SampleBody(schemas.Exam), SampleBody(schemas.Lesson)
-UNLABELLED = SampleBody(schemas.Unlabelled)
+UNLABELLED, SUGGESTION = SampleBody(schemas.Unlabelled), SampleBody(schemas.Suggestion)
+NEWS, EXAMPLES = SampleBody(schemas.FalseAlarm), SampleBody(schemas.Labels)
 
 _SHARED: dict[str, Any] = {"route_class": BoundedRoute, "responses": PROBLEMS}
 models = APIRouter(prefix="/api/v1", tags=["models"], **_SHARED)
@@ -208,6 +209,54 @@ async def evaluated(
     wrong = [{"sample": i, "label": label, "predicted": said} for i, (label, said) in pairs if label != said]
     about = {"model": model.name, "revision": version.revision, "predicted": predicted, "wrong": wrong}
     return {**result.to_dict(), **about}
+
+
+async def computed(
+    service: Service, model: OpenModel, samples: SentSamples, work: Callable[[Learner, Any], Any]
+) -> Any:
+    """Return what a learner makes of the features of samples."""
+    model.version.require_ready()
+    rows = await service.features(model, samples)
+    return await asyncio.to_thread(model.version.computed, lambda learner: work(learner, rows))
+
+
+@questions.post("/suggest", openapi_extra=SUGGESTION.described())
+async def suggest(
+    model: ModelDep, body: Annotated[SentSamples, Depends(SUGGESTION)], service: ServiceDep
+) -> schemas.SuggestionRecord:
+    """Say which samples to label next: the least sure first, none twice, and some that look unknown."""
+    found = await computed(service, model, body, lambda learner, rows: learner.suggest(rows, body.fields.n))
+    return schemas.SuggestionRecord(order=found.rows.tolist(), unknown=found.unknown.tolist())
+
+
+@questions.post("/groups", openapi_extra=UNLABELLED.described())
+async def group_unknown(
+    model: ModelDep, body: Annotated[SentSamples, Depends(UNLABELLED)], service: ServiceDep
+) -> schemas.GroupRecord:
+    """Put samples that look unknown into groups of like ones, so that each can be named and learned as a class."""
+    found = await computed(service, model, body, Learner.group_unknown)
+    return schemas.GroupRecord(groups=[group.tolist() for group in found.rows])
+
+
+@questions.post("/drift", openapi_extra=NEWS.described())
+async def drift(
+    model: ModelDep, body: Annotated[SentSamples, Depends(NEWS)], service: ServiceDep
+) -> schemas.DriftRecord:
+    """Test for every class whether samples still look like what was learned."""
+    asked = body.fields.false_alarm
+    found = await computed(service, model, body, lambda learner, rows: learner.drift(rows, false_alarm=asked))
+    return schemas.DriftRecord(classes=[vars(entry) for entry in found.classes], untested=found.untested)
+
+
+@questions.post("/learning-curve", openapi_extra=EXAMPLES.described())
+async def learning_curve(
+    model: ModelDep, body: Annotated[SentSamples, Depends(EXAMPLES)], service: ServiceDep
+) -> schemas.CurveRecord:
+    """Measure accuracy against samples per class, and foretell what ten more of each class would give."""
+    labels = body.labels()
+    found = await computed(service, model, body, lambda learner, rows: learner.learning_curve(rows, labels))
+    told = {name: getattr(found, name).tolist() for name in ("sizes", "accuracy", "interval")}
+    return schemas.CurveRecord(**told, samples=found.samples, gain=found.gain, classes=found.classes)
 
 
 @models.post(

@@ -179,6 +179,12 @@ class Unlabelled(NoteRequest):
     """What to note of samples that are learned without labels."""
 
 
+class Suggestion(RequestModel):
+    """How many samples to suggest for labelling."""
+
+    n: Annotated[Whole, Field(ge=1, le=1000, description="How many; fewer where the others are copies.")] = 20
+
+
 class Exam(Labels, FalseAlarm):
     """What to compare answers about samples with."""
 
@@ -355,6 +361,46 @@ class Predictions(BaseModel):
     measure: str = Field(description="What the values of top are.", pattern="^(probability|score)$")
     threshold: float | None
     answers: list[SampleAnswer]
+
+
+class SuggestionRecord(BaseModel):
+    """Which samples to label next."""
+
+    order: list[int] = Field(description="Places of samples, the most useful first.")
+    unknown: list[bool] = Field(description="Which of these look like no learned class.")
+
+
+class GroupRecord(BaseModel):
+    """Samples that look unknown, in groups of like ones."""
+
+    groups: list[list[int]] = Field(description="Places of samples, in each group the most typical first.")
+
+
+class ClassDriftRecord(BaseModel):
+    """Whether samples of one class look like what was learned."""
+
+    name: str
+    samples: int
+    p: float = Field(description="How likely so large a change is where nothing changed.")
+    changed: bool
+
+
+class DriftRecord(BaseModel):
+    """Whether samples still look like what was learned, by the class that is answered."""
+
+    classes: list[ClassDriftRecord]
+    untested: int = Field(description="Samples of classes with too few of them.")
+
+
+class CurveRecord(BaseModel):
+    """Accuracy against samples per class."""
+
+    sizes: list[int]
+    accuracy: list[float]
+    interval: list[tuple[float, float]]
+    samples: int = Field(description="Samples of each class, in the middle.")
+    gain: tuple[float, float, float] = Field(description="What ten more of each would add; from where to where.")
+    classes: dict[str, float] = Field(description="What the last doubling of samples gave each class.")
 
 
 class ChangeAnswer(ModelFacts):

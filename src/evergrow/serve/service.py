@@ -128,6 +128,7 @@ class Service:
         found = await self.features(model, samples, model=version)
         answers = found if isinstance(found, Answers) else (await asyncio.to_thread(version.ask, [found]))[0]
         self.metrics.samples.labels("predict").inc(len(answers.values))
+        self.metrics.note_answers(model.name, version.learner._taught().calibration, answers)
         return version.judged(answers, false_alarm)
 
     async def batcher(self, model: OpenModel) -> Batcher:

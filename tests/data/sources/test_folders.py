@@ -262,7 +262,7 @@ def test_two_training_folders(tree: Tree) -> None:
     [
         ({}, InputError, "one folder per class"),
         ({"a": 0, "b": 0}, InputError, "at least one image, got none in 'a', 'b' of"),
-        ({"": 4}, InputError, "got no folder but 4 images"),
+        ({"": 4}, InputError, "holds no folder but 4 images"),
         ({"train": 4, "test": 4}, InputError, "one folder per class"),
         (
             {f"{name}/{key}": 2 for name in ("one", "two") for key in BOTH},

@@ -2,6 +2,7 @@
 
 import { action, fill, make, plural } from "./dom.js";
 import { askFor, openWindow } from "./dialogs.js";
+import { curveSection } from "./curve.js";
 import { keepOnServer, syncKept, whereKept } from "./kept.js";
 import { attempt, confirmDone } from "./notice.js";
 import { countOf, nearCopies } from "./samples.js";
@@ -18,6 +19,7 @@ export class AccuracyView {
     this.problems = make("div.problems");
     this.result = make("div.result", { aria: { live: "polite" } });
     this.where = make("p.hint");
+    this.curve = curveSection(model);
     this.element = make("div.accuracy", {}, this.result, this.problems, this.shareChoice(), this.where,
       this.serverChoice());
     model.addEventListener("change", () => this.follow());
@@ -116,7 +118,7 @@ export class AccuracyView {
         "All of them look just like taught ones, so this says little. Keep images from another moment."),
       counted.length < 30 && make("p.soft", {},
         `With so few the true figure may be ${spread(share, counted.length)}.`))),
-    this.mistakes(counted), this.table(counted));
+    this.mistakes(counted), this.table(counted), this.curve);
   }
 
   /** Return what was taken for what, in words, the most frequent first. */

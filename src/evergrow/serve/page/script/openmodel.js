@@ -268,7 +268,7 @@ export class OpenModel extends EventTarget {
   }
 
   /** Teach samples that are kept but not in the model: those that were held out, undone or queued. */
-  async teachAgain(samples, label = null, { hold = false } = {}) {
+  async teachAgain(samples, label = null, { hold = false, atOnce = AT_ONCE } = {}) {
     for (const sample of samples) {
       sample.wanted = label ?? lastLabel(sample);
       Object.assign(sample, { held: false, queued: false, hidden: false });
@@ -277,7 +277,7 @@ export class OpenModel extends EventTarget {
     this.samples = this.samples.filter((sample) => !late.includes(sample));
     const ours = samples.filter((sample) => !late.includes(sample));
     if (hold) this.holdOut(ours);
-    this.batch(ours);
+    this.batch(ours, atOnce);
     await keep(ours);
     this.arrange();
     await this.teachWaiting();

@@ -8,14 +8,16 @@ import { attempt, showProblem } from "./notice.js";
 import { syncKept, whereKept } from "./kept.js";
 import { caution, countOf, folded, typedSamples } from "./samples.js";
 import { looks, thumb } from "./thumbs.js";
-import { forgetUnlabelled, hasGuesses, learnUnlabelled, MOST } from "./unlabelled.js";
+import { forgetUnlabelled, hasGuesses, learnUnlabelled, MOST, openGroups, suggested } from "./unlabelled.js";
 
 const ASKED = 64; // of the queue that are asked about at once
+const SOME = 10; // labels after which the order is asked for again
 const SETTLED = 500; // milliseconds after the last change until they are asked about again
 
 export class QueueView {
   constructor(model) {
     Object.assign(this, { model, shown: false, answers: new Map(), skipped: new Set(), revision: null });
+    Object.assign(this, { order: new Map(), labelled: 0 }); // places of samples in the order that the model suggests
     this.problems = make("div.problems");
     this.desk = make("div.desk");
     this.where = make("p.hint");
@@ -84,6 +86,7 @@ export class QueueView {
         const { answers, measure } = await this.model.predict(part);
         part.forEach((sample, i) => this.answers.set(sample.id, { ...answers[i], measure }));
       }
+      if (queue.some(({ id }) => !this.order.has(id)) || this.labelled >= SOME) await this.arrange(queue);
       this.draw();
     } catch (problem) {
       this.revision = null;
@@ -92,7 +95,16 @@ export class QueueView {
     }
   }
 
-  /** Return the queue in the order of what teaches the most; the one that is shown stays the first. */
+  /** Ask in which order labels teach the most; what would teach nothing more comes last. */
+  async arrange(queue) {
+    const isDoubtful = queue.length > 1 && this.known > 1;
+    const ids = isDoubtful ? await suggested(this.model, queue) : [];
+    const rest = queue.map(({ id }) => id).filter((id) => !ids.includes(id));
+    this.order = new Map([...ids, ...rest].map((id, i) => [id, i]));
+    this.labelled = 0;
+  }
+
+  /** Return the queue in the order of what teaches the most; what is not arranged yet, by how unsure the model is. */
   ordered() {
     const sureness = (sample) => {
       const answer = this.answers.get(sample.id);
@@ -100,9 +112,10 @@ export class QueueView {
       const [first, second] = answer.top;
       return (answer.unknown ? -1 : 0) + first.value - (second?.value ?? 0);
     };
+    const place = ({ id }) => this.order.get(id) ?? this.order.size;
     const isLater = ({ id }) => (id === this.pinned && !this.skipped.has(id) ? -1 : Number(this.skipped.has(id)));
     return [...this.model.queue].sort((one, other) => isLater(one) - isLater(other)
-      || sureness(one) - sureness(other) || one.id - other.id);
+      || place(one) - place(other) || sureness(one) - sureness(other) || one.id - other.id);
   }
 
   draw() {
@@ -137,15 +150,24 @@ export class QueueView {
     if (within) this.desk.querySelector(within)?.focus();
   }
 
-  /** Return what can be done with all at once: learn them as what they look like, or forget that again. */
+  /** How many classes the model can choose from. */
+  get known() { return this.model.classes.filter((one) => one.count).length; }
+
+  /** Return what can be done with many at once: name groups of unknown ones, or learn all as what they look like. */
   allAtOnce(queue) {
-    const known = this.model.classes.filter((one) => one.count).length;
+    const isUnknown = (sample) => this.answers.get(sample.id)?.unknown;
+    const unknown = queue.filter(isUnknown);
+    const all = [...unknown, ...queue.filter((sample) => !isUnknown(sample))];
+    const group = unknown.length > 1 && iconButton("search", `Group the ${unknown.length} unknown ones`,
+      () => void attempt(this.problems, () => openGroups(this.model,
+        all.map((sample) => ({ content: sample, look: () => looks(sample, "Unknown") })),
+        (places, name) => this.model.teachAgain(places.map((i) => all[i]), name, { hold: true, atOnce: 1024 }))));
     const some = queue.slice(0, MOST);
-    const learn = known > 1 && some.length > 1 && iconButton("check", `Learn from ${some.length} without labels`,
+    const learn = this.known > 1 && some.length > 1 && iconButton("check", `Learn from ${some.length} without labels`,
       () => void attempt(this.problems, () => learnUnlabelled(this.model, some)));
     const forget = hasGuesses(this.model.record.history) && iconButton("undo", "Forget what was learned without labels",
       () => void attempt(this.problems, () => forgetUnlabelled(this.model)));
-    return (learn || forget) && make("div.stack", {}, make("div.row", {}, learn, forget),
+    return (group || learn || forget) && make("div.stack", {}, make("div.row", {}, group, learn, forget),
       learn && make("p.hint", {}, "Without labels they are learned as what they look like. That helps while classes "
         + "have few examples. They stay here, and a label replaces the guess."));
   }
@@ -205,6 +227,7 @@ export class QueueView {
   label(name) {
     if (!name || !this.current) return;
     const sample = this.current;
+    this.labelled += 1;
     announce(`Labelled ${name}`);
     void attempt(this.problems, () => this.model.teachAgain([sample], name, { hold: true }));
   }

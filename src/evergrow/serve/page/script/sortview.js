@@ -1,26 +1,39 @@
 /* Sort: many images by what they show, corrected by hand, and out again as a table or as folders. */
 
-import { save } from "./api.js";
+import { ask, save } from "./api.js";
 import { announce, fill, iconButton, make, plural } from "./dom.js";
 import { askFor, field, meantName } from "./dialogs.js";
 import { settleCopies } from "./importing.js";
 import { chooser, IMAGES_AND_ZIPS } from "./intake.js";
 import { attempt, confirmDone } from "./notice.js";
-import { keptContentOf } from "./reading.js";
-import { caution } from "./samples.js";
+import { lazyImage } from "./lazy.js";
+import { contentOf, keptContentOf } from "./reading.js";
+import { bodyOf, caution } from "./samples.js";
 import { SortGroup } from "./sortgroup.js";
 import {
   askAbout, classOf, groupOf, itemOf, pathsOf, placeOf, tableOf, UNKNOWN, UNREADABLE, UNSURE,
 } from "./sorting.js";
+import { MOST, openGroups } from "./unlabelled.js";
 import { packedBlob, zipOf } from "./zip.js";
 
 const LEAST = 80; // percent from which an answer counts as sure, as for the command
 const REDRAW = 250; // milliseconds between two looks at what was answered
 const FEW = 12; // groups that are open by themselves
+const LEAST_COMPARED = 20; // images from which on they are compared with what was taught
+const COMPARED = 100; // known images beside which groups of unknown ones are found
 const TITLES = { [UNSURE]: "Unsure", [UNKNOWN]: "Unknown", [UNREADABLE]: "Could not be read" };
 
 /** What people look at first: what they moved, then the least sure. */
 const urgency = ({ moved, value }) => (moved ? -1 : value ?? 0);
+
+/** Return in words whether images look like what was taught. */
+function driftIn({ classes }) {
+  const changed = classes.filter((one) => one.changed).map((one) => one.name);
+  const tested = plural(classes.length, "class", "classes");
+  if (!changed.length) return `Still as taught: the images of ${tested} look like what was taught.`;
+  return `Changed: ${changed.slice(0, 5).join(", ")}${changed.length > 5 ? " and others" : ""} look different from `
+    + `what was taught (${changed.length} of ${tested}). Check them, and teach some. One of twenty is a false alarm.`;
+}
 
 export class SortView {
   constructor(model) {
@@ -33,7 +46,8 @@ export class SortView {
     const keys = make("p.hint.keys", {}, "Drag an image to its group, or click some and name their class. By key: "
       + "arrows go, Space chooses, 1 to 9 or M moves, U means unknown, Enter enlarges.");
     this.rough = make("p.hint");
-    this.about = make("div", {}, this.rough, keys);
+    this.drift = make("p", { role: "status" });
+    this.about = make("div.stack", {}, make("div", {}, this.rough, keys), this.drift);
     this.element = make("div.sort", {}, this.start, this.bar, this.problems, this.about, this.list, this.choice);
     model.signal.addEventListener("abort", () => this.running?.abort());
     document.addEventListener("keydown", (event) => this.key(event), { signal: model.signal });
@@ -67,6 +81,8 @@ export class SortView {
     this.shownLeast = make("output", { htmlFor: "least" });
     this.stop = iconButton("close", "Stop", () => this.running?.abort());
     this.again = iconButton("redo", "Sort again", () => void this.run(this.items.filter((item) => !item.moved)));
+    this.group = iconButton("search", "", () => void this.openGroups());
+    this.compare = iconButton("image", "Still as taught?", () => void this.compareWithTaught());
     this.teach = iconButton("check", "", () => void this.teachCorrections(), { kind: ".primary" });
     this.table = iconButton("download", "Table (CSV)", () => save(tableOf(this.items, this.least), "sorted.csv"));
     this.zip = iconButton("download", "Folders (zip)", () => void this.saveZip());
@@ -74,7 +90,7 @@ export class SortView {
     return make("div.toolbar.sortbar", { role: "group", aria: { label: "Sorting" }, hidden: true },
       make("div.row", {}, this.state, this.progress, this.stop),
       make("div.row.sure", {}, make("label", { htmlFor: "least" }, "How sure"), this.slider, this.shownLeast),
-      make("div.row", {}, this.teach, this.again, this.table, this.zip, clear));
+      make("div.row", {}, this.teach, this.group, this.compare, this.again, this.table, this.zip, clear));
   }
 
   selectionBar() {
@@ -109,6 +125,10 @@ export class SortView {
     this.rough.textContent = caution(this.model.kind, this.model.classes);
     this.stop.hidden = !running;
     this.again.hidden = Boolean(running) || this.revision === this.model.record.revision && done === items.length;
+    const strange = this.unknown().length;
+    this.group.hidden = Boolean(running) || strange < 2 || this.model.readOnly;
+    this.group.lastChild.textContent = `Group the ${strange} unknown ones`;
+    this.compare.hidden = Boolean(running) || done < LEAST_COMPARED;
     this.teach.hidden = !unsaid || this.model.readOnly;
     this.teach.lastChild.textContent = `Teach ${plural(unsaid, "correction")}`;
     this.table.disabled = this.zip.disabled = !done;
@@ -136,6 +156,7 @@ export class SortView {
     this.running?.abort();
     this.running = running;
     this.revision = this.model.record.revision;
+    fill(this.drift);
     for (const item of items) item.done = false;
     this.arrange();
     await attempt(this.problems, async () => {
@@ -185,6 +206,7 @@ export class SortView {
 
   clear() {
     this.running?.abort();
+    fill(this.drift);
     this.items = [];
     this.select([]);
     this.arrange();
@@ -259,9 +281,53 @@ export class SortView {
     return this.items.filter((item) => item.moved && classOf(item.moved) && !item.taught);
   }
 
-  teachCorrections() {
+  /** Show unknown images in groups; one that is given a name is moved there and taught. */
+  async openGroups() {
+    await attempt(this.problems, async () => {
+      this.group.disabled = true;
+      try {
+        const items = [...this.unknown(), ...this.known().slice(0, COMPARED)];
+        const things = [];
+        for (const { image } of items) {
+          things.push({ content: await contentOf(image), look: () => lazyImage(image, "Unknown") });
+        }
+        await openGroups(this.model, things, async (places, name) => {
+          const chosen = places.map((i) => items[i]);
+          this.move(chosen, groupOf(name));
+          await this.teachCorrections(chosen);
+        });
+      } finally {
+        this.group.disabled = false;
+      }
+    });
+  }
+
+  /** Say which classes of the sorted images look different from what was taught. */
+  compareWithTaught() {
     return attempt(this.problems, async () => {
-      const items = this.corrections();
+      this.compare.disabled = true;
+      fill(this.drift, "Comparing…");
+      try {
+        const sent = [];
+        for (const { image } of this.items.filter((item) => item.done && !item.error).slice(0, MOST)) {
+          sent.push(await contentOf(image));
+        }
+        fill(this.drift, driftIn(await ask(`${this.model.path}/drift`, bodyOf(this.model.kind, sent))));
+      } catch (error) {
+        fill(this.drift);
+        throw error;
+      } finally {
+        this.compare.disabled = false;
+      }
+    });
+  }
+
+  unknown() { return this.items.filter((item) => item.done && placeOf(item, this.least) === UNKNOWN); }
+
+  known() { return this.items.filter((item) => item.done && !item.moved && classOf(placeOf(item, this.least))); }
+
+  teachCorrections(items = this.corrections()) {
+    return attempt(this.problems, async () => {
       this.teach.disabled = true;
       try {
         const named = items.map(({ image, moved }) => ({ image, label: classOf(moved) }));

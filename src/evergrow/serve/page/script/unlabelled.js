@@ -1,11 +1,22 @@
-/* Things without labels, learned as what they look like. */
+/* What the model makes of things without labels: which to label next, groups of like ones, and what they teach. */
 
 import { ask } from "./api.js";
-import { confirmDone } from "./notice.js";
+import { action, fill, make, plural } from "./dom.js";
+import { meantName, openWindow } from "./dialogs.js";
+import { attempt, confirmDone } from "./notice.js";
 import { bodyOf, changesThatHold, countOf } from "./samples.js";
 
-/** How many things are learned at once. */
+const SHOWN = 12; // of a group
+
+/** How many things are asked about or learned at once. */
 export const MOST = 500;
+
+/** Return the ids of queued samples in the order of what teaches the most, without those that would teach nothing. */
+export async function suggested(model, samples) {
+  const asked = samples.slice(0, MOST);
+  const { order } = await ask(`${model.path}/suggest`, bodyOf(model.kind, asked, { n: asked.length }));
+  return order.map((i) => asked[i].id);
+}
 
 /** Learn samples as what they look like, as one change. */
 export async function learnUnlabelled(model, samples) {
@@ -28,4 +39,51 @@ export async function forgetUnlabelled(model) {
   const settings = { json: {}, match: model.record.etag, once: crypto.randomUUID?.() };
   await model.follow(await ask(`${model.path}/forget-unlabelled`, settings));
   confirmDone("Forgotten: only what has a label counts again.");
+}
+
+/**
+ * Show unknown things in groups of like ones. A group that is given a name is learned as a class.
+ * @param {OpenModel} model - What finds the groups.
+ * @param {Array<{content: Object, look: function(): HTMLElement}>} things - What is unknown, and some things that are
+ *   not: how alike those of one class are says how alike those of a group should be.
+ * @param {function(number[], string): Promise} learn - Teaches some of them, by their places, under a name.
+ */
+export async function openGroups(model, things, learn) {
+  const asked = things.slice(0, MOST);
+  const { groups } = await ask(`${model.path}/groups`, bodyOf(model.kind, asked.map(({ content }) => content)));
+  const place = make("div.stack");
+  const dialog = openWindow("Unknown ones that look alike", [make("p.soft", {}, groups.length
+    ? "Give a group a name, and it is learned as a class. The most typical ones come first."
+    : "No groups found: too few of them look alike."), place], { wide: true });
+  fill(place, groups.map((members, i) => groupForm(members, i, asked, model, learn)));
+  place.querySelector("input")?.focus();
+  return dialog;
+}
+
+function groupForm(members, i, asked, model, learn) {
+  const problems = make("div.problems");
+  const name = make("input", {
+    required: true, maxLength: 200, autocomplete: "off", placeholder: "What are these?", list: "known-classes",
+    aria: { label: `Name of group ${i + 1}` },
+  });
+  const button = make("button.primary", { type: "submit" }, `Teach ${members.length}`);
+  button.setAttribute("aria-label", `Teach ${members.length}, group ${i + 1}`);
+  const thumbs = make("ul.thumbs");
+  const show = (n) => fill(thumbs, members.slice(0, n).map((at) => make("li.thumb", {}, asked[at].look())));
+  const more = members.length > SHOWN && action((event) => {
+    show(members.length);
+    event.currentTarget.remove();
+  }, `Show all ${members.length}`);
+  if (more) more.classList.add("link");
+  show(SHOWN);
+  const form = make("form.group-form", { aria: { label: `Group ${i + 1}` }, on: { submit: async (event) => {
+    event.preventDefault();
+    const wanted = await meantName(model.classes, name.value.trim());
+    if (!wanted) return;
+    button.disabled = true;
+    const done = await attempt(problems, () => learn(members, wanted));
+    button.disabled = false;
+    if (done) fill(form, make("p", { role: "status" }, `Learned ${plural(members.length, "example")} of ${wanted}.`));
+  } } }, thumbs, more, make("div.row", {}, name, button), problems);
+  return form;
 }

@@ -1,0 +1,76 @@
+"""Commands for fewer labels: update and forget --unlabelled, fade, suggest, group, drift, evaluate --curve."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from evergrow import Learner
+from evergrow.cli.registry import build_app
+from evergrow.learner.modelfile import commit
+
+
+@pytest.fixture(scope="module")
+def run():
+    app = build_app()
+
+    def invoke(*arguments, code=0):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    return invoke
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Return a model of feature vectors, new vectors with labels and without."""
+    means = 1.2 * np.random.default_rng(0).normal(size=(6, 12))
+    rng = np.random.default_rng(1)
+
+    def rows(n, classes):
+        y = np.repeat(list(classes), n)
+        return (means[y] + 0.7 * rng.normal(size=(len(y), 12))).astype(np.float32), np.array([f"c{code}" for code in y])
+
+    commit(tmp_path / "m.evg", Learner(None, options={"n_units": 30}).fit(rows(6, range(4))))
+    X, y = rows(20, range(4))
+    np.savez(tmp_path / "labelled.npz", X_train=X, y_train=y, X_test=X, y_test=y, classes=np.unique(y))
+    np.save(tmp_path / "pool.npy", rows(20, range(6))[0])
+    return tmp_path
+
+
+def test_learning_without_labels_and_back(run, files):
+    model = files / "m.evg"
+    values = json.loads(run("update", model, files / "pool.npy", "--unlabelled", "--json"))
+    used = values["unlabelled"]["used"]
+    assert used + values["unlabelled"]["unknown"] == 120
+    assert f"{used}, as guesses" in run("inspect", model)
+    assert f"forgot {used} samples without labels" in run("forget", model, "--unlabelled")
+    assert "as guesses" not in run("inspect", model)
+    run("forget", model, code=2)
+    assert "times 0.5" in run("fade", model, 0.5) + run("log", model)
+    run("fade", model, 2, code=2)
+
+
+def test_suggestions_groups_and_drift(run, files):
+    model, pool = files / "m.evg", files / "pool.npy"
+    found = json.loads(run("suggest", model, pool, "-n", 10, "--json"))["suggestions"]
+    assert len(found) == 10
+    assert sum(entry["reason"] == "looks unknown" for entry in found) == 2
+    run("suggest", model, pool, "--out", files / "list.csv")
+    assert (files / "list.csv").read_text().startswith("item,reason\n")
+    assert "group-001" in run("group", model, pool, "--groups", 2)
+    run("group", model, pool, "--out", files / "groups", code=2)  # vectors are no files
+    assert "changed" in run("drift", model, pool)
+    values = json.loads(run("drift", model, files / "labelled.npz", "--labelled", "--json"))
+    assert 0 <= values["share"] <= 1
+
+
+def test_the_curve_is_printed_and_drawn(run, files):
+    page = files / "page.html"
+    output = run("evaluate", files / "m.evg", files / "labelled.npz", "--curve", "--report", page)
+    assert "ten more of each" in output
+    assert "<svg" in page.read_text()
