@@ -183,6 +183,6 @@ def test_another_version_on_a_node_is_said_before_any_work(
     cluster: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evergrow.engine.fitting.versions", lambda: {"torch": "0.1"})
-    with pytest.raises(EngineError, match=r"^node \S+: torch must be 0.1 as where the job was begun, got "):
+    with pytest.raises(EngineError, match=r"^node \S+: versions must be {'torch': '0.1'} as where the job was begun"):
         learned(data, RayEngine(folder=tmp_path, **SIZES, address=cluster.address, workers=2))
     assert not list((tmp_path / "first").glob("*"))

@@ -172,7 +172,7 @@ def read_items(items: Any, kind: str | None = None, options: DataOptions | None 
         return Samples(items.kind, items, lasting=isinstance(items, Images) and items.lasting)
     if isinstance(items, (str, os.PathLike)):
         return _of_name(items, kind, options or DEFAULTS)
-    if _is_pil_image(items):
+    if not isinstance(items, list) and _is_pil_image(items):
         return Samples("image", Images((items,)))
     if hasattr(items, "detach"):
         items = items.detach().cpu().numpy()
@@ -426,6 +426,8 @@ def is_stream(data: Any) -> bool:
     >>> is_stream(row for row in range(3)), is_stream([1, 2])
     (True, False)
     """
+    if isinstance(data, (list, str)):  # as most people ask
+        return False
     return isinstance(data, Iterator) or is_instance_of(data, _TORCH, "Dataset", "DataLoader")
 
 

@@ -347,7 +347,8 @@ class _Encoding:
         chunks, wanted = split_rows(range(self.n_items), cache.CHUNK), set(self.passes.blocks)
         entry = self._find_entry()
         with ExitStack() as stack:
-            self.tick = stack.enter_context(meter("features", self.n_items, enabled=self.config.progress))
+            if self.config.progress:
+                self.tick = stack.enter_context(meter("features", self.n_items, enabled=True))
             try:
                 stored = {} if entry is None else self._open(entry, chunks, stack)
             except (OSError, NewerSchemaError) as error:  # what a newer evergrow wrote is left to it
@@ -410,7 +411,8 @@ class _Encoding:
             raise ImageError(f"{failures[0].reason}; on_error='skip' leaves such images out")
         self.done += n_items
         rate = self.done / max(time.perf_counter() - self.started, 1e-9)
-        self.tick(self.done, f"{rate:,.1f} {self.items.kind}s/s")
+        if self.config.progress:
+            self.tick(self.done, f"{rate:,.1f} {self.items.kind}s/s")
 
     def _computed(self, chunks: list[range], recipe: FeatureRecipe) -> Iterator[Chunk]:
         """Yield chunks of some blocks that went through the backbone."""
