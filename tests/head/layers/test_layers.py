@@ -10,6 +10,7 @@ import torch
 from evergrow.core.record import from_archive, to_archive
 from evergrow.head.layers import FeatureMap, FourierLayer, GuidedLayer
 from evergrow.head.layers.feature_map import layer_from_plain, normalize, resolve_normalization
+from evergrow.head.layers.fourier import FourierMap
 from evergrow.lab.layers import GaussianLayer, SCSMLayer, UniformLayer
 
 LAYERS = {
@@ -147,3 +148,12 @@ def test_normalization():
     assert resolve_normalization("none", signed) == "none"
     assert torch.allclose(normalize(positive, "sqrt-l2"), torch.tensor([[1.0, 2.0]]) / 5**0.5)
     assert bool(torch.isfinite(normalize(torch.zeros(2, 3), "l2")).all())
+
+
+@pytest.mark.parametrize(("features", "width"), [(5, 700), (384, 3000), (64, 64)])
+def test_blocks_of_fourier_units_may_be_worked_out_together(features: int, width: int) -> None:
+    Z = torch.randn(7, features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    layer = FourierMap(features=features, width=width, seed=3, bandwidth=0.5)
+    one, all_at_once = (torch.cat([part.clone() for _, part in layer._turned(Z, n)]) for n in (1, layer.blocks))
+    torch.testing.assert_close(one, all_at_once, rtol=1e-12, atol=1e-9)
+    assert one.shape == (width, 7)

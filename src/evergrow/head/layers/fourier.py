@@ -85,9 +85,14 @@ class FourierMap(FeatureMap):
         """Order n of the Hadamard matrix."""
         return 1 << (max(self.features, LEAST_ORDER) - 1).bit_length()
 
+    @property
+    def blocks(self) -> int:
+        """Number B of blocks of n units."""
+        return math.ceil(self.width / self.order)
+
     def drawn(self) -> tuple[Tensor, Tensor]:
         """Return signs (3, B, n) of the turns of B blocks, and phases (L,)."""
-        signs, phases = _drawn(self.seed, self.order, math.ceil(self.width / self.order))
+        signs, phases = _drawn(self.seed, self.order, self.blocks)
         return signs, phases[: self.width]
 
     def factors(self) -> tuple[Tensor, Tensor]:
@@ -100,7 +105,7 @@ class FourierMap(FeatureMap):
         phases, out = self.drawn()[1].to(Z), Z.new_empty(len(Z), self.width)
         step = max(_AT_ONCE // self.order, 1) if Z.device.type == "cpu" else max(len(Z), 1)
         for rows, H in zip(torch.split(Z, step), torch.split(out, step), strict=True):
-            for units, turned in self._turned(rows):
+            for units, turned in self._turned(rows, together=1 if Z.device.type == "cpu" else self.blocks):
                 # The lengths of the three turns and of a weight: n^-1/2 each, and n^1/2.
                 torch.add(phases[units], turned.T, alpha=self.bandwidth / self.order, out=H[:, units])
             H.cos_().mul_(self.gain)
@@ -111,31 +116,40 @@ class FourierMap(FeatureMap):
         turned = self._turned(torch.eye(self.features, dtype=torch.float64))
         return torch.cat([part.T * (self.bandwidth / self.order) for _, part in turned], dim=1)
 
-    def _turned(self, Z: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield units of one block after the other, and rows turned three times, (units, n); the next overwrite them.
+    def _turned(self, Z: Tensor, together: int = 1) -> Iterator[tuple[slice, Tensor]]:
+        """Yield units of some blocks after the other, and rows turned three times, (units, n); the next overwrite them.
 
         Rows stand in columns, so that both products of a turn read and write memory as it lies. A product with H leaves
-        entry ``i b + j`` at ``j a + i``; the pass that puts it there multiplies by the next signs.
+        entry ``i b + j`` at ``j a + i``; the pass that puts it there multiplies by the next signs. One block at a time
+        stays in the cache of a core; a GPU takes them together, since there every step costs alike.
         """
         signs, (first, second) = self.drawn()[0].to(Z), (matrix.to(Z) for matrix in self.factors())
         rows, a, b = len(Z), len(second), len(first)
-        X, Y = Z.new_empty(self.order, rows), Z.new_empty(self.order, rows)
+        buffers = [Z.new_empty(together * self.order, rows) for _ in range(2)]
         padded = Z.new_zeros(self.order, rows)
         padded[: self.features] = Z.T
-        for block, start in enumerate(range(0, self.width, self.order)):
-            units = slice(start, min(start + self.order, self.width))
-            torch.mul(padded, signs[0, block, :, None], out=X)
+        for begin in range(0, self.blocks, together):
+            some = signs[:, begin : begin + together]
+            g, start = some.shape[1], begin * self.order
+            units = slice(start, min(start + g * self.order, self.width))
+            X, Y = (buffer[: g * self.order] for buffer in buffers)
+            torch.mul(padded, some[0, :, :, None], out=X.view(g, -1, rows))
             for turn in range(_TURNS):
-                # Of the last turn only as many entries j are worked out as there are units.
+                # Of the last turn of one block only as many entries j are worked out as there are units.
                 last = turn == _TURNS - 1
-                kept = -(-(units.stop - start) // a) if last else b
-                torch.bmm(first[:kept].expand(a, -1, -1), X.view(a, b, rows), out=Y[: a * kept].view(a, kept, rows))
-                torch.mm(second, Y[: a * kept].view(a, -1), out=X[: a * kept].view(a, -1))
-                placed, found = Y[: a * kept].view(kept, a, rows), X[: a * kept].view(a, kept, rows).transpose(0, 1)
+                kept = -(-(units.stop - start) // a) if last and g == 1 else b
+                Y = Y[: g * a * kept]
+                torch.bmm(first[:kept].expand(g * a, -1, -1), X.view(g * a, b, rows), out=Y.view(g * a, kept, rows))
+                X = X[: g * a * kept]
+                if g == 1:
+                    torch.mm(second, Y.view(a, -1), out=X.view(a, -1))
+                else:
+                    torch.bmm(second.expand(g, -1, -1), Y.view(g, a, -1), out=X.view(g, a, -1))
+                placed, found = Y.view(g, kept, a, rows), X.view(g, a, kept, rows).transpose(1, 2)
                 if last:
                     placed.copy_(found)
                 else:
-                    torch.mul(found, signs[turn + 1, block].view(b, a, 1), out=placed)
+                    torch.mul(found, some[turn + 1].view(g, b, a, 1), out=placed)
                 X, Y = Y, X
             yield units, X[: units.stop - start]
 
