@@ -84,12 +84,12 @@ def suggest(learner: Learner, data: Any, n: int, unknown_share: float, learned: 
     unknown = novelty > known.threshold(FALSE_ALARM) if known.parts else np.zeros(len(margins), dtype=bool)
     # Of unknown samples those in the middle come first: the least strange are often known, the strangest oddities.
     strange = np.abs(novelty[unknown] - np.median(novelty[unknown])) if unknown.any() else novelty[unknown]
-    sure = np.flatnonzero(~unknown)[margins[~unknown].argsort(kind="stable")]
+    doubtful = np.flatnonzero(~unknown)[margins[~unknown].argsort(kind="stable")]
     odd = np.flatnonzero(unknown)[strange.argsort(kind="stable")]
     taken = min(round(n * unknown_share), len(odd))
     chosen: list[list[int]] = [[], []]
     held = np.zeros((0, 0)) if learned is None else head.whitened(learner.features(learned).X).astype(np.float32)
-    for order, picked, most in ((sure, chosen[0], n - taken), (odd, chosen[1], taken)):
+    for order, picked, most in ((doubtful, chosen[0], n - taken), (odd, chosen[1], taken)):
         for block in (order[start : start + 256] for start in range(0, len(order), 256)):
             if len(picked) >= most:
                 break
