@@ -221,9 +221,8 @@ def show(path: Path) -> None:
                 )
             )
             if part == "groups":
-                lines.append(
-                    f"found {[r['found_groups'] for r in found]} of {found[0]['true_groups']} groups, {found[0]['metric']}"
-                )
+                sizes, true = [r["found_groups"] for r in found], found[0]["true_groups"]
+                lines.append(f"found {sizes} of {true} groups, {found[0]['metric']}")
         said = f"{part} {name}{f' k={k}' if k else ''}{' strangers' if strangers else ''}"
         sys.stdout.write(f"{half} {said}: {'; '.join(lines)}\n")
 

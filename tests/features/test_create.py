@@ -192,7 +192,7 @@ def test_a_description_does_not_take_other_weights_and_says_where_its_file_was()
     ],
 )
 def test_unknown_names_come_with_the_nearest(name: str, near: str) -> None:
-    with pytest.raises(UnknownNameError, match=f"got '{name}'; nearest: .*{near}"):
+    with pytest.raises(UnknownNameError, match=f"There is no backbone '{name}'; .*{near}"):
         create_backbone(name)
 
 

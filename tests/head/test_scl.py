@@ -151,7 +151,7 @@ def test_scikit_learn_conformance(estimator, check):
 @pytest.mark.parametrize("verbose", [0, 1])
 def test_verbose_shows_the_construction(blobs, capsys, verbose):
     SCLClassifier(verbose=verbose, **SMALL).fit(*blobs)
-    assert ("growing the layer" in capsys.readouterr().out) == bool(verbose)
+    assert ("growing the layer" in capsys.readouterr().err) == bool(verbose)
 
 
 # -- real features, where they lie beside the checkout; bars leave room for the spread over seeds ------------------

@@ -112,7 +112,7 @@ def test_roles_of_tokens(serve: Any) -> None:
             answer = api.client.request(verb, place, headers=read)
             refused += [path] if answer.status_code == 403 else []
             assert answer.status_code == 403 or path.endswith(("/predict", "/evaluate", "/setup", "/preview")), path
-    assert len(refused) == 17
+    assert len(refused) == 21
 
 
 def test_wrong_and_missing_tokens(serve: Any) -> None:

@@ -141,11 +141,8 @@ def forget_command(
             change.learner.forget_unlabelled()
         else:
             change.learner.forget_classes(classes or [])
-    if unlabelled:
-        said = f"forgot {plural(change.record.samples, 'sample')} without labels"
-        return change.answer([said])
-    said = f"forgot {plural(change.record.samples, 'sample')}{models.classes_note(change.record.classes, 'whole')}"
-    return change.answer([said])
+    what = " without labels" if unlabelled else models.classes_note(change.record.classes, "whole")
+    return change.answer([f"forgot {plural(change.record.samples, 'sample')}{what}"])
 
 
 @command("unlearn", panel="Edit")

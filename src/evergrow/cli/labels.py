@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -117,12 +119,13 @@ def suggest_command(
     old = None if learned is None else read_question(learner.kind_, [learned], [], reading)[0]
     found = learner.suggest(things, n, unknown_share=unknown_share, learned=old)
     chosen = [names[row] for row in found.rows]
-    why = [
-        "looks unknown" if strange else f"margin {margin:.2f}" for strange, margin in zip(found.unknown, found.margins)
-    ]
+    signs = zip(found.unknown, found.margins)
+    why = ["looks unknown" if strange else f"margin {margin:.2f}" for strange, margin in signs]
     if out is not None:
-        lines = ["item,reason", *(f"{_quoted(name)},{reason}" for name, reason in zip(chosen, why, strict=True))]
-        models.write_text(out, "\n".join(lines) + "\n")
+        text = io.StringIO()
+        lines = [("item", "reason"), *zip(map(csv_text, chosen), why)]
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        models.write_text(out, text.getvalue())
     if copy is not None:
         _copied({"": chosen}, copy)
     values = {"model": str(model), "suggestions": [{"item": name, "reason": r} for name, r in zip(chosen, why)]}
@@ -235,18 +238,6 @@ def curve_lines(curve: LearningCurve) -> list[str]:
             ]
         ),
     ]
-
-
-def curve_values(curve: LearningCurve) -> dict[str, object]:
-    """Return a learning curve in plain values."""
-    parts = {name: getattr(curve, name).tolist() for name in ("sizes", "accuracy", "interval")}
-    rest = {"samples": curve.samples, "gain": list(curve.gain), "classes": curve.classes, "is_enough": curve.is_enough}
-    return {**parts, **rest}
-
-
-def _quoted(name: str) -> str:
-    text = csv_text(name)
-    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\n') else text
 
 
 def _copied(groups: dict[str, list[str]], folder: Path) -> None:

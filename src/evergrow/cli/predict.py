@@ -385,12 +385,12 @@ def evaluate_command(
         return Answer({**values, "engine": job.to_values()}, lines, [*cautions, *job.summary()])
     picture = ""
     if curve:
-        from evergrow.cli.labels import curve_lines, curve_values
+        from evergrow.cli.labels import curve_lines
         from evergrow.learner.curves import curve_svg
 
         found = learner.learning_curve(read_labelled(data, "train", learner.kind_, reading.options()))
         lines, picture = [*lines, *curve_lines(found)], curve_svg(found)
-        values["curve"] = curve_values(found)
+        values["curve"] = found.to_values()
     if report is not None:
         from evergrow.cli.pages import evaluation_page
 

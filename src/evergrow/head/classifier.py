@@ -224,12 +224,12 @@ class Classifier(IncrementalClassifier):
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         if "_model" not in vars(self):
             self._seed = resolve_seed(self.random_state)
-            self._commit(self._first_model(Z, labels.codes))
+            self._commit(self._first_model(Z, labels.codes), None, None)
         learned, guesses = self._model.learn(Z, labels.codes, labels.columns, labels.weights), self._guesses
         if guesses is not None:  # a label replaces the guess about its row
             guesses = guesses.group([[old] if old >= 0 else [] for old in labels.columns]).without(learned, Z)
-        self._commit(learned, self._solved.followed(learned, Z, labels.codes, labels.columns, labels.weights))
-        self._guesses = guesses or None
+        solved = self._solved.followed(learned, Z, labels.codes, labels.columns, labels.weights)
+        self._commit(learned, solved, guesses)
 
     def _first_model(self, Z: Tensor, codes: Tensor) -> RidgeModel:
         """Build the layer on the first batch; nothing is learned through it yet."""
@@ -257,13 +257,13 @@ class Classifier(IncrementalClassifier):
         layer = self._chosen_layer()
         return layer.build(Z, Y, seed=self._seed, alpha=self._fixed_alpha(), verbose=self.verbose > 0)
 
-    def _commit(self, model: RidgeModel, solved: SolvedCache | None = None) -> None:
+    def _commit(self, model: RidgeModel, solved: SolvedCache | None, guesses: Guesses | None) -> None:
         """Make a new model the current one; what was solved for the old one is solved anew when needed."""
         if solved is None:
             before: SolvedCache | None = vars(self).get("_solved")
             fixed = self._fixed_alpha()
             solved = SolvedCache(model, self.readout, fixed) if before is None else before.after(model, fixed)
-        self._model, self._solved = model, solved
+        self._model, self._solved, self._guesses = model, solved, guesses or None
 
     # -- rows without labels ------------------------------------------------------------------------------
 
@@ -505,9 +505,9 @@ class Classifier(IncrementalClassifier):
         """
         self._require_started()
         child = self.branch()
-        for name in ("_solved", "_temperature", "_standard", "_unknown_fields", "_guesses", "_blend"):
+        for name in ("_solved", "_temperature", "_standard", "_unknown_fields", "_blend"):
             child.__dict__.pop(name, None)
-        child._commit(self._model.empty())
+        child._commit(self._model.empty(), None, None)
         child.classes_ = self.classes_[:0]
         return child
 
@@ -523,7 +523,7 @@ class Classifier(IncrementalClassifier):
         -------
         self
         """
-        self._commit(dataclasses.replace(self._model, state=self._model.state.expecting(rows)))
+        self._commit(dataclasses.replace(self._model, state=self._model.state.expecting(rows)), None, self._guesses)
         return self
 
     def numbered(self, place: int) -> Self:
@@ -539,7 +539,7 @@ class Classifier(IncrementalClassifier):
         self
         """
         lineage = frozenset(f"{name}-{place}" for name in self._model.lineage)
-        self._commit(dataclasses.replace(self._model, lineage=lineage))
+        self._commit(dataclasses.replace(self._model, lineage=lineage), None, self._guesses)
         return self
 
     def merge(self, other: Classifier, base: Classifier | None = None) -> Self:
@@ -578,9 +578,8 @@ class Classifier(IncrementalClassifier):
                 )
         places = [column_map(head.classes_, classes) for head in heads]
         mine, *others = (head._model.select(columns) for head, columns in zip(heads, places, strict=True))
-        merged, guesses = mine.merge(*others), merged_guesses([head._guesses for head in heads], places, mine)
-        self._commit(merged)
-        self._guesses = guesses
+        merged = mine.merge(*others)
+        self._commit(merged, None, merged_guesses([head._guesses for head in heads], places, mine))
         self.classes_ = classes
         return self
 
@@ -616,7 +615,7 @@ class Classifier(IncrementalClassifier):
             self._keep(model, kept)
         else:
             model.require_sound(self._model, alpha)
-            self._commit(model, self._solved.followed(model, Z, codes, None, weights))
+            self._commit(model, self._solved.followed(model, Z, codes, None, weights), self._guesses)
         return self
 
     def forget_classes(self, labels: Iterable[Any]) -> Self:
@@ -661,27 +660,22 @@ class Classifier(IncrementalClassifier):
         model = self._model.faded(float(factor))
         if float(model.masses.min()) < LEAST_MASS:
             raise ParameterError(f"factor must leave every class some weight, got {factor:g}: a class would have none")
-        guesses = None if self._guesses is None else self._guesses.faded(float(factor))
-        self._commit(model)
-        self._guesses = guesses
+        self._commit(model, None, self._guesses and self._guesses.faded(float(factor)))
         return self
 
     def _keep(self, model: RidgeModel, kept: list[int]) -> None:
         """Go on with some classes of a model."""
-        guesses = None if self._guesses is None else self._guesses.keep(self._model, kept) or None
-        model = model.keep(kept)
+        guesses, model = self._guesses and self._guesses.keep(self._model, kept), model.keep(kept)
         model.require_sound(self._model, self._fixed_alpha())
-        self._commit(model)
-        self._guesses = guesses
+        self._commit(model, None, guesses)
         self.classes_ = self.classes_[kept]
 
     def _regroup(self, change: ClassChange) -> None:
         model, order = self._model.group(change.groups), change.order
-        self._commit(model, None if order is None else self._solved.reordered(model, order))
+        guesses = self._guesses and self._guesses.group(change.groups)
+        self._commit(model, None if order is None else self._solved.reordered(model, order), guesses)
         if order is None:
             self._solved.choice = None
-        if self._guesses is not None:
-            self._guesses = self._guesses.group(change.groups)
 
     # -- solving, files, export ---------------------------------------------------------------------------
 
@@ -702,11 +696,11 @@ class Classifier(IncrementalClassifier):
     def _restore(self, learned: Learned) -> None:
         self._seed, model, guesses = learned.seed, self._check_model(learned.model), learned.guesses
         self._temperature, self._standard = learned.temperature, learned.novelty
-        self._commit(model, self._adopted(SolvedCache(model, self.readout, self._fixed_alpha()), learned.solution))
+        solved = self._adopted(SolvedCache(model, self.readout, self._fixed_alpha()), learned.solution)
+        self._commit(model, solved, guesses)
         if guesses is not None:
             sums = [(state.n_features, state.n_targets) for state in (guesses.state, model.state)]
             require(sums[0] == sums[1], "its guesses are of another layer or of other classes")
-            self._guesses = guesses
             self._blend = model, guesses, self._adopted(self._answering, learned.guessed)
 
     def _adopted(self, cache: SolvedCache, found: Solution | None) -> SolvedCache:

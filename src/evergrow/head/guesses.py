@@ -12,8 +12,9 @@ classes, calibration and novelty are those of samples alone.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -60,16 +61,13 @@ class GuessReport:
     used: int = 0
     unknown: int = 0
     repeated: int = 0
-    classes: dict[Any, int] | None = None
+    classes: dict[Any, int] = field(default_factory=dict)
 
     def plus(self, other: GuessReport) -> GuessReport:
         """Return both together."""
-        total = dict(self.classes or {})
-        for label, rows in (other.classes or {}).items():
-            total[label] = total.get(label, 0) + rows
-        ordered = dict(sorted(total.items(), key=lambda entry: -entry[1]))
         used, unknown = self.used + other.used, self.unknown + other.unknown
-        return GuessReport(used, unknown, self.repeated + other.repeated, ordered)
+        classes = dict((Counter(self.classes) + Counter(other.classes)).most_common())
+        return GuessReport(used, unknown, self.repeated + other.repeated, classes)
 
 
 @record("guesses")
@@ -117,8 +115,7 @@ class Guesses:
     def added(self, base: RidgeModel, Z: Tensor, codes: Tensor, weights: Tensor) -> Guesses:
         """Return the guesses with rows Z, of classes ``codes``, that are not among them."""
         state = self.state.accumulate(base._batches(Z, codes, self.state.n_targets, weights))
-        new = row_marks(Z), codes, weights
-        return Guesses(state, *(torch.cat(pair) for pair in zip((self.marks, self.codes, self.weights), new)))
+        return self._joined(state, Guesses(state, row_marks(Z), codes, weights))
 
     def without(self, base: RidgeModel, Z: Tensor) -> Guesses:
         """Return the guesses without those about rows Z, as if these had never been guessed."""
@@ -127,13 +124,13 @@ class Guesses:
         if not len(places):
             return self
         if len(places) == len(self):
-            return replace(self.none(base), state=self.state.empty_like())
+            return self.none(base)
         gone = torch.from_numpy(places).to(self.marks.device)
         taken = Z[torch.from_numpy(first[rows]).to(Z.device)], self.codes[gone], self.state.n_targets
         state = self.state.accumulate(base._batches(*taken, self.weights[gone]), sign=-1)
         kept = torch.ones_like(self.marks, dtype=torch.bool)
         kept[gone] = False
-        return Guesses(state, self.marks[kept], self.codes[kept], self.weights[kept])
+        return self._picked(state, kept)
 
     def group(self, groups: Sequence[Sequence[int]]) -> Guesses:
         """Return the guesses where each class is several old ones together, or none; every old one is in a group."""
@@ -147,8 +144,7 @@ class Guesses:
         places = torch.full((self.state.n_targets,), -1, dtype=torch.int64, device=self.codes.device)
         places[list(columns)] = torch.arange(len(columns), device=places.device)
         codes = places[self.codes]
-        kept = codes >= 0
-        return Guesses(self.as_model(base).keep(columns).state, self.marks[kept], codes[kept], self.weights[kept])
+        return replace(self, codes=codes)._picked(self.as_model(base).keep(columns).state, codes >= 0)
 
     def faded(self, factor: float) -> Guesses:
         """Return the guesses with every weight multiplied by a factor."""
@@ -162,18 +158,29 @@ class Guesses:
         MergeError
             If one side no longer has all guesses of the base, whose sums could then not be told apart.
         """
-        state, theirs = self.state.merge(other.state), torch.ones_like(other.marks, dtype=torch.bool)
-        if base is not None and len(base):
-            for side in (self, other):
-                if not _contains(side, base):
-                    raise MergeError(
-                        "labels came for rows that were guessed before the learners parted, so their guesses cannot be "
-                        "told apart: call forget_unlabelled() on both and on the base, merge, and learn them again"
-                    )
-            state, theirs = state.merge(base.state, -1), ~torch.isin(other.marks, base.marks.to(other.marks.device))
-        device = self.marks.device
-        parts = ((getattr(self, name), getattr(other, name)[theirs].to(device)) for name in _ROWS)
-        return Guesses(state, *(torch.cat(pair) for pair in parts))
+        state = self.state.merge(other.state)
+        if not base:
+            return self._joined(state, other)
+        if not base._rows() <= self._rows() & other._rows():
+            raise MergeError(
+                "labels came for rows that were guessed before the learners parted, so their guesses cannot be "
+                "told apart: call forget_unlabelled() on both and on the base, merge, and learn them again"
+            )
+        new = ~torch.isin(other.marks, base.marks.to(other.marks.device))
+        return self._joined(state.merge(base.state, -1), other._picked(other.state, new))
+
+    def _rows(self) -> set[tuple[Any, ...]]:
+        """Return what is known of each row."""
+        return set(zip(self.marks.tolist(), self.codes.tolist(), self.weights.tolist()))
+
+    def _joined(self, state: RidgeStatistics, other: Guesses) -> Guesses:
+        """Return the rows of both, with the sums of both."""
+        pairs = ((self.marks, other.marks), (self.codes, other.codes), (self.weights, other.weights))
+        return Guesses(state, *(torch.cat([mine, theirs.to(mine.device)]) for mine, theirs in pairs))
+
+    def _picked(self, state: RidgeStatistics, kept: Tensor) -> Guesses:
+        """Return some of the rows, with their sums."""
+        return Guesses(state, self.marks[kept], self.codes[kept], self.weights[kept])
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless a file holds guesses that can be."""
@@ -183,15 +190,6 @@ class Guesses:
         off = abs(self.state.sq_targets - float(self.weights.sum()))
         require(off <= 1e-6 * max(float(self.weights.sum()), 1.0), "the sums of its guesses are of other weights")
         require(len(self) <= self.state.count, "it has more guesses than were added up")
-
-
-_ROWS = ("marks", "codes", "weights")
-
-
-def _contains(side: Guesses, base: Guesses) -> bool:
-    """Return whether every guess of a base is still there, with its class and weight."""
-    held = {mark: rest for mark, *rest in zip(*(getattr(side, name).tolist() for name in _ROWS))}
-    return all(held.get(mark) == rest for mark, *rest in zip(*(getattr(base, name).tolist() for name in _ROWS)))
 
 
 def merged_guesses(
@@ -256,8 +254,7 @@ def guess_rows(head: Classifier, Z: Tensor, threshold: float | None) -> tuple[Gu
             kept = _looks_known(blend, blend.standard, rows, None)
             rows, codes, weights = rows[kept], codes[kept], weights[kept]
         head._guesses = rest.added(model, rows, codes, weights)
-    numbers = zip(head.classes_.tolist(), torch.bincount(codes, minlength=len(counts)).tolist(), strict=True)
-    classes = dict(sorted(((label, n) for label, n in numbers if n), key=lambda entry: -entry[1]))
+    classes = dict(Counter(head.classes_[codes.cpu().numpy()].tolist()).most_common())
     report = GuessReport(len(rows), len(first) - len(rows), len(Z) - len(first), classes)
     return head._guesses or rest, report
 

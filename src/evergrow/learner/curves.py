@@ -67,6 +67,11 @@ class LearningCurve:
         """Whether more samples would hardly help."""
         return self.gain[0] < ENOUGH
 
+    def to_values(self) -> dict[str, Any]:
+        """Return plain values, with ``is_enough``."""
+        parts = {name: part.tolist() if isinstance(part, np.ndarray) else part for name, part in vars(self).items()}
+        return {**parts, "is_enough": self.is_enough}
+
 
 def learning_curve(head: IncrementalClassifier, X: NDArray[Any], labels: NDArray[np.str_], seed: int) -> LearningCurve:
     """Measure the curve of labelled feature vectors.
@@ -81,11 +86,12 @@ def learning_curve(head: IncrementalClassifier, X: NDArray[Any], labels: NDArray
         Of the divisions.
     """
     names, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    if len(names) < 2 or int(np.median(counts)) < _LEAST:
+    k = int(np.median(counts))
+    if len(names) < 2 or k < _LEAST:
         raise InputError(f"a learning curve takes two classes and {_LEAST} samples of most, got {len(names)} classes")
-    most = max(int(np.median(counts)) - int(np.median(counts)) // 3, 2)
+    most = max(k - k // 3, 2)
     sizes = np.array([size for size in _SIZES if size < 0.8 * most] + [most])
-    shares, found = np.zeros((_DRAWS, len(sizes))), np.zeros((len(sizes), len(names), 2))
+    shares, found = np.zeros((_DRAWS, len(sizes))), np.zeros((len(sizes), len(names)))
     for draw in range(_DRAWS):
         order = np.random.default_rng(derive_seed(seed, "learning curve", draw)).permutation(len(codes))
         place = np.empty(len(codes), dtype=np.int64)
@@ -97,19 +103,17 @@ def learning_curve(head: IncrementalClassifier, X: NDArray[Any], labels: NDArray
             rows = np.flatnonzero(~asked & (place < size))
             right = head.spawn().partial_fit(X[rows], labels[rows]).predict(X[asked]) == labels[asked]
             shares[draw, step] = right.mean()
-            found[step, :, 0] += np.bincount(codes[asked], right, minlength=len(names))
-            found[step, :, 1] += np.bincount(codes[asked], minlength=len(names))
-    n, k = int(asked.sum()), int(np.median(counts))
-    accuracy = shares.mean(axis=0)
+            found[step] += np.bincount(codes[asked], right, minlength=len(names))
+    n, accuracy = int(asked.sum()), shares.mean(axis=0)
     gains = _gains(1.0 - accuracy, sizes, n, k, seed)
     low, high = np.quantile(gains, [(1.0 - COVERAGE) / 2, (1.0 + COVERAGE) / 2])
     margin = 1.645 * np.sqrt(np.maximum(accuracy * (1.0 - accuracy), 1.0 / n) / n)
-    recalls = found[:, :, 0] / np.maximum(found[:, :, 1], 1.0)
+    recalls = found / np.maximum(_DRAWS * (counts // 3), 1)
     half = int(np.abs(sizes - sizes[-1] / 2).argmin())
-    by_class = sorted(zip(names.tolist(), recalls[-1] - recalls[half], strict=True), key=lambda entry: -entry[1])
+    by_class = sorted(zip(names.tolist(), (recalls[-1] - recalls[half]).tolist()), key=lambda entry: -entry[1])
     interval = np.stack([accuracy - margin, accuracy + margin], axis=1).clip(0.0, 1.0)
     gain = float(np.median(gains)), float(low), float(high)
-    return LearningCurve(sizes, accuracy, interval, k, gain, {name: float(value) for name, value in by_class})
+    return LearningCurve(sizes, accuracy, interval, k, gain, dict(by_class))
 
 
 def _gains(errors: NDArray[np.float64], sizes: NDArray[np.int64], n: int, k: int, seed: int) -> NDArray[np.float64]:
@@ -136,31 +140,26 @@ def _gains(errors: NDArray[np.float64], sizes: NDArray[np.int64], n: int, k: int
 
 def curve_svg(curve: LearningCurve) -> str:
     """Return the curve as an SVG image: accuracy against samples per class, its interval, and what ten more give."""
-    steps = np.log(np.append(curve.sizes, curve.samples + MORE).astype(np.float64))
-    across = 50.0 + 400.0 * (steps - steps[0]) / max(float(steps[-1] - steps[0]), 1e-9)
-    ends = curve.accuracy[-1] + np.array(curve.gain)
-    low = max(float(min(curve.interval.min(), ends.min())) - 0.02, 0.0)
-
-    def height(value: float) -> float:
-        return 200.0 - 180.0 * (min(float(value), 1.0) - low) / (1.0 - low)
-
-    line = " ".join(f"{x:.1f},{height(y):.1f}" for x, y in zip(across, curve.accuracy))
-    band = [*zip(across, curve.interval[:, 1]), *zip(across[-2::-1], curve.interval[::-1, 0])]
-    area = " ".join(f"{x:.1f},{height(y):.1f}" for x, y in band)
-    marks = "".join(f'<text x="{x:.1f}" y="218" text-anchor="middle">{k}</text>' for x, k in zip(across, curve.sizes))
-    x, middle, bottom, top = across[-1], *(height(value) for value in ends)
+    sizes = np.append(curve.sizes, curve.samples + MORE)
+    last = curve.accuracy[-1] + np.array(curve.gain)
+    values = np.vstack([np.column_stack([curve.accuracy, curve.interval]), last]).clip(0.0, 1.0)
+    low = max(float(values.min()) - 0.02, 0.0)
+    steps = np.log(sizes / sizes[0])
+    across, down = 50.0 + 400.0 * steps / steps[-1], 200.0 - 180.0 * (values - low) / (1.0 - low)
+    points = [f"{x:.1f},{y:.1f}" for x, y in zip(across, down[:, 0])]
+    marks = "".join(
+        f'<line x1="{x:.1f}" y1="{bottom:.1f}" x2="{x:.1f}" y2="{top:.1f}" stroke="#069"/>'
+        f'<text x="{x:.1f}" y="218" text-anchor="middle">{size}</text>'
+        for x, (_, bottom, top), size in zip(across, down, sizes)
+    )
     ticks = "".join(
-        f'<text x="44" y="{height(y) + 4:.1f}" text-anchor="end">{100 * y:.0f} %</text>'
-        for y in np.linspace(low, 1.0, 4)
+        f'<text x="44" y="{y:.0f}" text-anchor="end">{100 * share:.0f} %</text>'
+        for share, y in zip(np.linspace(low, 1.0, 4), (204, 144, 84, 24))
     )
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 520 240" width="520" role="img" '
         'aria-label="learning curve" font-size="11" fill="#444">'
-        f'<polygon points="{area}" fill="#9cf" fill-opacity="0.4"/>'
-        f'<polyline points="{line}" fill="none" stroke="#069" stroke-width="2"/>'
-        f'<line x1="{across[-2]:.1f}" y1="{height(curve.accuracy[-1]):.1f}" x2="{x:.1f}" y2="{middle:.1f}" '
-        'stroke="#069" stroke-dasharray="4 3"/>'
-        f'<line x1="{x:.1f}" y1="{bottom:.1f}" x2="{x:.1f}" y2="{top:.1f}" stroke="#069"/>'
-        f'{ticks}{marks}<text x="{x:.1f}" y="218" text-anchor="middle">{curve.samples + MORE}</text>'
+        f'<polyline points="{" ".join(points[:-1])}" fill="none" stroke="#069" stroke-width="2"/>'
+        f'<polyline points="{" ".join(points[-2:])}" fill="none" stroke="#069" stroke-dasharray="4 3"/>{marks}{ticks}'
         '<text x="250" y="236" text-anchor="middle">samples per class</text></svg>'
     )

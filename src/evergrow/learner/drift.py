@@ -9,7 +9,6 @@ p of cases.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 LEAST = 3
 """Samples below which a class is not tested."""
-
-_NORMAL_MAD = 1.4826
 
 
 @dataclass(frozen=True)
@@ -110,25 +107,24 @@ def find_drift(
         raise InputError(f"no class has {LEAST} of the {len(novelty):,} samples, so that nothing can be tested")
     means = np.bincount(codes, scores) / counts
     spread = float(np.sqrt(np.mean((scores - means[codes])[counts[codes] >= LEAST] ** 2)) or 1.0)
-    noise = spread**2 / counts
-    between = _between(means[tested], noise[tested])
-    wrong: dict[int, float] = {}
+    noise = spread**2 / counts[tested]
+    between = _between(means[tested], noise)
+    p = norm.sf(means[tested] / np.sqrt(between + noise + 1.0 / len(points)))
     if labels is not None:  # the share of wrong answers beyond what their probabilities say
-        excess = np.bincount(codes, probability - (labels == answers)) / counts
-        expected = np.bincount(codes, probability * (1.0 - probability)) / counts**2 + 0.25 / counts**2
-        scale = np.sqrt(_between(excess[tested], expected[tested]) + expected[tested])
-        wrong = dict(zip(tested.tolist(), norm.sf(excess[tested] / scale).tolist(), strict=True))
-    found = []
-    for code in tested.tolist():
-        p = float(norm.sf(means[code] / math.sqrt(between + noise[code] + 1.0 / len(points))))
-        if labels is not None:
-            p = 1.0 - (1.0 - min(p, wrong[code])) ** 2
-        found.append(ClassDrift(str(names[code]), int(counts[code]), float(means[code]), p, p < false_alarm))
+        excess = (np.bincount(codes, probability - (labels == answers)) / counts)[tested]
+        expected = ((np.bincount(codes, probability * (1.0 - probability)) + 0.25) / counts**2)[tested]
+        wrong = norm.sf(excess / np.sqrt(_between(excess, expected) + expected))
+        p = 1.0 - (1.0 - np.minimum(p, wrong)) ** 2
+    found = [
+        ClassDrift(str(names[code]), int(counts[code]), float(means[code]), unlikely, unlikely < false_alarm)
+        for code, unlikely in zip(tested, p.tolist(), strict=True)
+    ]
     untested = int(counts.sum() - counts[tested].sum())
     return Drift(tuple(sorted(found, key=lambda entry: entry.p)), untested, false_alarm)
 
 
 def _between(means: NDArray[np.float64], noise: NDArray[np.float64]) -> float:
     """Return by how much classes differ beyond noise, as a variance; a few that changed do not count."""
-    apart = np.abs(means - np.median(means))
-    return float(max((_NORMAL_MAD * np.median(apart)) ** 2 - np.median(noise), 0.0))
+    from scipy.stats import median_abs_deviation
+
+    return float(max(median_abs_deviation(means, scale="normal") ** 2 - np.median(noise), 0.0))

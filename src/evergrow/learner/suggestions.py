@@ -84,13 +84,12 @@ def suggest(learner: Learner, data: Any, n: int, unknown_share: float, learned: 
     unknown = novelty > known.threshold(FALSE_ALARM) if known.parts else np.zeros(len(margins), dtype=bool)
     # Of unknown samples those in the middle come first: the least strange are often known, the strangest oddities.
     strange = np.abs(novelty[unknown] - np.median(novelty[unknown])) if unknown.any() else novelty[unknown]
-    orders = [np.flatnonzero(~unknown)[margins[~unknown].argsort(kind="stable")]]
-    orders += [np.flatnonzero(unknown)[strange.argsort(kind="stable")]]
-    taken = min(round(n * unknown_share), len(orders[1]))
-    wanted = [n - taken, taken]
+    doubtful = np.flatnonzero(~unknown)[margins[~unknown].argsort(kind="stable")]
+    odd = np.flatnonzero(unknown)[strange.argsort(kind="stable")]
+    taken = min(round(n * unknown_share), len(odd))
     chosen: list[list[int]] = [[], []]
     held = np.zeros((0, 0)) if learned is None else head.whitened(learner.features(learned).X).astype(np.float32)
-    for order, picked, most in zip(orders, chosen, wanted, strict=True):
+    for order, picked, most in ((doubtful, chosen[0], n - taken), (odd, chosen[1], taken)):
         for block in (order[start : start + 256] for start in range(0, len(order), 256)):
             if len(picked) >= most:
                 break
@@ -101,14 +100,10 @@ def suggest(learner: Learner, data: Any, n: int, unknown_share: float, learned: 
                     picked.append(int(block[place]))
                     near = np.maximum(near, white @ white[place])
                     held = np.concatenate([held.reshape(-1, white.shape[1]), white[place : place + 1]])
-    rows = np.array(_interleaved(*chosen), dtype=np.int64)
+    # Those that look unknown are spread evenly among the others.
+    places = np.concatenate([(np.arange(len(part)) + 0.5) / max(len(part), 1) for part in chosen]).argsort()
+    rows = np.array([*chosen[0], *chosen[1]], dtype=np.int64)[places]
     return Suggestions(found.rows[rows], unknown[rows], margins[rows])
-
-
-def _interleaved(many: list[int], few: list[int]) -> list[int]:
-    """Return both lists as one, with the second spread evenly among the first."""
-    places = np.argsort(np.concatenate([(np.arange(len(part)) + 0.5) / max(len(part), 1) for part in (many, few)]))
-    return [[*many, *few][place] for place in places.tolist()]
 
 
 # -- groups -------------------------------------------------------------------------------------------------------
@@ -155,17 +150,13 @@ def _best_metric(learner: Learner, X: NDArray[Any], known: Any) -> tuple[str, fl
     _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     large = np.flatnonzero(counts >= 3)
     large = large[np.cumsum(counts[large]) <= _POOL]  # whole classes: how far rows lie apart depends on their number
-    rows = np.flatnonzero(np.isin(codes, large))
-    if len(np.unique(codes[rows])) < 2:
+    if len(large) < 2:
         return ("whitened" if learner.kind_ == "image" else "plain"), None
-    classes = len(np.unique(codes[rows]))
-    best: tuple[float, str, float | None] = (-1.0, "plain", None)
-    for metric in ("plain", "whitened"):
-        points = _points(head, X[rows], metric)
-        share = matched_share(codes[rows], _clustered(points, classes)[0])
-        if share > best[0]:
-            best = share, metric, _limit(points, classes)
-    return best[1], best[2]
+    rows = np.flatnonzero(np.isin(codes, large))
+    spaces = {metric: _points(head, X[rows], metric) for metric in ("plain", "whitened")}
+    shares = {name: matched_share(codes[rows], _clustered(points, len(large))[0]) for name, points in spaces.items()}
+    best = max(shares, key=lambda name: shares[name])
+    return best, _limit(spaces[best], len(large))
 
 
 def _tree(points: NDArray[np.float32]) -> NDArray[np.float64]:

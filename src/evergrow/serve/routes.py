@@ -255,8 +255,7 @@ async def learning_curve(
     """Measure accuracy against samples per class, and foretell what ten more of each class would give."""
     labels = body.labels()
     found = await computed(service, model, body, lambda learner, rows: learner.learning_curve(rows, labels))
-    told = {name: getattr(found, name).tolist() for name in ("sizes", "accuracy", "interval")}
-    return schemas.CurveRecord(**told, samples=found.samples, gain=found.gain, classes=found.classes)
+    return schemas.CurveRecord(**found.to_values())
 
 
 @models.post(

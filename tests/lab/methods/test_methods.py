@@ -48,7 +48,7 @@ def test_options_come_from_the_signature() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
-        ("test-fak", {}, "got 'test-fak'; nearest: 'test-fake'"),
+        ("test-fak", {}, "There is no method 'test-fak'; nearest: 'test-fake'"),
         ("test-fake", {"n_unit": 3}, "got 'n_unit'; nearest: 'n_units'"),
         ("test-demanding", {}, "must be given width"),
     ],
