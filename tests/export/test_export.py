@@ -137,7 +137,7 @@ def many_classes(n_classes: int, rows: int, width: int = 12) -> tuple[np.ndarray
 def test_shapes_of_classes_are_in_the_graph(n_classes: int, opset: int, tmp_path: Path) -> None:
     X, y, rest = many_classes(n_classes, 20)
     head = Classifier(n_units=40, random_state=0, normalize="none").fit(X, y)
-    plain = map_scores(dataclasses.replace(head.linear_map(), shape=None), torch.from_numpy(rest).double()).numpy()
+    plain = map_scores(dataclasses.replace(head.linear_map(), shapes=None), torch.from_numpy(rest).double()).numpy()
     ours = head.class_scores(rest)
     assert np.abs(ours - plain).max() > 1.0
     report = export_onnx(None, head, tmp_path / "m.onnx", opset=opset)

@@ -76,13 +76,4 @@ def map_scores(found: LayerMap, Z: Tensor) -> Tensor:
         total = total + found.units.transform(Z) @ found.readout
     if found.linear is not None:
         total = total + Z @ found.linear
-    shape = found.shape
-    if shape is None:
-        return total
-    P = Z @ shape.directions.to(Z) + shape.shift.to(Z)
-    outer = (P[:, :, None] * P[:, None, :]).flatten(1)
-    terms = outer @ shape.quadratic.to(Z) + P @ shape.linear.to(Z) + shape.constant.to(Z)
-    likeliest = total.topk(shape.likeliest, dim=1).indices
-    own = torch.maximum(terms, shape.floor.to(Z)).gather(1, likeliest)
-    lowest = own.min(dim=1, keepdim=True).values.clamp_max(0.0)
-    return total + lowest.expand_as(total).scatter(1, likeliest, own)
+    return total if found.shapes is None else found.shapes.add(found.shapes.shapes.rows(Z), total)

@@ -14,8 +14,9 @@ from evergrow import Classifier
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.head import readout as solved
 from evergrow.head.linalg.scatter import SolvedScatter
-from evergrow.head.novelty import TEMPERATURES, best_temperature
+from evergrow.head.novelty import TEMPERATURES
 from evergrow.head.readout import mean_log_losses
+from evergrow.learner.calibration import best_temperature
 
 Data = tuple[np.ndarray, np.ndarray]
 

@@ -14,7 +14,7 @@ from evergrow import Learner
 from evergrow.core.errors import FewSamplesWarning
 from evergrow.head.novelty import TEMPERATURES
 from evergrow.learner.calibration import ENOUGH, Scores, assign_folds
-from evergrow.learner.novelty_pool import term_units
+from evergrow.learner.novelty_pool import from_units, term_units
 
 
 def test_folds_leave_something_of_every_class() -> None:
@@ -48,7 +48,7 @@ def test_every_sample_of_a_small_batch_is_scored_as_if_it_had_not_been_learned()
     head, calibration = learner.head_, learner._state().calibration
     folds = assign_folds(np.searchsorted(head.classes_, y[:300].astype(str)), head.class_counts_, seed=0)
     found = head.fold_outs(X[:300], y[:300].astype(str), folds)
-    standard = calibration.pool().standard().from_units(term_units(head.expected_terms()))
+    standard = from_units(calibration.pool().standard(), term_units(head.expected_terms()))
     np.testing.assert_allclose(calibration.parts[0].points, Scores.of(standard.score(found.terms), 300).points)
     ratios = []
     for seed in range(6):  # of one draw of units and rows the ratio varies by 0.3

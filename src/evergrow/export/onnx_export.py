@@ -35,7 +35,8 @@ from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.layers import ACTIVATIONS, FeatureMap
 from evergrow.head.layers.feature_map import DenseMap
 from evergrow.head.layers.fourier import FourierMap
-from evergrow.head.ridge_model import LayerMap, ShapeMap
+from evergrow.head.linalg.class_shapes import LIKELIEST, ShapeScores
+from evergrow.head.ridge_model import LayerMap
 
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
@@ -472,7 +473,7 @@ def add_scores(graph: GraphBuilder, found: LayerMap, features: str) -> str:
     scores = parts.pop()
     while parts:
         scores = graph.node("Add", scores, parts.pop())
-    return scores if found.shape is None else _add_shape(graph, found.shape, features, scores)
+    return scores if found.shapes is None else _add_shapes(graph, found.shapes, features, scores)
 
 
 def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
@@ -504,22 +505,30 @@ def _add_units(graph: GraphBuilder, units: FeatureMap, features: str) -> str:
     return _add_activation(graph, "cos", graph.node("Add", pre, graph.constant(phases)))
 
 
-def _add_shape(graph: GraphBuilder, shape: ShapeMap, features: str, scores: str) -> str:
-    """Add the terms of class shapes to linear scores; see :class:`~evergrow.head.ridge_model.ShapeMap`."""
-    k = shape.directions.shape[1]
-    inside = graph.node("MatMul", features, graph.constant(shape.directions))
-    inside = graph.node("Add", inside, graph.constant(shape.shift))
+def _add_shapes(graph: GraphBuilder, shapes: ShapeScores, features: str, scores: str) -> str:
+    """Add what the shapes of classes add to linear scores: a quadratic in a few directions.
+
+    With ``p = (z - centre) R`` the term of class c is ``max(vec(p p^T) . Q_c + p . L_c + k_c, f_c)``. It is added to
+    the scores of the likeliest classes of a row; the others get the smallest term among these, or 0 if that is larger.
+    """
+    sums, means = shapes.shapes, shapes.means
+    pairs = shapes.quadratics(range(len(means)))
+    matrices = torch.stack([matrix for matrix, _ in pairs])
+    inner = torch.einsum("cij,cj->ci", matrices, means)
+    constant = torch.einsum("ci,ci->c", inner, means) + means.new_tensor([value for _, value in pairs])
+    inside = graph.node("MatMul", features, graph.constant(sums.basis))
+    inside = graph.node("Sub", inside, graph.constant(sums.centre @ sums.basis))
     # p p^T is symmetric: products of two entries are made once, and stand for both of their places.
-    rows, columns = torch.triu_indices(k, k)
-    twice = torch.where(rows == columns, 1.0, 2.0).to(shape.quadratic)
+    rows, columns = torch.triu_indices(means.shape[1], means.shape[1])
+    twice = torch.where(rows == columns, 1.0, 2.0).to(matrices)
     first, second = (graph.node("Gather", inside, graph.array(part.numpy()), axis=1) for part in (rows, columns))
-    quadratic = graph.constant(shape.quadratic[rows * k + columns] * twice[:, None])
+    quadratic = graph.constant((matrices[:, rows, columns] * twice).T)
     terms = graph.node("MatMul", graph.node("Mul", first, second), quadratic)
-    terms = graph.node("Add", terms, graph.node("MatMul", inside, graph.constant(shape.linear)))
-    terms = graph.node("Add", terms, graph.constant(shape.constant))
-    terms = graph.node("Max", terms, graph.constant(shape.floor))
+    terms = graph.node("Add", terms, graph.node("MatMul", inside, graph.constant(-2.0 * inner.T)))
+    terms = graph.node("Add", terms, graph.constant(constant))
+    terms = graph.node("Max", terms, graph.constant(shapes.floors))
     # TopK finds the smallest too: ReduceMin takes its axes in another way from operator set 18 on.
-    _, likeliest = graph.top(scores, shape.likeliest)
+    _, likeliest = graph.top(scores, min(LIKELIEST, len(means)))
     own = graph.node("GatherElements", terms, likeliest, axis=1)
     lowest = graph.node("Min", graph.top(own, 1, largest=False)[0], graph.number(0.0))
     others = graph.node("Expand", lowest, graph.node("Shape", scores))

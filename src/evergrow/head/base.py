@@ -84,8 +84,6 @@ HEADS = Heads("method", plugins=True)
 EASY_ORDER = 1200
 """Systems of up to this order are solved in about a second, which an update can afford."""
 
-COMPUTE_DTYPE = torch.float64
-
 
 class Lacking:
     """Stands for a method that a head has not: asking for it is an error, so that ``hasattr`` says no.
@@ -375,7 +373,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         if isinstance(X, torch.Tensor):
             if X.is_complex():
                 raise InputError(f"X must be real, got {X.dtype}: Complex data not supported")
-            Z = X.detach().to(device, COMPUTE_DTYPE)
+            Z = X.detach().to(device, torch.float64)
             check_matrix("X", Z, columns=None if reset else self.n_features_in_)
             if min(Z.shape) < 1:
                 raise InputError(f"X must have at least one row and one column, got shape {tuple(Z.shape)}")

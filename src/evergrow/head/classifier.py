@@ -43,7 +43,7 @@ from evergrow.head.linalg.class_shapes import ClassShapes
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.novelty import NoveltyStandard
 from evergrow.head.readout import READOUTS, Choice, FoldOuts, SolvedCache
-from evergrow.head.ridge_model import LayerMap, RidgeModel, ShapeMap, layer_map
+from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
 
 GCV_FLOOR = 1e-6
 """Smallest ridge that is ever chosen, relative to the energy of a row: what compact statistics must stay exact for."""
@@ -482,11 +482,11 @@ class Classifier(IncrementalClassifier):
         --------
         >>> from sklearn.datasets import load_digits
         >>> from evergrow import Classifier
-        >>> from evergrow.head.novelty import best_temperature
+        >>> from evergrow.head.novelty import TEMPERATURES
         >>> X, y = load_digits(return_X_y=True)
         >>> model = Classifier(n_units=100, random_state=0).fit(X[:900], y[:900])
         >>> found = model.fold_outs(X[:90], y[:90])
-        >>> model.calibrate(temperature=best_temperature(found.log_losses)).temperature_ > 1.0
+        >>> model.calibrate(temperature=TEMPERATURES[found.log_losses.argmin()]).temperature_ > 1.0
         True
         """
         self._require_started()
@@ -721,11 +721,9 @@ class Classifier(IncrementalClassifier):
     def linear_map(self) -> LayerMap:
         """Return what the head computes as plain matrices, on the CPU."""
         self._require_fitted()
-        model, solved = self._model, self._answering.readout()
-        found, shapes, scores = layer_map(model, solved.weights, solved.offset), model.shapes, self._answering.shapes
-        if shapes is None or scores is None or not scores.has_terms:
-            return found
-        return dataclasses.replace(found, shape=ShapeMap.of(shapes, scores))
+        solved, shapes = self._answering.readout(), self._answering.shapes
+        found = layer_map(self._model, solved.weights, solved.offset)
+        return found if shapes is None or not shapes.has_terms else dataclasses.replace(found, shapes=shapes)
 
     # -- looking inside -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""An open set of labels, and heads as files hold them.
+"""An open set of labels, and what files hold of them.
 
 Labels are of any one kind (integers, strings, ...), grow and shrink, and are always sorted. What needs the names of
 classes alone is done without torch, which takes a second to import.
@@ -6,26 +6,22 @@ classes alone is done without torch, which takes a second to import.
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from evergrow.core.archive import Archive
 from evergrow.core.errors import InputError, LabelError
-from evergrow.core.record import Between, read_fields, require, to_values
+from evergrow.core.record import Between, require
 from evergrow.core.registry import nearest
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from evergrow.head.base import IncrementalClassifier
 
 _KINDS = {"b": "booleans", "i": "integers", "u": "integers", "f": "numbers", "U": "strings", "S": "bytes"}
 
@@ -344,71 +340,3 @@ class SavedHead:
         """Raise :class:`FileFormatError` where the names are not those of the features."""
         named = self.feature_names is None or len(self.feature_names) == self.n_features
         require(named, "it has another number of features than names for them")
-
-
-class StoredHead(NamedClasses):
-    """A head that is still in its archive: classes can get other names, and all else waits for :meth:`load`.
-
-    Parameters
-    ----------
-    method : str
-        Name of the head.
-    archive : Archive
-        What :meth:`~evergrow.head.base.IncrementalClassifier.to_archive` gave.
-    name : str
-        What messages call it.
-
-    Examples
-    --------
-    >>> from evergrow import Classifier
-    >>> from evergrow.head.labels import StoredHead
-    >>> head = Classifier(n_units=5, random_state=0).fit([[1.0], [2.0], [3.0]], ["east", "north", "west"])
-    >>> stored = StoredHead("evergrow", head.to_archive()).merge_classes(["east", "west"], "level")
-    >>> stored.classes_.tolist(), stored.load().classes_.tolist()
-    (['level', 'north'], ['level', 'north'])
-    """
-
-    def __init__(self, method: str, archive: Archive, *, name: str = "the archive") -> None:
-        saved = read_fields(SavedHead, archive, name=name)
-        self.method, self.name, self._archive = method, name, archive
-        self._columns = saved.labels.table()
-        self.classes_, self.n_features_in_ = np.unique(self._columns), saved.n_features
-
-    def _require_fitted(self) -> None:
-        """Take it as it is: without a class there is none to be named."""
-
-    def _change_classes(self, change: ClassChange) -> Self:
-        names = {
-            self.classes_[place]: label
-            for label, group in zip(change.classes.tolist(), change.groups, strict=True)
-            for place in group
-        }
-        columns = [names[label] for label in self._columns]
-        self._columns, self.classes_ = np.array(columns, dtype=change.classes.dtype), change.classes
-        return self
-
-    def branch(self) -> Self:
-        """Return a copy that gets names of its own."""
-        return copy.copy(self)
-
-    def settle(self, *, cheap_only: bool = False) -> Self:
-        """Return itself: what answers need is worked out once it is loaded."""
-        return self
-
-    def to_archive(self) -> Archive:
-        """Return what a file holds: the columns as they are, under the names of now."""
-        labels = to_values(StoredLabels.of(self._columns))
-        return replace(self._archive, meta={**self._archive.meta, "labels": labels})
-
-    def load(self, device: str | torch.device | None = None) -> IncrementalClassifier:
-        """Return the head itself, with classes of one name as one.
-
-        Parameters
-        ----------
-        device : str or torch.device, optional
-            Where to put it; by default where its settings say.
-        """
-        from evergrow.head.base import HEADS
-
-        require(self.method in HEADS, f"its method {self.method!r} is unknown here")
-        return HEADS[self.method].from_archive(self.to_archive(), device, name=self.name)

@@ -30,14 +30,12 @@ a fixed grid of temperatures is a mean over rows, so it can be pooled over batch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evergrow.core.errors import InputError
 from evergrow.core.record import Between, record, require
 
 TERMS = ("relative-mahalanobis", "whitened-cosine", "span-cosine", "span-distance", "rest")
@@ -114,11 +112,6 @@ class NoveltyStandard:
         # What is too large for arithmetic is as unknown as can be.
         return np.asarray(np.where(np.isfinite(scores), scores, np.finfo(np.float64).max))
 
-    def from_units(self, units: NDArray[np.float64]) -> NoveltyStandard:
-        """Return the same score of terms as they come, where this one is of terms with this origin and unit (2, 6)."""
-        mean, scale = units[0] + units[1] * np.asarray(self.mean), units[1, :N_TERMS] * np.asarray(self.scale)
-        return replace(self, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))
-
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless a file holds numbers of all terms."""
         lengths = (len(self.weights), len(self.mean), len(self.scale))
@@ -143,40 +136,3 @@ STEPS_PER_OCTAVE = 4
 
 TEMPERATURES: tuple[float, ...] = tuple(float(2.0 ** (step / STEPS_PER_OCTAVE)) for step in range(-8, 49))
 """The grid, from 1/4 to 4,096."""
-
-GUESS_LOSS = 0.05
-"""Loss, in nats a batch, of a temperature that is off the guess by a factor of e. It decides only where the rows do
-not: on rows that are all recognised without doubt the log loss has no minimum."""
-
-
-def guess_losses(guess: float) -> NDArray[np.float64]:
-    """Return the loss of a batch at every temperature of the grid for being off a guess."""
-    return np.asarray(GUESS_LOSS * np.log(np.array(TEMPERATURES) / guess) ** 2)
-
-
-def best_temperature(losses: Sequence[float] | NDArray[np.float64]) -> float:
-    """Return the temperature with the smallest loss, between the points of the grid by a parabola.
-
-    Parameters
-    ----------
-    losses : sequence of 57 floats
-        Loss at every temperature of the grid.
-
-    Examples
-    --------
-    >>> from evergrow.head.novelty import TEMPERATURES, best_temperature
-    >>> import math
-    >>> round(best_temperature([math.log(T / 3.0) ** 2 for T in TEMPERATURES]), 6)
-    3.0
-    """
-    values = np.asarray(losses, dtype=np.float64)
-    if values.shape != (len(TEMPERATURES),):
-        raise InputError(f"losses must be {len(TEMPERATURES)} numbers, got shape {values.shape}")
-    place = int(values.argmin())
-    if 0 < place < len(values) - 1:
-        before, here, after = values[place - 1 : place + 2]
-        curvature = float(before - 2.0 * here + after)
-        if curvature > 0.0:
-            step = 0.5 * float(before - after) / curvature
-            return TEMPERATURES[place] * float(2.0 ** (step / STEPS_PER_OCTAVE))
-    return TEMPERATURES[place]

@@ -29,7 +29,7 @@ from evergrow.head.layers.feature_map import check_weights
 from evergrow.head.linalg.class_shapes import ShapeScores
 from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky
 from evergrow.head.linalg.ridge_choice import choose_by_gcv, choose_ridge
-from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter, mean_spread
+from evergrow.head.linalg.scatter import MAX_CORRECTIONS, ClassGeometry, SolvedScatter, mean_spread
 from evergrow.head.linalg.statistics import Readout, RidgeStatistics
 from evergrow.head.novelty import TEMPERATURES, NoveltyStandard
 from evergrow.head.ridge_model import RidgeModel, row_energy
@@ -195,7 +195,7 @@ class NoveltyTerms:
     --------
     >>> import torch
     >>> from evergrow.head.readout import NoveltyTerms
-    >>> from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter, mean_spread
+    >>> from evergrow.head.linalg.scatter import MAX_CORRECTIONS, ClassGeometry, SolvedScatter, mean_spread
     >>> from evergrow.head.linalg.statistics import RidgeStatistics
     >>> H = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> codes = torch.arange(60) % 3
@@ -470,7 +470,7 @@ class SolvedCache:
         scatter = None
         if self.known_scatter is not None and self.choice is not None and model.state.basis is None:
             before, stats = self.known_scatter
-            if stats.basis is None and before.can_follow(len(codes)):
+            if stats.basis is None and len(before.signs) + len(codes) <= MAX_CORRECTIONS:
                 H = weighted_rows(model, self.choice.weights, Z)
                 old = before if columns is None else before.select(columns)
                 scatter = old.follow(H, codes, weights, -1 if columns is None else 1)
@@ -515,20 +515,18 @@ class SolvedCache:
         """Return what was chosen, the class means solved at it, and the statistics with their coordinates."""
         geometry, denoised = None, self.kind == "denoised"
         # Ridge regression has a ridge of its own; that of the scatter, for novelty, is always chosen.
-        fixed, last = self.fixed if denoised else None, self.choice
-        if last is None or not last.holds(self.model.rows) or fixed not in (None, last.alpha):
+        fixed, choice = self.fixed if denoised else None, self.choice
+        if choice is None or not choice.holds(self.model.rows) or fixed not in (None, choice.alpha):
             weights = choose_weights(self.model) if denoised else ()
             geometry = ClassGeometry.of(weighted_statistics(self.model, weights), self.model.masses)
-            self.choice = self._choose(geometry, fixed, None if last is None else last.step, weights)
+            choice = self.choice = self._choose(geometry, fixed, None if choice is None else choice.step, weights)
             self.known_scatter, self.is_fresh = None, True
-        if self.choice is None:
-            raise RuntimeError("a choice was made above")
         if self.known_scatter is None:
             if geometry is None:
-                geometry = ClassGeometry.of(weighted_statistics(self.model, self.choice.weights), self.model.masses)
+                geometry = ClassGeometry.of(weighted_statistics(self.model, choice.weights), self.model.masses)
             stats = geometry.stats if geometry.stats.basis is not None else self.model.state  # one Gram matrix is held
-            self.known_scatter = SolvedScatter.of(geometry, self.choice.alpha), stats
-        return self.choice, *self.known_scatter
+            self.known_scatter = SolvedScatter.of(geometry, choice.alpha), stats
+        return choice, *self.known_scatter
 
     def _choose(
         self, geometry: ClassGeometry, alpha: float | None, start: int | None, weights: tuple[float, ...]

@@ -18,7 +18,7 @@ from torch import Tensor
 from evergrow.core.errors import MergeError, NumericalError, UnlearnError
 from evergrow.core.record import Spec, record, require
 from evergrow.head.layers.feature_map import FeatureBlocks, FeatureMap, normalize
-from evergrow.head.linalg.class_shapes import LIKELIEST, ClassShapes, ShapeScores, counts_or_one
+from evergrow.head.linalg.class_shapes import ClassShapes, ShapeScores, counts_or_one
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.ridge_choice import alpha_grid
 from evergrow.head.linalg.scatter import ClassGeometry
@@ -323,58 +323,6 @@ def _fingerprint(Z: Tensor, codes: Tensor) -> str:
 
 
 @dataclass(frozen=True)
-class ShapeMap:
-    """What the shapes of classes add to linear scores: a quadratic in a few directions.
-
-    With ``p = z R + r`` the term of class c is ``max(vec(p p^T) . Q_c + p . L_c + k_c, f_c)``. It is added to the
-    scores of the likeliest classes of a row; the others get the smallest term among these, or 0 if that is larger.
-
-    Parameters
-    ----------
-    directions : Tensor of shape (d, k)
-        R.
-    shift : Tensor of shape (k,)
-        r.
-    quadratic : Tensor of shape (k k, C)
-        Q.
-    linear : Tensor of shape (k, C)
-        L.
-    constant : Tensor of shape (C,)
-        The k_c.
-    floor : Tensor of shape (C,)
-        The f_c.
-    likeliest : int
-        How many classes of a row are looked at.
-    """
-
-    directions: Tensor
-    shift: Tensor
-    quadratic: Tensor
-    linear: Tensor
-    constant: Tensor
-    floor: Tensor
-    likeliest: int
-
-    @classmethod
-    def of(cls, shapes: ClassShapes, scores: ShapeScores) -> ShapeMap:
-        """Return the map of class shapes, on the CPU."""
-        classes = len(scores.counts)
-        pairs, means = scores.quadratics(range(classes)), scores.means
-        matrices = torch.stack([matrix for matrix, _ in pairs])
-        inner = torch.einsum("cij,cj->ci", matrices, means)
-        constant = torch.einsum("ci,ci->c", inner, means) + means.new_tensor([value for _, value in pairs])
-        return cls(
-            shapes.basis.cpu(),
-            -(shapes.centre @ shapes.basis).cpu(),
-            matrices.reshape(classes, -1).T.contiguous().cpu(),
-            (-2.0 * inner).T.contiguous().cpu(),
-            constant.cpu(),
-            scores.floors.cpu(),
-            min(LIKELIEST, classes),
-        )
-
-
-@dataclass(frozen=True)
 class LayerMap:
     """Scores ``units(z) A + z B + c`` of normalised features z, with the terms of class shapes if there are any.
 
@@ -394,7 +342,7 @@ class LayerMap:
         c.
     dtype : torch.dtype
         In which the head computes.
-    shape : ShapeMap or None
+    shapes : ShapeScores or None
         What the shapes of classes add.
     blocks : FeatureBlocks or None
         What blocks of columns are multiplied by once they are normalised, before everything else.
@@ -413,7 +361,7 @@ class LayerMap:
     linear: Tensor | None
     constant: Tensor
     dtype: torch.dtype = torch.float64
-    shape: ShapeMap | None = None
+    shapes: ShapeScores | None = None
     blocks: FeatureBlocks | None = None
 
 

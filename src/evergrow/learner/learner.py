@@ -22,7 +22,7 @@ from evergrow.core.validation import check_choice, check_keys
 from evergrow.data import intake
 from evergrow.data.items import Samples, concat_items
 from evergrow.features.base import check_recipe
-from evergrow.head.labels import BUILT_IN, StoredHead
+from evergrow.head.labels import BUILT_IN
 from evergrow.learner import edits, unlabelled
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
@@ -41,6 +41,7 @@ from evergrow.learner.snapshot import (
     with_head,
     with_widths,
 )
+from evergrow.learner.stored_head import StoredHead
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ rows, less what the count of the nearest class explains, and far things get more
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -236,3 +236,9 @@ def _least_eigenvalue(matrix: NDArray[np.float64]) -> float:
     if not np.isfinite(matrix).all() or not np.allclose(matrix, matrix.T, rtol=1e-9, atol=1e-9 * np.abs(matrix).max()):
         return -np.inf
     return float(np.linalg.eigvalsh(matrix)[0])
+
+
+def from_units(standard: NoveltyStandard, units: NDArray[np.float64]) -> NoveltyStandard:
+    """Return the same score of terms as they come, where the given one is of terms in units of :func:`term_units`."""
+    mean, scale = units[0] + units[1] * np.asarray(standard.mean), units[1, :N_TERMS] * np.asarray(standard.scale)
+    return replace(standard, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))

@@ -25,9 +25,9 @@ from evergrow.core.record import NOTHING, UNKNOWN, Between, Extra, from_archive,
 from evergrow.core.validation import check_keys, resolve_device
 from evergrow.core.version import __version__
 from evergrow.features.base import BackboneSpec
-from evergrow.head.labels import StoredHead
 from evergrow.learner.calibration import FALSE_ALARM, Calibration
 from evergrow.learner.labels import can_read
+from evergrow.learner.stored_head import StoredHead
 
 if TYPE_CHECKING:
     import torch

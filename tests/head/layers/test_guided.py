@@ -100,7 +100,7 @@ def test_the_schedule_never_goes_back(task):
 def test_fixed_width_is_filled(task):
     layer = grow(task, n_units=200, max_units=200, tol=0.3)
     assert layer.n_units == 200
-    assert layer.n_guided < 200
+    assert layer.construction.n_guided < 200
     assert layer.status == "converged"
 
 

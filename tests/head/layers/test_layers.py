@@ -12,6 +12,7 @@ from evergrow.head.layers import FeatureMap, FourierLayer, GuidedLayer
 from evergrow.head.layers.feature_map import layer_from_plain, normalize, resolve_normalization
 from evergrow.head.layers.fourier import FourierMap
 from evergrow.lab.layers import GaussianLayer, SCSMLayer, UniformLayer
+from evergrow.lab.layers.gaussian import input_weights
 
 LAYERS = {
     "fourier": FourierLayer(n_units=20, direct_link=False),
@@ -91,7 +92,7 @@ def test_fourier_units_are_three_turns_of_signs_and_hadamard_matrices(features, 
     for matrix in turned:
         assert np.allclose(matrix.T @ matrix, np.eye(order))
     weights = 0.6**0.5 * order**0.5 * np.concatenate(turned, axis=1)[:features, :units]
-    assert np.allclose(layer.input_weights().numpy(), weights)
+    assert np.allclose(input_weights(layer).numpy(), weights)
     assert np.allclose(layer.transform(Z).numpy(), (2 / units) ** 0.5 * np.cos(Z.numpy() @ weights + phases))
 
 

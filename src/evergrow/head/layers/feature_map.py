@@ -257,10 +257,6 @@ class FeatureMap(ABC):
     def hidden(self, Z: Tensor) -> Tensor:
         """Return the activations (n, L) of the units, in the floating type of ``Z``."""
 
-    @abstractmethod
-    def input_weights(self) -> Tensor:
-        """Return the weights (d, L) of the units."""
-
     @property
     def n_outputs(self) -> int:
         """Width of the rows."""
@@ -272,20 +268,9 @@ class FeatureMap(ABC):
         return "drawn" if self.construction is None else self.construction.status
 
     @property
-    def n_guided(self) -> int:
-        """Units that were selected."""
-        return 0 if self.construction is None else self.construction.n_guided
-
-    @property
     def log(self) -> tuple[BlockRecord, ...]:
         """One entry per block that the construction accepted."""
         return () if self.construction is None else self.construction.log
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors of the map are."""
-        tensors = (value for value in vars(self).values() if isinstance(value, Tensor))
-        return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
     def link_columns(self) -> slice | None:
         """Return which columns of the rows are the features themselves, up to centre and scale."""
@@ -363,7 +348,8 @@ class DenseMap(FeatureMap):
         require({self.weights.dtype, self.bias.dtype} <= set(floating), "units are not floating-point numbers")
         require(self.n_features_in > 0, "units have no inputs")
         require(self.n_outputs > 0, "it has no outputs")
-        require(self.n_guided <= self.n_units, "more units were selected than there are")
+        guided = 0 if self.construction is None else self.construction.n_guided
+        require(guided <= self.n_units, "more units were selected than there are")
 
     @property
     def n_features_in(self) -> int:
@@ -379,10 +365,6 @@ class DenseMap(FeatureMap):
         """Return the activations (n, L) of the units, in the floating type of ``Z``."""
         H = ACTIVATIONS[self.activation](torch.addmm(self.bias.to(Z), Z, self.weights.to(Z)))
         return H if self.gain == 1.0 else H.mul_(self.gain)
-
-    def input_weights(self) -> Tensor:
-        """Return the weights (d, L) of the units."""
-        return self.weights
 
 
 def link_only(Z: Tensor) -> FeatureMap:

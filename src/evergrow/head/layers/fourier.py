@@ -111,11 +111,6 @@ class FourierMap(FeatureMap):
             H.cos_().mul_(self.gain)
         return out
 
-    def input_weights(self) -> Tensor:
-        """Return the weights (d, L) that the units stand for."""
-        turned = self._turned(torch.eye(self.features, dtype=torch.float64))
-        return torch.cat([part.T * (self.bandwidth / self.order) for _, part in turned], dim=1)
-
     def _turned(self, Z: Tensor, together: int = 1) -> Iterator[tuple[slice, Tensor]]:
         """Yield units of some blocks after the other, and rows turned three times, (units, n); the next overwrite them.
 

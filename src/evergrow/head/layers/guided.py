@@ -59,9 +59,6 @@ NAMED_SCALES = ("paper", "auto")
 
 Scales = str | Sequence[float]
 
-UNITS_PER_DRAW = 256
-"""Units of a layer that are drawn at once: a wider layer begins with the units of a narrower one."""
-
 CONSTRUCTION_ALPHA = 0.01
 """The paper's ridge, used to grow the layer where none is given."""
 
@@ -183,7 +180,7 @@ class _Search:
         self.units: list[tuple[Tensor, Tensor]] = []
         self.log: list[BlockRecord] = []
         self.width = self.round = self.step = 0
-        self.energy = residual.sq_norm
+        self.energy = float(residual.sq_norms.sum())
 
     @property
     def rmse(self) -> float:
@@ -240,7 +237,9 @@ class _Search:
         exact, theorem, self.energy = torch.stack(
             [candidates.drop_exact[index].sum(), candidates.drop_theorem[index].sum(), residual.sq_norms.sum()]
         ).tolist()
-        scale, seconds = self.sampler.step_scale(self.step), time.perf_counter() - started
+        sampler, seconds = self.sampler, time.perf_counter() - started
+        # Where a scale is drawn for every unit the log has the middle of the range.
+        scale = float(sampler.scales.log().mean().exp() if sampler.auto else sampler.scales[self.step])
         self.log.append(BlockRecord(self.width, self.rmse, scale, exact, theorem, exact - theorem, tried, seconds))
 
 
@@ -300,11 +299,6 @@ class Residual:
         self.E, self.sq_norms = Y.clone(), Y.square().sum(dim=0)
         self._matrix = torch.eye(len(Z), dtype=Z.dtype, device=Z.device) if form == "dense" else None
         self._factor, self._rank = Z.new_zeros(len(Z), 0), 0
-
-    @property
-    def sq_norm(self) -> float:
-        """Squared Frobenius norm of the residual."""
-        return float(self.sq_norms.sum())
 
     def project(self, H: Tensor) -> Tensor:
         """Return ``M H`` for H of shape (N, m)."""
@@ -460,7 +454,3 @@ class UnitSampler:
 
     def _stream(self, round_: int, what: str) -> torch.Generator:
         return generator(self.seed, self.purpose, round_, what)
-
-    def step_scale(self, step: int) -> float:
-        """Return the scale of a step, for the log; with ``"auto"`` the middle of the range."""
-        return float(self.scales.log().mean().exp()) if self.auto else float(self.scales[step])

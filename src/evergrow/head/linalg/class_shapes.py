@@ -192,9 +192,7 @@ class ClassShapes:
         k, made = self.directions, dict(enumerate(contents))
         few = {code: part for code, part in made.items() if isinstance(part, list) and _has_few_rows(part, k)}
         for codes, rows, weights in _batches(few):
-            factors, least = _factored(rows, weights)
-            if bool((least < -1e-6).any()):
-                raise NumericalError(_NO_SAMPLES)
+            factors = _factored(rows, weights)
             ranks = factors.any(dim=2).sum(dim=1).tolist()
             made.update((code, factor[:rank]) for code, factor, rank in zip(codes, factors, ranks, strict=True))
         ranks = [len(part) if isinstance(part, Tensor) and part.dim() == 2 else k for part in made.values()]
@@ -234,13 +232,6 @@ class ClassShapes:
         scaled = self.sums / counts_or_one(counts.to(self.sums)).sqrt()[:, None]
         return self.whole - scaled.T @ scaled
 
-    def _diagonals(self, classes: Sequence[int]) -> Tensor:
-        """Return the sums of squares of some classes in every direction, (c, k)."""
-        upper = _upper(self.directions, self.sums.device)
-        diagonal, parts = upper[0] == upper[1], (self._parts[code] for code in classes)
-        found = [part.square().sum(dim=0) if part.dim() == 2 else part[diagonal] for part in parts]
-        return torch.stack(found) if found else self.sums.new_zeros(0, self.directions)
-
     # -- files --------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
@@ -256,12 +247,14 @@ class ClassShapes:
 
     def is_plausible(self, counts: Tensor) -> bool:
         """Return whether samples with these sums can exist: no class has less than no spread in any direction."""
-        squares = self._diagonals(range(len(self.sums)))
+        upper = _upper(self.directions, self.sums.device)
+        diagonal = upper[0] == upper[1]
+        found = [part.square().sum(dim=0) if part.dim() == 2 else part[diagonal] for part in self._parts]
+        squares = torch.stack(found) if found else torch.zeros_like(self.sums)  # by class and direction
         spread = squares - self.sums.square() / counts_or_one(counts.to(self.sums))[:, None]
         if not bool((torch.isfinite(squares) & (spread >= -1e-6 * squares.abs() - 1e-9)).all()):
             return False
-        upper, roots = _upper(self.directions, squares.device), squares.clamp_min(0.0).sqrt()
-        for part, lengths in zip(self._parts, roots, strict=True):
+        for part, lengths in zip(self._parts, squares.clamp_min(0.0).sqrt(), strict=True):
             if part.dim() == 1:  # a factor cannot break these bounds
                 bounds = lengths[upper[0]] * lengths[upper[1]]
                 if not bool((part.abs() <= bounds * (1.0 + 1e-6) + 1e-9).all()):
@@ -340,10 +333,7 @@ class ShapeScores:
             if parts[code].dim() == 2
         }
         for codes, rows, weights in _batches(few):
-            factors, least = _factored(self._white(rows.view(-1, k)).view(rows.shape), weights)
-            if bool((least < -1e-6).any()):
-                raise NumericalError(_NO_SAMPLES)
-            yield codes, factors, False
+            yield codes, _factored(self._white(rows.view(-1, k)).view(rows.shape), weights), False
         many = [code for code in classes if code not in few]
         for codes in (many[start : start + _AT_ONCE] for start in range(0, len(many), _AT_ONCE)):
             half = torch.linalg.solve_triangular(self._lower, self.shapes.scatters(codes, self.counts), upper=False)
@@ -471,12 +461,12 @@ def _batches(pieces: dict[int, _Pieces]) -> Iterator[tuple[list[int], Tensor, Te
         yield some, rows, weights
 
 
-def _factored(rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _factored(rows: Tensor, weights: Tensor) -> Tensor:
     """Return factors F (c, r, k) with F^T F = X^T diag(w) X of rows (c, m, k) and weights (c, m).
 
     Cholesky with pivots, of which a matrix of rank r needs r steps; rows of F beyond the rank are zero.
-    Also returned is the least of what is left on the diagonals (c,), in units of the largest variance that took part:
-    far below zero where there is no such F.
+    There is no such F where what is left on a diagonal, in units of the largest variance that took part, is far below
+    zero.
     """
     heavy = rows * weights[:, :, None]
     left = (heavy * rows).sum(dim=1)
@@ -493,7 +483,9 @@ def _factored(rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         line = torch.where(values > _ROUNDING * largest, line / values.clamp_min(1e-300).sqrt(), 0.0)
         factors[:, step] = line
         left = (left - line.square()).scatter(1, pivots, torch.where(line.any(dim=1, keepdim=True), 0.0, values))
-    return factors, (left / largest.clamp_min(1e-300)).amin(dim=1)
+    if bool((left / largest.clamp_min(1e-300) < -1e-6).any()):
+        raise NumericalError(_NO_SAMPLES)
+    return factors
 
 
 def _lower(covariances: Tensor) -> Tensor:

@@ -156,10 +156,6 @@ class SolvedScatter:
         solved, trace = factor.solve(means), factor.trace_inverse()
         return cls(alpha, factor, trace, counts, means, solved, no_columns, no_columns, no_signs)
 
-    def can_follow(self, rows: int) -> bool:
-        """Return whether so many more rows are better followed than factored."""
-        return len(self.signs) + rows <= MAX_CORRECTIONS
-
     def select(self, columns: Sequence[int]) -> SolvedScatter:
         """Return the solution with classes reordered; -1 is a new one without rows. None may be left out."""
         if list(columns) == list(range(len(self.counts))):

@@ -30,6 +30,7 @@ from evergrow.lab.conditioning import (
     mean_off_diagonal,
     ridge_conditioning,
 )
+from evergrow.lab.layers.gaussian import input_weights
 from evergrow.lab.methods import create_method
 from evergrow.lab.methods.fsa_classifier import with_blocks
 from evergrow.lab.streams import Stream, stream_of
@@ -160,7 +161,7 @@ def similarity(given: AnalysisInput, settings: SimilaritySettings) -> dict[str, 
     """
     head = given.fit_first()
     H = _activations(head, given.features(given.stream.tasks[0].train))
-    weights = _model(head).layer.units().input_weights().to(torch.float64)
+    weights = input_weights(_model(head).layer.units()).to(torch.float64)
     n_units = weights.shape[1]  # a direct link's columns of H are no units
     order = torch.randperm(n_units, generator=generator(given.run.seed, "mechanism", "bases", n_units))
     units = order[: settings.n_bases].sort().values.to(H.device)

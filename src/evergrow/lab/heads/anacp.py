@@ -22,7 +22,7 @@ from evergrow.head.linalg.statistics import check_gram
 from evergrow.head.ridge_model import RidgeModel
 from evergrow.lab.heads.prototypes import SharedGaussian, check_counts, target_prototypes
 from evergrow.lab.heads.random_layer import empty_model, one_hot
-from evergrow.lab.layers import GaussianLayer
+from evergrow.lab.layers.gaussian import GaussianLayer, input_weights
 
 CHUNK_BYTES = 8 * 2**20
 """Size of the activations of pseudo-features that are held at once: small enough to stay near the processor."""
@@ -204,7 +204,7 @@ class AnaCPClassifier(IncrementalClassifier):
         alpha, dtype = float(self.alpha), self._work_dtype()
         prototypes = target_prototypes(self._gaussian)
         weights = [head.state.solve(alpha).weights.to(dtype) for head in self._heads]
-        output = prototypes @ self._output.units().input_weights().to(prototypes)
+        output = prototypes @ input_weights(self._output.units()).to(prototypes)
         self._maps = _Maps(weights, prototypes.to(dtype), output.to(dtype))
         X, codes = self._pseudo_features()
         Y = one_hot(codes, len(prototypes), prototypes)

@@ -16,11 +16,12 @@ from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers.feature_map import DenseMap, check_contrast
-from evergrow.head.layers.guided import UNITS_PER_DRAW, UnitSampler
+from evergrow.head.layers.guided import UnitSampler
 from evergrow.head.linalg.factor import symmetric_eigh
 from evergrow.head.linalg.scatter import ClassGeometry
 from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
 from evergrow.lab.heads.random_layer import empty_model
+from evergrow.lab.layers.gaussian import UNITS_PER_DRAW
 
 
 @dataclass(frozen=True)

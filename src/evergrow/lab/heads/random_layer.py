@@ -40,7 +40,9 @@ def empty_model(layer: FeatureMap, floor: float, rule: str = "none") -> RidgeMod
     rule : str
         What is done to features before the layer.
     """
-    state = RidgeStatistics.create(layer.n_outputs, 0, "auto", floor=EXACTNESS * floor, device=layer.device)
+    tensors = (value for value in vars(layer).values() if isinstance(value, Tensor))
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    state = RidgeStatistics.create(layer.n_outputs, 0, "auto", floor=EXACTNESS * floor, device=device)
     return RidgeModel.start(layer, rule, state)
 
 

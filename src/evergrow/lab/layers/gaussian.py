@@ -8,11 +8,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evergrow.core.errors import UnsupportedError
 from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, check_number
 from evergrow.head.layers import ACTIVATIONS, LAYERS, FeatureMap, Layer
 from evergrow.head.layers.feature_map import DenseMap
-from evergrow.head.layers.guided import UNITS_PER_DRAW, Scales, UnitSampler, check_scales
+from evergrow.head.layers.fourier import FourierMap
+from evergrow.head.layers.guided import Scales, UnitSampler, check_scales
+
+UNITS_PER_DRAW = 256
+"""Units of a layer that are drawn at once: a wider layer begins with the units of a narrower one."""
+
+
+def input_weights(units: FeatureMap) -> Tensor:
+    """Return the weights (d, L) of units, or those that units of drawn signs stand for."""
+    if isinstance(units, DenseMap):
+        return units.weights
+    if not isinstance(units, FourierMap):
+        raise UnsupportedError(f"units must be of a layer with weights, got {type(units).__name__}")
+    turned = units._turned(torch.eye(units.features, dtype=torch.float64))
+    return torch.cat([part.T * (units.bandwidth / units.order) for _, part in turned], dim=1)
 
 
 @LAYERS.register("gaussian")

@@ -97,7 +97,7 @@ class SCSMLayer(Layer):
         started, status = time.perf_counter(), "capped"
         with meter("configuring units", self.n_units, enabled=verbose) as tick:
             while len(weights) < self.n_units:
-                rmse = math.sqrt(residual.sq_norm / Y.numel())
+                rmse = math.sqrt(float(residual.sq_norms.sum()) / Y.numel())
                 if rmse <= self.tol:
                     status = "converged"
                     break
@@ -108,7 +108,7 @@ class SCSMLayer(Layer):
                 weight, bias, entry = found
                 weights.append(weight)
                 biases.append(bias)
-                after = math.sqrt(residual.sq_norm / Y.numel())
+                after = math.sqrt(float(residual.sq_norms.sum()) / Y.numel())
                 log.append(BlockRecord(len(weights), after, *entry, seconds=time.perf_counter() - started))
                 tick(len(weights), f"RMSE {after:.4f}")
         if not weights:
@@ -158,7 +158,7 @@ def _absorb_unit(residual: Residual, h: Tensor) -> float | None:
     schur = residual.alpha + (h * projected).sum()
     if float(schur) <= 1e-12 * float(h.square().sum()):
         return None
-    before = residual.sq_norm
+    before = float(residual.sq_norms.sum())
     gains = (h.T @ residual.E) / schur
     residual.absorb(projected, schur.sqrt().view(1, 1), gains)
-    return before - residual.sq_norm
+    return before - float(residual.sq_norms.sum())

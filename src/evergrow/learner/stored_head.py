@@ -1,0 +1,87 @@
+"""A head as a file holds it: names of classes change without making a head of it, which takes torch."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from typing_extensions import Self
+
+from evergrow.core.archive import Archive
+from evergrow.core.record import read_fields, require, to_values
+from evergrow.head.labels import ClassChange, NamedClasses, SavedHead, StoredLabels
+
+if TYPE_CHECKING:
+    import torch
+
+    from evergrow.head.base import IncrementalClassifier
+
+
+class StoredHead(NamedClasses):
+    """A head that is still in its archive: classes can get other names, and all else waits for :meth:`load`.
+
+    Parameters
+    ----------
+    method : str
+        Name of the head.
+    archive : Archive
+        What :meth:`~evergrow.head.base.IncrementalClassifier.to_archive` gave.
+    name : str
+        What messages call it.
+
+    Examples
+    --------
+    >>> from evergrow import Classifier
+    >>> from evergrow.learner.stored_head import StoredHead
+    >>> head = Classifier(n_units=5, random_state=0).fit([[1.0], [2.0], [3.0]], ["east", "north", "west"])
+    >>> stored = StoredHead("evergrow", head.to_archive()).merge_classes(["east", "west"], "level")
+    >>> stored.classes_.tolist(), stored.load().classes_.tolist()
+    (['level', 'north'], ['level', 'north'])
+    """
+
+    def __init__(self, method: str, archive: Archive, *, name: str = "the archive") -> None:
+        saved = read_fields(SavedHead, archive, name=name)
+        self.method, self.name, self._archive = method, name, archive
+        self._columns = saved.labels.table()
+        self.classes_, self.n_features_in_ = np.unique(self._columns), saved.n_features
+
+    def _require_fitted(self) -> None:
+        """Take it as it is: without a class there is none to be named."""
+
+    def _change_classes(self, change: ClassChange) -> Self:
+        names = {
+            self.classes_[place]: label
+            for label, group in zip(change.classes.tolist(), change.groups, strict=True)
+            for place in group
+        }
+        columns = [names[label] for label in self._columns]
+        self._columns, self.classes_ = np.array(columns, dtype=change.classes.dtype), change.classes
+        return self
+
+    def branch(self) -> Self:
+        """Return a copy that gets names of its own."""
+        return copy.copy(self)
+
+    def settle(self, *, cheap_only: bool = False) -> Self:
+        """Return itself: what answers need is worked out once it is loaded."""
+        return self
+
+    def to_archive(self) -> Archive:
+        """Return what a file holds: the columns as they are, under the names of now."""
+        labels = to_values(StoredLabels.of(self._columns))
+        return replace(self._archive, meta={**self._archive.meta, "labels": labels})
+
+    def load(self, device: str | torch.device | None = None) -> IncrementalClassifier:
+        """Return the head itself, with classes of one name as one.
+
+        Parameters
+        ----------
+        device : str or torch.device, optional
+            Where to put it; by default where its settings say.
+        """
+        from evergrow.head.base import HEADS
+
+        require(self.method in HEADS, f"its method {self.method!r} is unknown here")
+        return HEADS[self.method].from_archive(self.to_archive(), device, name=self.name)
