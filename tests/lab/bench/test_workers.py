@@ -67,7 +67,7 @@ def test_a_worker_with_other_data_refuses_the_run(spec: Path) -> None:
     about = {"spec": str(spec.absolute()), "folder": "out", "device": "cpu", "dataset": 0, "run": "of other data"}
     with pytest.raises(EngineError, match="must be the same on every machine"):
         perform(Task("record", 0, {**about, "versions": versions()}))
-    with pytest.raises(UnfitWorkerError, match="versions must be {'torch': '0.1'}"):
+    with pytest.raises(UnfitWorkerError, match=r"versions must be {'torch': '0\.1'}"):
         perform(Task("record", 0, {**about, "versions": {"torch": "0.1"}}))
 
 
