@@ -151,7 +151,7 @@ class Jobs:
             self.service.metrics.samples.labels("teach").inc(len(rows))
             job.state = "done"
         except Exception as error:
-            problem = problem_of(error, str(self.service.store.folder))
+            problem = problem_of(error, self.service.store.without_paths)
             bug = error if problem.status_code == 500 else None
             log("job failed", job=job.id, error=bug, problem=problem.detail)
             job.error, job.state = problem.detail, "failed"

@@ -191,7 +191,7 @@ class ServiceMiddleware:
             failure = error
             if exchange.status:  # the answer has begun: the server must close the connection
                 raise
-            response = problem_response(problem_of(error, str(self._service.store.folder)), exchange.id)
+            response = problem_response(problem_of(error, self._service.store.without_paths), exchange.id)
             await response(scope, receive, exchange.send)
         finally:
             self._received -= exchange.size

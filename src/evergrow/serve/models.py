@@ -456,6 +456,15 @@ class ModelStore:
             raise _missing(name[:80])
         return self._of_file(Path(os.path.realpath(self.path(name))))
 
+    def without_paths(self, message: str) -> str:
+        """Return a message for callers, who must not learn where models lie, nor where links among them lead."""
+        with self._guard:
+            linked = [str(path) for path in self._models if path.parent != self.folder]
+        for path in sorted(linked, key=len, reverse=True):
+            message = message.replace(path, "the file of the model")
+        folder = str(self.folder)
+        return message.replace(os.path.join(folder, ""), "").replace(folder, "the folder of the models")
+
     def create(self, name: str, learner: Learner) -> ServedModel:
         """Return a new model, or raise the problem 409 if the name is taken."""
         with self._guard, locked(self.folder, wait=True):

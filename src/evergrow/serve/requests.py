@@ -44,7 +44,7 @@ _STATUS: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
     (404, (errors.ModelNotFoundError,)),
     (507, (ModelWriteError,)),
     (501, (errors.MissingExtraError,)),
-    (409, (errors.NotFittedError,)),
+    (409, (errors.NotFittedError, errors.FileFormatError, errors.PathError)),  # a model's file must be mended first
     (503, (errors.BusyError, errors.WeightsError, MemoryError)),
     (422, (errors.InputError, errors.ParameterError, errors.UnlearnError, errors.MergeError)),
 )
@@ -89,15 +89,15 @@ class Problem(HTTPException):
         self.kind, self.members = kind, members
 
 
-def problem_of(error: BaseException, folder: str = "") -> Problem:
+def problem_of(error: BaseException, without_paths: Callable[[str], str] = str) -> Problem:
     """Map an exception to a problem. Internal errors reveal nothing.
 
     Parameters
     ----------
     error : BaseException
         What was raised.
-    folder : str
-        The folder of the models, which is removed from messages.
+    without_paths : callable
+        Removes the paths of the models from a message.
 
     Examples
     --------
@@ -127,9 +127,7 @@ def problem_of(error: BaseException, folder: str = "") -> Problem:
     status = next((status for status, kinds in _STATUS if isinstance(error, kinds)), 500)
     if status == 500 and not isinstance(error, errors.EvergrowError):
         return Problem(500, "the service failed; its log says more under the id of this request", "InternalError")
-    message = one_line(str(error)) or HTTPStatus(status).phrase
-    if folder:
-        message = message.replace(os.path.join(folder, ""), "").replace(folder, "the folder of the models")
+    message = one_line(without_paths(str(error))) or HTTPStatus(status).phrase
     return Problem(status, message, type(error).__name__, retry_after=1 if status == 503 else None)
 
 
@@ -165,8 +163,8 @@ async def handle_error(request: Request, error: Exception) -> JSONResponse:
             allowed = allowed or {"GET", "HEAD"}  # the files themselves: not every Starlette says so
         if allowed:
             error = HTTPException(405, headers={"Allow": ", ".join(sorted(allowed))})
-    folder = str(request.app.state.service.store.folder)
-    return problem_response(problem_of(error, folder), request.state.request_id)
+    problem = problem_of(error, request.app.state.service.store.without_paths)
+    return problem_response(problem, request.state.request_id)
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ def _summary(service: Service, name: str) -> schemas.ModelSummary:
     try:
         return schemas.ModelSummary(name=name, **service.store.model(name).listed())
     except EvergrowError as error:
-        reason = problem_of(error, str(service.store.folder)).detail
+        reason = problem_of(error, service.store.without_paths).detail
         return schemas.ModelSummary(name=name, state="damaged", error=reason)
     finally:
         service.store.let_go()
