@@ -68,6 +68,7 @@ def test_grey_pixels_and_those_with_an_alpha_channel_are_made_rgb() -> None:
     assert ours.failures == plain.failures
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("tf32", [False, True])
 def test_a_gpu_gives_the_same_bytes(tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +78,7 @@ def test_a_gpu_gives_the_same_bytes(tf32: bool, monkeypatch: pytest.MonkeyPatch)
         assert torch.equal(ours.batch.cpu(), plain.batch)
 
 
+@pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_features_of_a_gpu_are_those_of_a_cpu(tmp_path: Path) -> None:
     for number in range(20):

@@ -33,6 +33,13 @@ _RESIZED_LIMIT = 2**26
 """Beyond so many resized pixels (a strip 1 pixel wide) only the part that the crop keeps is computed."""
 
 
+@lru_cache(64)
+@torch.inference_mode(False)
+def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return a number per channel on a device; copied for each batch, it would wait for all that a GPU has to do."""
+    return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """Resize, crop, scale to [0, 1], normalise.
@@ -212,8 +219,7 @@ class Preprocessing:
         """
         result = pixels.to(torch.float32).div_(255)
         if any(self.mean) or any(value != 1 for value in self.std):
-            mean, std = (result.new_tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-            result.sub_(mean).div_(std)
+            result.sub_(_channels(self.mean, result.device)).div_(_channels(self.std, result.device))
         return result
 
     def window(self, height: int, width: int) -> tuple[tuple[int, int], int, int] | None:
