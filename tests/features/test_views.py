@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from evergrow.data.items import Images
 from evergrow.features import BackboneSpec, ImageBackbone, backbone_from_spec, create_backbone, encode
 from evergrow.features.encoding import encode_batch
 from evergrow.features.images import decode_image, median_side
+from evergrow.features.preprocess import to_bytes
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 230, 300, 3), dtype=np.uint8)
 
@@ -108,7 +110,7 @@ def test_a_recipe_computes_only_the_passes_that_others_left_out(tmp_path: Path) 
 # -- what names stand for -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("side", "size"), [(None, 224), (32, 224), (255, 224), (256, 256), (4000, 256)])
+@pytest.mark.parametrize(("side", "size"), [(None, 224), (32, 224), (113, 224), (255, 224), (256, 256), (4000, 256)])
 def test_rich_looks_at_the_images(side: int | None, size: int) -> None:
     network = create_backbone("test_resnet", weights="random", device="cpu", img_size=224)
     rich, best = network.with_recipe("rich", side), network.with_recipe("best", side)
@@ -120,6 +122,18 @@ def test_rich_looks_at_the_images(side: int | None, size: int) -> None:
     assert passes <= 7
     assert ("" if side is None else f"{side} px on their shorter side") in rich.spec.blocks.note
     assert "note" not in str(rich.spec.decisive())
+
+
+def test_small_images_are_seen_whole() -> None:
+    network = create_backbone("test_resnet", weights="random", device="cpu", img_size=224)
+    assert network.own.resize > network.own.size  # its own view cuts off a border
+    rich, best = network.with_recipe("rich", 112), network.with_recipe("best", 112)
+    assert rich.transform == replace(network.own, resize=(224, 224))
+    assert "the whole image, since images have 112 px" in rich.spec.blocks.note
+    assert [part.resize for part, _ in best.transform.cuts()] == [(224, 224), network.own.for_view(320, 320).resize]
+    image = np.arange(64 * 64 * 3, dtype=np.uint8).reshape(64, 64, 3)
+    expected = Image.fromarray(image).resize((224, 224), Image.Resampling[network.own.interpolation.upper()])
+    assert torch.equal(rich.transform.pixels(Image.fromarray(image)), to_bytes(expected))
 
 
 def test_a_network_of_one_size_takes_zooms() -> None:
@@ -141,7 +155,7 @@ def test_a_network_of_one_size_takes_zooms() -> None:
     [
         ("rich@0", "view must be a size such as 320 or a zoom such as 64of72, of 1 to 4096 pixels, got '0'"),
         ("final@9999", "of 1 to 4096 pixels, got '9999'"),
-        ("mean@-1@64of56", "zoom must be at least one, as in 64of72, got '64of56'"),
+        ("mean@-1@64of55", "zoom must not show more than the whole image, as 64of55 does: take at least 64of"),
         ("rich@160+160", "blocks of recipe must differ, got 'rich@160' twice"),
         ("best@320", "must say views as in 'rich@224"),
         ("rich:turned", "must say views as in 'rich@224"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -62,6 +63,10 @@ that the larger size of ``best`` takes."""
 
 ZOOM = 1.25
 """How much larger images are made for the zoom of ``best``, where a network takes one size."""
+
+SMALL = 2
+"""How many times smaller than the network's size images must be for all of them to be seen: such images mostly show one
+thing that fills them, and the border that a network's own view cuts off is a part of it."""
 
 STRIDE = 32
 """What sizes are multiples of."""
@@ -322,15 +327,23 @@ class ImageBackbone(Backbone):
             if height != width:  # sizes are those of squares
                 return Views(side="mirror")
             small, large = (View(size, size) for size in (_larger(height, RICH_COST), _larger(height, BEST_COST)))
-            wide = side is not None and side >= small.size
-            note = f"{small.size if wide else height} px, since images have {side} px on their shorter side (median)"
-            first = Views((small if wide else None,), note=note if side is not None and small.size > height else "")
+            whole = View(height, math.ceil(height * height / min(self.own.resize)))
+            first, wide = None, side is not None and side >= small.size
+            if wide:
+                first = small
+            elif side is not None and side * SMALL <= height and whole.whole < height:
+                first = whole
+            seen = str(first or height) + (" px, the whole image" if first == whole else " px")
+            found = Views(
+                (first,),
+                note="" if side is None else f"{seen}, since images have {side} px on their shorter side (median)",
+            )
             if not best and not wide:
-                return first
+                return found
             try:
                 if large.size > height:
                     read([Block(FINAL, FINAL, large if best else small)])
-                    return Views((*first.seen, large), "mirror", note=first.note) if best else first
+                    return Views((first, large), "mirror", note=found.note) if best else found
             except ParameterError:  # a network of one size takes zooms
                 pass
             return Views((None,), "mirror", (View(height, int(ZOOM * height)),)) if best else Views()

@@ -63,10 +63,7 @@ class View(NamedTuple):
             raise ParameterError(
                 f"view must be a size such as 320 or a zoom such as 64of72, of 1 to {_LARGEST} pixels, got {text!r}"
             )
-        size, whole = int(found[1]), int(found[2] or found[1])
-        if whole < size:
-            raise ParameterError(f"zoom must be at least one, as in 64of72, got {text!r}")
-        return cls(size, whole)
+        return cls(int(found[1]), int(found[2] or found[1]))
 
     def __str__(self) -> str:
         return str(self.size) if self.size == self.whole else f"{self.size}of{self.whole}"
@@ -254,10 +251,10 @@ def check_recipe(recipe: Any, name: str = "recipe") -> None:
     --------
     >>> from evergrow.features.base import check_recipe
     >>> check_recipe("rich@224+320:mirror")
-    >>> check_recipe("rich@64of56")
+    >>> check_recipe("rich@0")
     Traceback (most recent call last):
         ...
-    evergrow.core.errors.ParameterError: zoom must be at least one, as in 64of72, got '64of56'
+    evergrow.core.errors.ParameterError: view must be a size such as 320 or a zoom such as 64of72, ...
     """
     _entries(recipe, name)
 

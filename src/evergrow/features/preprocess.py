@@ -150,7 +150,13 @@ class Preprocessing:
         size : int
             Height and width of the result.
         whole : int
-            The size that images are resized for; the middle of that is seen.
+            The size that images are resized for; the middle of that is seen. A smaller one than ``size`` shows some of
+            the border that the network's own view cuts off.
+
+        Raises
+        ------
+        ParameterError
+            If that is more than the whole image.
 
         Examples
         --------
@@ -159,6 +165,11 @@ class Preprocessing:
         ((365, 365), (288, 288))
         """
         height, width = (int(part * whole / self.size[0]) for part in self.resize)
+        if min(height, width) < size:
+            raise ParameterError(
+                f"zoom must not show more than the whole image, as {size}of{whole} does: take at least "
+                f"{size}of{math.ceil(size * self.size[0] / min(self.resize))}"
+            )
         return replace(self, size=(size, size), resize=(height, width))
 
     def cuts(self) -> list[tuple[Preprocessing, slice]]:

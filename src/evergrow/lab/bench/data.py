@@ -19,6 +19,7 @@ from evergrow.data.arrays import REQUIRED
 from evergrow.data.items import Items
 from evergrow.features import Backbone, ImageBackbone, Preprocessing, create_backbone
 from evergrow.features.encoding import backbone_entry, featurize
+from evergrow.features.images import median_side
 from evergrow.lab.benchmarks import load_benchmark
 from evergrow.lab.methods.cost import encoding_gflops
 
@@ -169,8 +170,8 @@ class DataSource:
         return ImageData(data, self.backbone(entry), self.describe(entry)["fingerprint"])
 
     def backbone(self, entry: DataEntry) -> Backbone:
-        """Return the backbone of an entry."""
-        self._load(entry)
+        """Return the backbone of an entry; as everywhere, the images decide what ``rich`` and ``best`` look at."""
+        data = self._load(entry)
         if entry.backbone is None:
             raise ParameterError(
                 f"data set {entry.label!r} must have a backbone, since it holds no features: add "
@@ -179,9 +180,9 @@ class DataSource:
         if self._backbone is None:
             named = entry.backbone
             preset = Preprocessing(**named.preset) if isinstance(named.preset, dict) else named.preset
-            self._backbone = create_backbone(
-                named.name, named.weights, preset, device=self._device, recipe=named.recipe, **named.options
-            )
+            made = create_backbone(named.name, named.weights, preset, device=self._device, **named.options)
+            side = median_side(data.train.raw_items()) if isinstance(data, Dataset) and data.kind == "image" else None
+            self._backbone = made.with_recipe(named.recipe, side)
         return self._backbone
 
     def gflops(self, entry: DataEntry) -> float | None:
