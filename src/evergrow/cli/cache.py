@@ -35,7 +35,7 @@ def list_command(folder: Folder = None) -> Answer:
     infos = cache.list()
     total = decimal(sum(info.bytes for info in infos))
     lines = [*_table(infos), f"{plural(len(infos), 'entry', 'entries')}, {total} in {cache.root}"]
-    return Answer({"folder": str(cache.root), "entries": [info.to_dict() for info in infos]}, lines)
+    return Answer({"folder": str(cache.root), "entries": [vars(info) for info in infos]}, lines)
 
 
 @command("cache clear")
@@ -53,7 +53,7 @@ def clear_command(
     Parameters
     ----------
     older_than : DAYS
-        Clear only what was begun before that.
+        Clear only what was last written before that.
     yes
         Do not ask.
     as_json
@@ -91,9 +91,7 @@ def _table(infos: list[CacheInfo]) -> list[str]:
         what = f"{info.kind}s" if info.kind else "?"
         if info.first:
             what += f" from {info.first if len(info.first) <= 32 else '...' + info.first[-29:]}"
-        items = f"{info.n_items:,}" if info.state == "finished" else f"{info.done:,}/{info.n_items:,}"
-        state = info.state + (f", {info.failures} unreadable" if info.failures else "")
         age = f"{info.age_seconds / 86400:.1f} d"
-        rows.append([info.key[:12], what, items, decimal(info.bytes), age, info.backbone or "?", info.preset, state])
-    columns = ("key", "what", "items", "size", "age", "backbone", "preset", "state")
+        rows.append([info.key[:12], what, f"{info.n_items:,}", decimal(info.bytes), age, info.backbone or "?"])
+    columns = ("key", "what", "items", "size", "age", "backbone")
     return table(columns, rows, right=("items", "size", "age")) if rows else []

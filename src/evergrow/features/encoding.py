@@ -41,7 +41,7 @@ from evergrow.data.arrays import FeatureSet
 from evergrow.data.items import Dataset, Items, join_blocks
 from evergrow.features import cache
 from evergrow.features.base import Backbone, BackboneSpec, FeatureRecipe, LazyBackbone
-from evergrow.features.cache import CacheEntry, Chunk, ChunkHead, FeatureCache, describe, feature_key
+from evergrow.features.cache import CacheEntry, CacheInfo, Chunk, ChunkHead, FeatureCache, feature_key
 from evergrow.features.gpu_images import LARGEST_RAW, GpuPreparation, RawReader, is_prepared_by_gpu
 from evergrow.features.images import (
     Failure,
@@ -402,7 +402,7 @@ class _Encoding:
         if self.precision == "float16" and self.backbone.device.type != "cuda":
             entry.clear()  # this device cannot go on at that precision
             stored, self.precision = {}, "float32"
-        entry.begin(describe(self.items, self.backbone.spec, self.config.precision))
+        entry.begin(CacheInfo.of(self.items, self.backbone.spec))
         return stored
 
     def _done(self, n_items: int, failures: Sequence[Failure]) -> None:
