@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import shutil
 import sys
-import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -47,16 +47,6 @@ ImageSource = str | os.PathLike[str] | bytes | NDArray[Any] | Any
 """What :func:`decode_image` takes: a path, the bytes of a file, a PIL image or a uint8 array."""
 
 _LOOKED_AT = 64  # images whose sizes decide which view is taken
-_PIL_LIMIT = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _PIL_LIMIT
-    _PIL_LIMIT = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # a worker process must not inherit a lock that a thread held at that moment
-    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def decode_image(source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS) -> Image:
@@ -167,25 +157,20 @@ def _reason(error: Exception, name: str) -> str:
     return str(error) or type(error).__name__
 
 
-@contextmanager
-def opened_image(opened: Any) -> Iterator[Image]:
-    """Open lazily, without Pillow's own limit: its global would decide for the caller, and warn at half of it."""
+def opened_image(opened: Any) -> Image:
+    """Open an image without decoding it; Pillow refuses those with too many pixels."""
     from PIL import Image
 
-    _register_heif()
-    with _PIL_LIMIT:
-        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-        try:
-            image = Image.open(opened)
-        finally:
-            Image.MAX_IMAGE_PIXELS = limit
-    with image:
-        yield image
+    _prepare_pillow()
+    return Image.open(opened)
 
 
 @cache
-def _register_heif() -> None:
-    """Let Pillow read HEIC images, where the plugin for them is installed."""
+def _prepare_pillow() -> None:
+    """Let Pillow read HEIC images, where the plugin for them is installed, and not warn at half of its limit."""
+    from PIL import Image
+
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     if HEIC.installed:
         importlib.import_module(HEIC.module).register_heif_opener()
 
