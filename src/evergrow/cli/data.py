@@ -56,7 +56,7 @@ def data_command(
     source : DATA
         Folder, file or address.
     layout
-        Layout of a folder: auto looks, or {evergrow.data:list_readers}.
+        Layout of a folder: auto looks, or train-test, class-folders, table, parquet, arrays, webdataset.
     root
         Folder that listed images are in.
     check
@@ -226,7 +226,7 @@ def features_command(
     backbone
         Name, or 'auto' for the best at hand.
     preset
-        Preprocessing of images: {evergrow.features.preprocess:PRESETS}.
+        Preprocessing of images: timm, pilot or pilot-cifar.
     batch_size
         Items per batch.
     test_size

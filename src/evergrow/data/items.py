@@ -733,14 +733,11 @@ class PluginFormat:
 
 
 HEIC = PluginFormat("HEIC", frozenset({".heic", ".heif", ".hif"}), "pillow_heif", "heic")
-RAW = PluginFormat(
-    "camera RAW",
-    frozenset({".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw"}),
-    "rawpy",
-    "raw",
+CAMERA = PluginFormat(
+    "camera RAW", frozenset({".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw"})
 )
 OTHERS = PluginFormat("AVIF, JPEG XL, JPEG 2000, SVG or PSD", frozenset({".avif", ".jxl", ".jp2", ".svg", ".psd"}))
-PLUGIN_FORMATS = (HEIC, RAW, OTHERS)
+PLUGIN_FORMATS = (HEIC, CAMERA, OTHERS)
 
 
 @cache

@@ -460,7 +460,7 @@ def test_images_that_need_a_plugin_are_said(tree: Tree, monkeypatch: pytest.Monk
     text = str(said[0].message)
     assert len(data.train) + len(data.test) == 12
     assert "HEIC images left out: 2; pip install 'evergrow[heic]' reads them" in text
-    assert "camera RAW images left out: 1; pip install 'evergrow[raw]' reads them" in text
+    assert "camera RAW images left out: 1; save them as JPEG or PNG" in text
     assert "PSD images left out: 1; save them as JPEG or PNG" in text
     monkeypatch.setattr(image_formats, "_is_there", lambda module: True)
     with pytest.warns(DataWarning, match="PSD images left out: 1"):
