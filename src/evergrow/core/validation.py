@@ -122,6 +122,23 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
     return None if (weights == 1.0).all() else weights
 
 
+def is_instance_of(value: Any, module: str, *names: str) -> bool:
+    """Return whether something is an instance of a class of a module that may not be imported, without importing it.
+
+    Whoever has such an object has imported it. Another thread may be about to: then the module is there and its classes
+    are not yet.
+
+    Examples
+    --------
+    >>> from decimal import Decimal
+    >>> from evergrow.core.validation import is_instance_of
+    >>> is_instance_of(Decimal(1), "decimal", "Decimal"), is_instance_of(1, "never.imported", "Thing")
+    (True, False)
+    """
+    found = sys.modules.get(module)
+    return isinstance(value, tuple(kind for name in names if isinstance(kind := getattr(found, name, None), type)))
+
+
 # -- settings as frozen dataclasses ----------------------------------------------------------------------------
 
 

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, InputError, LabelError
-from evergrow.core.optional import is_instance_of
-from evergrow.core.validation import as_weights
+from evergrow.core.validation import as_weights, is_instance_of
 from evergrow.data.arrays import FeatureSet, read_npy
 from evergrow.data.items import Dataset, Images, Items, Samples, Texts, is_image
 from evergrow.data.load import name_of, read, warn_of

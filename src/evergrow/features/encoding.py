@@ -42,7 +42,7 @@ from evergrow.data.items import Dataset, Items, join_blocks
 from evergrow.features import cache
 from evergrow.features.base import Backbone, BackboneSpec, FeatureRecipe, LazyBackbone
 from evergrow.features.cache import CacheEntry, CacheInfo, Chunk, ChunkHead, FeatureCache, feature_key
-from evergrow.features.gpu_images import LARGEST_RAW, GpuPreparation, RawReader, is_prepared_by_gpu
+from evergrow.features.gpu_images import LARGEST_RAW, GpuPreparation, RawReader, can_prepare
 from evergrow.features.images import (
     Failure,
     ImageReader,
@@ -450,7 +450,7 @@ class _Encoding:
         image_bytes = 3 * math.prod(transform.size) if isinstance(transform, Preprocessing) else 12 * 512 * 512
         reader = ImageReader(items, transform)
         prepare: Callable[[Any], Iterator[LoadedBatch]] = iter
-        if isinstance(transform, Preprocessing) and is_prepared_by_gpu(backbone):
+        if device.type == "cuda" and isinstance(transform, Preprocessing) and can_prepare(transform):
             image_bytes = max(image_bytes, LARGEST_RAW)
             reader, prepare = RawReader(items, transform), GpuPreparation(transform, device)
         workers = choose_workers(self.config.workers, len(rows), device, self.batch_size * image_bytes)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
-from evergrow.adapt.tuners.base import TUNERS, Drawer, Handle, Tuner, TunerConfig, TunerError
-from evergrow.adapt.tuners.vit import Block, find_blocks
+from evergrow.adapt.tuners.base import TUNERS, Block, Drawer, Handle, Tuner, TunerConfig, TunerError, find_blocks
 from evergrow.core.validation import check_number
 
 
