@@ -151,8 +151,7 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in a form that JSON holds."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
+        return to_plain(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -213,8 +212,7 @@ class FsaConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in a form that JSON holds."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
+        return to_plain(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

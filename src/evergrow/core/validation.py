@@ -250,7 +250,7 @@ def with_changes(settings: T, changes: Mapping[str, Any], what: str) -> T:
     return replace(settings, **changes)  # type: ignore[type-var]
 
 
-def to_plain(settings: Any) -> Any:
+def to_plain(settings: Any) -> dict[str, Any]:
     """Return all fields of settings as plain values that JSON holds: objects, lists, strings for paths.
 
     Examples
@@ -265,7 +265,7 @@ def to_plain(settings: Any) -> Any:
     >>> to_plain(Box())
     {'sides': [1, 2], 'place': 'attic'}
     """
-    return to_values(asdict(settings))
+    return dict(to_values(asdict(settings)))
 
 
 def lists_to_tuples(settings: Any) -> None:

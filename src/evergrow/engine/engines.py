@@ -258,13 +258,7 @@ class RayEngine(Engine):
 
     def runner(self, perform: Perform = shard_task) -> Runner:
         """Return the cluster's workers."""
-        return RayRunner(
-            perform,
-            self.address,
-            self.workers,
-            gpus_per_worker=self.gpus_per_worker,
-            cpus_per_worker=self.cpus_per_worker,
-        )
+        return RayRunner(perform, self.address, self.workers, self.gpus_per_worker, self.cpus_per_worker)
 
 
 def _skips(learner: Learner) -> bool:

@@ -256,7 +256,6 @@ class RayRunner:
         perform: Perform,
         address: str = "auto",
         workers: int | None = None,
-        *,
         gpus_per_worker: float = 0,
         cpus_per_worker: int = 1,
     ) -> None:

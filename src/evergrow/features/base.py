@@ -440,8 +440,7 @@ class BackboneSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the description as plain values."""
-        values: dict[str, Any] = to_values(self)
-        return values
+        return dict(to_values(self))
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:

@@ -139,8 +139,7 @@ class Preprocessing:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values that JSON keeps as they are."""
-        values: dict[str, Any] = to_values(self)
-        return values
+        return dict(to_values(self))
 
     def for_view(self, size: int, whole: int) -> Self:
         """Return the same for another size of images, or for the middle of larger ones.

@@ -57,8 +57,7 @@ class TunerConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in a form that JSON holds."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
+        return to_plain(self)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], owner: str) -> Self:
