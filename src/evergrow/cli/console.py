@@ -79,7 +79,7 @@ def answer_with(name: str, command: Callable[[], Answer], *, as_json: bool) -> E
         otherwise = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-            """Print evergrow's own warnings as one line, once; leave those of others as they are."""
+            """Print each of evergrow's warnings once, on one line; pass others on unchanged."""
             text = one_line(str(message))
             if not issubclass(category, EvergrowWarning):
                 otherwise(message, category, *rest, **more)
@@ -191,7 +191,7 @@ def facts(pairs: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def percent(value: float | None) -> str:
-    """Return a share in percent, or a dash where there was nothing to divide by.
+    """Return a share in percent, or a dash if it is not a number.
 
     Examples
     --------

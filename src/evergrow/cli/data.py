@@ -157,7 +157,7 @@ def _tried(source: str, how: DataOptions, backbone: str, device: str) -> tuple[l
 
 
 def _checked(source: str, how: DataOptions, backbone: str, device: str) -> DataCheck:
-    """Return what looks wrong about data.
+    """Return the probable mistakes in data.
 
     Parameters
     ----------
@@ -348,7 +348,7 @@ def clear_command(
     folder: Folder = None,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> Answer:
-    """Remove all entries, or old ones; those that another process is writing stay.
+    """Remove all entries, or old ones; entries in use by another process stay.
 
     Exit codes: 0 all removed, 1 the question was answered with no, 2 the request makes no sense, 3 some are in use by
     another process and stay, the others are removed.

@@ -73,7 +73,7 @@ class Reading(OptionGroup):
     label_column: Rare[str] = ""
 
     def options(self, **more: Any) -> DataOptions:
-        """Return the settings of reading, with what else a command has to say about it."""
+        """Return the data options; ``more`` are further ones of the command."""
         from evergrow.data import DataOptions
 
         return DataOptions(**vars(self), **more)

@@ -33,7 +33,7 @@ ABOUT = "Classifiers that keep learning new classes, without old data and withou
 OTHERS = "Data and tools"
 """Heading of the commands that name none; the help would else list them before all others."""
 
-_SET = "set_"  # the parameter that holds what --set was given
+_SET = "set_"  # the parameter that holds the values of --set
 _PARAMETERS = "\n\nParameters\n----------\n"
 
 Function = TypeVar("Function", bound=Callable[..., Answer])

@@ -1,4 +1,4 @@
-"""Checks on what users pass in, and settings as frozen dataclasses; messages say what was expected and what came."""
+"""Checks of users' arguments, and settings as frozen dataclasses; messages name the expected and the given value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever people have, as samples: folders, tables, archives, feature files, buckets, and what lies in memory.
+"""Samples out of folders, tables, archives, feature files, buckets and memory.
 
 Every reader registers itself (see :mod:`evergrow.data.readers`); importing it here makes it known.
 """

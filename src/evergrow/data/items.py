@@ -98,7 +98,7 @@ class Images:
 
     @property
     def lasting(self) -> bool:
-        """Whether they lie on disk, so that it pays to keep what was computed from them."""
+        """Whether they lie on disk, so that caching their features pays."""
         return self.root is not None or (len(self) > 0 and isinstance(self.values[0], Stored))
 
     def __len__(self) -> int:
@@ -308,7 +308,7 @@ class Samples:
     labels : ndarray of str of shape (n,) or None
         Class names.
     lasting : bool
-        Whether they lie on disk, so that it pays to keep what was computed from them.
+        Whether they lie on disk, so that caching their features pays.
     origin : mapping
         What computed the features, as far as that is known.
     widths : tuple of int
@@ -430,7 +430,7 @@ def check_widths(name: str, widths: Any, n_columns: int) -> tuple[int, ...]:
 
 
 def join_blocks(features: NDArray[Any], widths: Sequence[int]) -> NDArray[Any]:
-    """Return features whose blocks all have the same energy, so that none speaks louder than the others.
+    """Return features with their blocks scaled to equal energy.
 
     Of every row, each block is brought to length 1 / sqrt(number of blocks), after a square root where it has no
     negative value: pooled activations of rectified units have heavy tails. A block of zeros stays one. A single block
@@ -471,7 +471,7 @@ def join_blocks(features: NDArray[Any], widths: Sequence[int]) -> NDArray[Any]:
 def _unit_rows(block: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return rows of length one, after a square root of those without a negative value."""
     largest = np.abs(block).max(axis=1, keepdims=True)
-    block = block / np.where(largest > 0, largest, 1.0)  # squares of what comes next neither overflow nor vanish
+    block = block / np.where(largest > 0, largest, 1.0)  # so that squares neither overflow nor vanish
     plain = (block >= 0).all(axis=1, keepdims=True)
     block = np.where(plain, np.sqrt(np.abs(block)), block)
     norms = np.linalg.norm(block, axis=1, keepdims=True)
@@ -484,7 +484,7 @@ def _unit_rows(block: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training part and perhaps a test part, and what is worth knowing about them; nothing is decoded.
+    """A training part and perhaps a test part, with notes and cautions; nothing is decoded.
 
     Parameters
     ----------
@@ -759,7 +759,7 @@ def plugin_format(name: str) -> PluginFormat | None:
 
 
 def is_image(name: str) -> bool:
-    """Return whether a file name ends like that of an image that can be read here.
+    """Return whether a file name has the ending of an image that can be read here.
 
     Examples
     --------

@@ -61,7 +61,7 @@ class _Table:
 
 
 def _contents(kind: Any) -> str:
-    """Return what a column of a type can hold: ``"text"``, ``"image"``, ``"features"`` or nothing that we read.
+    """Return the content of a column type: ``"text"``, ``"image"``, ``"features"``, or an empty string.
 
     Images are bytes, or the ``{bytes, path}`` of Hugging Face.
     """
@@ -191,7 +191,7 @@ class ParquetSource(Source):
         return form, shards
 
     def _rows(self, name: str, where: tuple[int, int, int, int], wanted: list[str]) -> pa.Table:
-        """Return so many rows of the groups from the first to the last, after those to skip."""
+        """Return rows of a range of row groups: (first, last, rows to skip, rows)."""
         import pyarrow as pa
 
         first, last, skip, rows = where
@@ -262,7 +262,7 @@ def _image(cell: Any, title: str) -> bytes | ImageError:
 def _vectors(column: Any, title: str) -> NDArray[Any]:
     """Return lists of numbers as rows of one width."""
     array = column.combine_chunks()
-    values = array.flatten()  # leaves out what a list that is null holds, so that the count tells
+    values = array.flatten()  # leaves out null lists, so that the count differs
     width = len(values) // len(array) if len(array) else 0
     even = array.null_count == 0 == values.null_count and len(values) == len(array) * width > 0
     if even and not hasattr(array.type, "list_size"):

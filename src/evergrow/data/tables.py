@@ -30,7 +30,7 @@ _CANDIDATES = (
     ("features", "features", ("feature", "features", "embedding", "embeddings", "X")),
     ("image", "text", (*_IMAGES, FILE_COLUMN)),
 )
-"""Kind of the samples, what the column holds, and its usual names, in the order in which they are looked for."""
+"""Kind of the samples, content of the column and its usual names, in the order of the search."""
 
 _SPLITS = {
     **dict.fromkeys(TRAIN_WORDS, "train"),
@@ -55,7 +55,7 @@ class Columns(NamedTuple):
 
 
 def choose_columns(contents: Mapping[str, str], options: DataOptions, title: str) -> Columns:
-    """Return the columns that the options name, or else those of usual names.
+    """Return the columns named by the options, or else by their usual names.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ def _tables_of(tree: Tree) -> list[str]:
 
 
 def _metadata(tree: Tree) -> list[str]:
-    """Return the metadata of an image folder of Hugging Face, or those of its training and its test folder."""
+    """Return the metadata files of a Hugging Face image folder: one, or one each for training and test."""
     folders = tree.folders()
     places = [[""], *([folders[word] for word in words if word in folders] for words in (TRAIN_WORDS, TEST_WORDS))]
     whole, train, test = (
@@ -394,7 +394,7 @@ def read_label_studio(tree: Tree, name: str, options: DataOptions) -> Dataset:
 
 
 def _sample(task: Mapping[str, Any]) -> tuple[str, str]:
-    """Return whether a task shows an image or a text, and its file or the text; no file for images elsewhere."""
+    """Return the kind of a task and its file or text; images on other machines have no file."""
     data = task.get("data", task)
     for kind in ("image", "text"):
         value = data.get(kind) if isinstance(data, dict) else None

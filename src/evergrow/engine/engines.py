@@ -59,7 +59,7 @@ class Engine(ABC):
 
     @abstractmethod
     def runner(self, perform: Perform = shard_task) -> Runner:
-        """Return what runs the tasks, each done by ``perform``, which workers import by its module and name."""
+        """Return the runner of tasks; workers import ``perform`` by its module and name."""
 
     @contextmanager
     def open(self, device: Any, weights: Any = None, *, lasting: bool = False) -> Iterator[tuple[Path, RunOptions]]:
@@ -92,7 +92,7 @@ class Engine(ABC):
             return fit(learner, manifest, folder, options)
 
     def partial_fit(self, learner: Learner, data: Any) -> JobReport:
-        """Let a learner learn data beside what it knows; see :func:`evergrow.engine.fitting.update`."""
+        """Let a learner learn more data; see :func:`evergrow.engine.fitting.update`."""
         manifest = self.manifest(data, skip=_skips(learner))
         with self.open(learner.device, learner.weights) as (folder, options):
             return update(learner, manifest, folder, options)

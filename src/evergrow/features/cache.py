@@ -54,7 +54,7 @@ VARIABLE = "EVERGROW_CACHE"
 """Environment variable that names the folder of the cache."""
 
 CHUNK = 1024
-"""Items in a file: what a killed process loses at most."""
+"""Items in a file; a killed process loses at most one file."""
 
 _LOG = logging.getLogger(__name__)
 _META = "meta.json"
@@ -107,7 +107,7 @@ def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
 
 @dataclass(frozen=True)
 class ChunkHead:
-    """What a file says of its chunk besides the features: names of blocks, precision and failures."""
+    """A chunk without its features: names of blocks, precision and failures."""
 
     names: tuple[str, ...]
     precision: Precision
@@ -137,11 +137,11 @@ class Chunk(ChunkHead):
     computed: int = field(default=0, metadata=UNWRITTEN)
 
     def check(self) -> None:
-        """Raise unless the blocks are those that are named."""
+        """Raise unless the blocks have the stated names."""
         require(sorted(self.names) == sorted(self.blocks), "its blocks are not those that it names")
 
     def joined(self, other: Chunk) -> Chunk:
-        """Return all blocks of two chunks of the same items; those of the first alone if the two do not belong."""
+        """Return all blocks of two chunks of the same items; if the two do not match, the first chunk."""
         if (self.precision, self.failures) != (other.precision, other.failures):
             return self
         blocks = {**other.blocks, **self.blocks}
@@ -198,7 +198,7 @@ class CacheEntry:
         finally:
             if self.folder.is_dir() and not self.chunks():
                 shutil.rmtree(self.folder, ignore_errors=True)
-            with suppress(OSError):  # who waited for this file computes, at worst, what is there already
+            with suppress(OSError):  # a waiting process computes, at worst, the same again
                 Path(lock.lock_file).unlink()
             lock.release()
 
@@ -227,7 +227,7 @@ class CacheEntry:
         return sorted(self.folder.glob("[0-9]*.safetensors"))
 
     def stored(self, chunks: Sequence[range]) -> dict[range, ChunkHead]:
-        """Return what is there of chunks; no features are read.
+        """Return the heads of the chunks that are stored; no features are read.
 
         Raises
         ------
@@ -268,7 +268,7 @@ class CacheEntry:
         """
         path = self._path(rows)
         if path.is_symlink():
-            path.unlink()  # what it leads to is not the cache's to write
+            path.unlink()  # the cache never writes through links
         write_record(path, chunk)
 
     def clear(self) -> None:
@@ -295,7 +295,7 @@ def _check_file(path: Path) -> None:
 
 
 def _head(path: Path) -> ChunkHead:
-    """Return what a file says of its chunk, without reading the features."""
+    """Return the head of a chunk's file, without the features."""
     _check_file(path)
     header = read_header(path)
     check_kind(Chunk, header, path.name)
@@ -304,7 +304,7 @@ def _head(path: Path) -> ChunkHead:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """Description of an entry, for people; ``meta.json`` holds what does not follow from the other files.
+    """Description of an entry, for people; ``meta.json`` holds the first four fields.
 
     Parameters
     ----------
@@ -334,7 +334,7 @@ class CacheInfo:
 
     @classmethod
     def of(cls, items: Items, spec: BackboneSpec) -> CacheInfo:
-        """Return what ``meta.json`` tells people: no path of this machine, and nothing of any text."""
+        """Return the contents of ``meta.json``: no path of this machine, and no text."""
         prefix, colon, place = spec.name.rpartition(":")
         name = f"{prefix}{colon}{Path(place).name}" if Path(place).is_absolute() else spec.name
         return cls(items.kind, len(items), items.name(0) if items.kind == "image" else "", name)

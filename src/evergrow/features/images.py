@@ -131,7 +131,7 @@ def median_side(items: Items) -> int | None:
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Turn whatever a decoder raises into an error with the image's name."""
+    """Turn a decoder's exception into an error with the image's name."""
     try:
         yield
     except ImageError as error:
@@ -257,7 +257,7 @@ class Failure:
 
 
 class LoadedBatch(NamedTuple):
-    """A batch that is ready for a backbone; what could not be read is missing from it.
+    """A batch that is ready for a backbone, without the items that could not be read.
 
     Parameters
     ----------
@@ -310,7 +310,7 @@ class ImageReader(Dataset[Any]):
         return self._transform(image) if self._own is None else self._own.pixels(image)
 
     def read(self, rows: Sequence[int]) -> tuple[list[int], list[Any], list[Failure]]:
-        """Return the rows that could be read, what :meth:`load` makes of them, and the failures."""
+        """Return the rows that could be read, their images as :meth:`load` gives them, and the failures."""
         read: list[int] = []
         loaded: list[Any] = []
         failures: list[Failure] = []
@@ -345,7 +345,7 @@ class ImageReader(Dataset[Any]):
 
 
 def _refused(error: BaseException) -> bool:
-    """Return whether the system refused to read, as opposed to a decoder that does not like what it read."""
+    """Return whether the system refused to read a file; a decoder's error is another matter."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:
@@ -418,7 +418,7 @@ def text_batches(items: Items, chunks: Sequence[range], batch_size: int) -> Iter
 
 
 def choose_workers(wanted: int | Literal["auto"], n_batches: int, device: torch.device, batch_bytes: int) -> int:
-    """Return how many processes should decode: as many as wanted, or what suits the machine.
+    """Return the number of decoding processes: as wanted, or as suits the machine.
 
     A model on the CPU needs the cores itself, so few workers suffice there; a GPU wants all but two, which start its
     kernels and pin its batches (on 16 cores 14 workers were faster than 16).

@@ -1,4 +1,4 @@
-"""The tuner: a few parameters that change what a frozen backbone computes; the kinds by name, and their files.
+"""Tuners: a few parameters on a frozen backbone; the kinds by name, and their files.
 
 :class:`Tuner` is the base of every kind and :class:`TunerConfig` that of its settings. :class:`Drawer` draws initial
 values.
@@ -212,7 +212,7 @@ class Block:
 
     @property
     def mlp_input(self) -> nn.Linear:
-        """The first linear map of the MLP; its width is the block's, its type and device those of the tuner."""
+        """The first linear map of the MLP; it gives the tuner its width, type and device."""
         first = next((part for part in self.part("mlp").modules() if isinstance(part, (nn.Linear, nn.Conv2d))), None)
         if not isinstance(first, nn.Linear):
             raise UnsupportedModelError(
@@ -336,7 +336,7 @@ class Tuner(nn.Module):
         except BaseException:
             self.remove()
             raise
-        self._limit = None  # what a kind that grows draws later is asked for by a program, not by a file
+        self._limit = None  # a tuner may grow later, and then no file asks for it
 
     # -- for subclasses -------------------------------------------------------------------------------------
 
@@ -355,7 +355,7 @@ class Tuner(nn.Module):
         yield from ()
 
     def _attach(self) -> Iterator[Handle]:
-        """Put every layer to work in the model and yield what takes it off again."""
+        """Attach every layer to the model, and yield the handles that detach it."""
         yield from ()
 
     def _plant(self, path: str, layer: nn.Module) -> None:
@@ -415,7 +415,7 @@ class Tuner(nn.Module):
         return switch
 
     def _switch(self) -> ExitStack:
-        """Return what puts the tuner back into its present state at the end of a ``with``."""
+        """Return a context that restores the tuner's present state at its end."""
         back, switch = self.enable if self.enabled else self.disable, ExitStack()
         switch.callback(lambda: None if self.removed else back())
         return switch
@@ -563,7 +563,7 @@ def restore_tuner(saved: SavedTuner, model: nn.Module) -> Tuner:
         raise FileFormatError(f"a stored tuner must be one that this version knows and that fits: {error}") from error
     try:
         tuner.load_state_dict(saved.tensors)
-    except (InputError, RuntimeError) as error:  # PyTorch's, of many lines, names what does not fit
+    except (InputError, RuntimeError) as error:  # PyTorch's message has many lines
         tuner.remove()
         why = " ".join(str(error).split())[:300]
         raise FileFormatError(f"a stored tuner must hold the parameters that its settings say: {why}") from error
