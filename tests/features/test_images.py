@@ -225,7 +225,7 @@ def test_heic_is_read_as_a_file_and_as_bytes(tmp_path: Path) -> None:
 def test_without_the_plugin_the_error_says_what_helps(
     name: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_formats, "_is_there", lambda module: False)
+    monkeypatch.setattr(image_formats, "reads_heic", lambda: False)
     (tmp_path / name).write_bytes(b"not read by Pillow")
     with pytest.raises(ImageError, match=advice):
         decode_image(tmp_path / name)

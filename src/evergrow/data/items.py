@@ -699,63 +699,35 @@ IMAGE_SUFFIXES = frozenset(
 )
 """Endings of images that are read without any plugin."""
 
+HEIC_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
 
-@dataclass(frozen=True)
-class PluginFormat:
-    """A kind of images that needs a plugin.
-
-    Parameters
-    ----------
-    title : str
-        What people call it.
-    suffixes : frozenset of str
-        Endings of such files, in lower case.
-    module : str
-        Module that reads it; empty where evergrow knows none.
-    extra : str
-        The extra of evergrow that brings the module.
-    """
-
-    title: str
-    suffixes: frozenset[str]
-    module: str = ""
-    extra: str = ""
-
-    @property
-    def installed(self) -> bool:
-        """Whether the module is there; nothing is imported."""
-        return bool(self.module) and _is_there(self.module)
-
-    @property
-    def remedy(self) -> str:
-        """How to have such images read."""
-        return f"pip install 'evergrow[{self.extra}]' reads them" if self.module else "save them as JPEG or PNG"
-
-
-HEIC = PluginFormat("HEIC", frozenset({".heic", ".heif", ".hif"}), "pillow_heif", "heic")
-CAMERA = PluginFormat(
-    "camera RAW", frozenset({".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw"})
-)
-OTHERS = PluginFormat("AVIF, JPEG XL, JPEG 2000, SVG or PSD", frozenset({".avif", ".jxl", ".jp2", ".svg", ".psd"}))
-PLUGIN_FORMATS = (HEIC, CAMERA, OTHERS)
+_UNREAD = {
+    "HEIC": HEIC_SUFFIXES,
+    "camera RAW": frozenset({".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw"}),
+    "AVIF, JPEG XL, JPEG 2000, SVG or PSD": frozenset({".avif", ".jxl", ".jp2", ".svg", ".psd"}),
+}
 
 
 @cache
-def _is_there(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+def reads_heic() -> bool:
+    """Return whether the plugin for HEIC images is installed; nothing is imported."""
+    return importlib.util.find_spec("pillow_heif") is not None
 
 
-def plugin_format(name: str) -> PluginFormat | None:
-    """Return the kind of images that a file name belongs to and that needs a plugin, or None.
+def unread_format(name: str) -> tuple[str, str] | None:
+    """Return the format of an image file that is not read here, and what helps; None for other files.
 
     Examples
     --------
-    >>> from evergrow.data.items import plugin_format
-    >>> plugin_format("IMG_0001.HEIC").title, plugin_format("a.jpg")
-    ('HEIC', None)
+    >>> from evergrow.data.items import unread_format
+    >>> unread_format("drawing.PSD")[1], unread_format("a.jpg")
+    ('save them as JPEG or PNG', None)
     """
     suffix = os.path.splitext(name)[1].lower()
-    return next((entry for entry in PLUGIN_FORMATS if suffix in entry.suffixes), None)
+    title = next((title for title, suffixes in _UNREAD.items() if suffix in suffixes), None)
+    if title == "HEIC":
+        return None if reads_heic() else (title, "pip install 'evergrow[heic]' reads them")
+    return None if title is None else (title, "save them as JPEG or PNG")
 
 
 def is_image(name: str) -> bool:
@@ -767,7 +739,5 @@ def is_image(name: str) -> bool:
     >>> is_image("a.JPEG"), is_image("labels.txt"), is_image("drawing.psd")
     (True, False, False)
     """
-    if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
-        return True
-    kind = plugin_format(name)
-    return kind is not None and kind.installed
+    suffix = os.path.splitext(name)[1].lower()
+    return suffix in IMAGE_SUFFIXES or (suffix in HEIC_SUFFIXES and reads_heic())

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 from evergrow.core.errors import ImageError, InputError
 from evergrow.core.record import UNWRITTEN
 from evergrow.core.seeding import generator
-from evergrow.data.items import HEIC, Items, plugin_format
+from evergrow.data.items import Items, reads_heic, unread_format
 from evergrow.features.preprocess import Preprocessing
 
 if TYPE_CHECKING:
@@ -146,9 +146,8 @@ def _reason(error: Exception, name: str) -> str:
     from PIL import UnidentifiedImageError
 
     if isinstance(error, UnidentifiedImageError):
-        kind = plugin_format(name)
-        if kind is not None and not kind.installed:
-            return f"{kind.title} images are not read as they are; {kind.remedy}"
+        if unread := unread_format(name):
+            return f"{unread[0]} images are not read as they are; {unread[1]}"
         return "its content is of no known image format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror  # the path is in the message already
@@ -169,8 +168,8 @@ def _prepare_pillow() -> None:
     from PIL import Image
 
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    if HEIC.installed:
-        importlib.import_module(HEIC.module).register_heif_opener()
+    if reads_heic():
+        importlib.import_module("pillow_heif").register_heif_opener()
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
