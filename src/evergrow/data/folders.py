@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from evergrow.core.errors import InputError
-from evergrow.data.items import Dataset, check_test_classes, is_image, listed, shown, unread_format
+from evergrow.core.escaping import printable
+from evergrow.data.items import Dataset, check_test_classes, is_image, listed, unread_format
 from evergrow.data.readers import TEST_WORDS, TRAIN_WORDS, DataOptions, file_suffixes, register_reader
 from evergrow.data.storage import Tree
 
@@ -85,7 +86,7 @@ class Walk:
         """Return a sentence about what was left out, if anything was."""
         if not self.ignored:
             return []
-        parts = ", ".join(f"{shown(reason)}: {count}" for reason, count in sorted(self.ignored.items()))
+        parts = ", ".join(f"{printable(reason)}: {count}" for reason, count in sorted(self.ignored.items()))
         return [f"files left out: {sum(self.ignored.values())} ({parts})"]
 
     def cautions(self) -> list[str]:

@@ -687,11 +687,6 @@ def listed(names: Iterable[str], most: int = 5) -> str:
     return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
-def shown(text: str) -> str:
-    """Return a name that any terminal and file can take: bytes that are no UTF-8 become escapes."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 # -- file names -----------------------------------------------------------------------------------------------
 
 IMAGE_SUFFIXES = frozenset(
