@@ -24,7 +24,7 @@ $(DEMO) $(STAMP): pyproject.toml
 setup: $(STAMP)  ## create .venv and install evergrow with every extra and its development tools
 
 demo: $(DEMO)  ## learn handwritten digits two at a time, forget one, spot an unknown one
-	$(BIN)/evergrow demo
+	$(BIN)/python examples/digits.py
 
 PORT   ?= 8080
 MODELS ?= models

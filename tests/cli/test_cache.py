@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,7 @@ from tests.features.extraction_toys import LetterCounter, Toy, write_images
 
 from evergrow.data.items import Texts
 from evergrow.features import encode
-from evergrow.features.cache import CacheEntry, Chunk, FeatureCache
-from evergrow.features.images import Failure
+from evergrow.features.cache import CacheEntry, CacheInfo, Chunk, FeatureCache
 
 
 def cache(*args: object, stdin: str | None = None):
@@ -28,10 +28,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     encode(Toy(), write_images(tmp_path / "images", 5))
     encode(LetterCounter(), Texts(tuple("abcde")))
     unfinished = CacheEntry(folder / ("f" * 32))
-    about = {"n_items": 40, "chunk": 16, "kind": "image", "backbone": "half", "preset": "pilot"}
-    unfinished.begin({**about, "created": "2020-01-01T00:00:00+00:00"})
-    blocks = {"final": np.ones((15, 6), np.float32)}
-    unfinished.store(range(16), Chunk(("final",), "float32", (Failure(3, "x.png", "broken"),), blocks))
+    unfinished.begin(CacheInfo("image", 40, backbone="half"))
+    unfinished.store(range(16), Chunk(("final",), "float32", (), {"final": np.ones((16, 6), np.float32)}))
+    os.utime(unfinished.folder, (0, 0))
     return folder
 
 
@@ -43,20 +42,16 @@ def test_list(root: Path) -> None:
     result = cache("list")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].split() == ["key", "what", "items", "size", "age", "backbone", "preset", "state"]
-    (toy,) = [line for line in lines if " toy " in line]
+    assert lines[0].split() == ["key", "what", "items", "size", "age", "backbone"]
+    (toy,) = [line for line in lines if " toy" in line]
     assert "images from even/000.png" in toy
-    assert toy.split()[-1] == "finished"
-    (half,) = [line for line in lines if " half " in line]
+    (half,) = [line for line in lines if " half" in line]
     assert half.startswith("ffffffffffff ")
-    assert "16/40" in half
-    assert "unfinished, 1 unreadable" in half
     assert lines[-1].startswith("3 entries, ")
     assert lines[-1].endswith(str(root))
     found = json.loads(cache("list", "--json").stdout)
     assert found["folder"] == str(root)
-    states = {entry["backbone"]: entry["state"] for entry in found["entries"]}
-    assert states == {"toy": "finished", "letters": "finished", "half": "unfinished"}
+    assert {entry["backbone"]: entry["n_items"] for entry in found["entries"]} == {"toy": 5, "letters": 5, "half": 40}
 
 
 def test_an_empty_cache(tmp_path: Path) -> None:

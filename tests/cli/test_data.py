@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 import zipfile
 from pathlib import Path
@@ -157,17 +158,11 @@ def test_features(shell: Shell, first: Path) -> None:
     assert "features, 16 wide" in shell.run("data", first).stdout
 
 
-def test_demo_as_json_and_for_people() -> None:
-    result = evergrow("demo", "--units", "200", "--json")
-    assert result.exit_code == 0, result.output
-    figures = json.loads(result.output)
-    assert figures["accuracy"] > 0.85
-    assert figures["predicted_after_forgetting"] == 0
-    assert figures["unknown_auroc"] > 0.75
-    assert figures["largest_difference_to_joint_training"] < 1e-6
-    assert len(figures["tasks"]) == 5
-    output = evergrow("demo", "--units", "100").output
-    assert "accuracy on all so far" in output
+def test_the_example_of_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "digits.py"))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8
+    assert "after forget_classes([8]): 0 eights still called 8" in lines[-1]
 
 
 def test_it_writes_images_that_the_other_commands_take(tmp_path: Path) -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
-import os
 import struct
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import PIL
@@ -19,7 +15,7 @@ from PIL import Image
 
 from evergrow.core.errors import ImageError
 from evergrow.data import items as image_formats
-from evergrow.features import decode_image, images
+from evergrow.features import decode_image
 
 PILLOW = tuple(int(part) for part in PIL.__version__.split(".")[:1])
 
@@ -173,14 +169,10 @@ def bomb(width: int, height: int) -> bytes:
 def test_bombs_are_refused_before_they_are_decoded(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     path = tmp_path / "bomb.png"
     path.write_bytes(bomb(20_000, 10_000))
-    with pytest.raises(ImageError, match=r"at most 178,956,970 pixels, got 20000 x 10000 = 200,000,000.*bomb\.png"):
+    with pytest.raises(ImageError, match=r"bomb\.png.*200000000 pixels\) exceeds limit of 178956970 pixels"):
         decode_image(path)
-    limit = Image.MAX_IMAGE_PIXELS
     with pytest.raises(ImageError, match="at most 100 pixels"):
         decode_image(io.BytesIO(bomb(11, 10)).getvalue(), max_pixels=100)
-    with pytest.raises(ImageError, match=r"truncated|readable"):  # a limit raised by the caller is not Pillow's
-        decode_image(path, max_pixels=10**9)
-    assert limit == Image.MAX_IMAGE_PIXELS
     assert not recwarn.list
 
 
@@ -206,15 +198,6 @@ def test_arrays_of_one_and_four_channels() -> None:
     np.testing.assert_array_equal(pixels(decode_image(GRADIENT[:, ::-1])), GRADIENT[:, ::-1])
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system: fork")
-def test_a_forked_worker_does_not_wait_for_a_lock_of_its_parent() -> None:
-    with images._PIL_LIMIT:  # as another thread may hold it at that moment
-        worker = multiprocessing.get_context("fork").Process(target=decode_image, args=(bomb(2, 2),))
-        worker.start()
-        worker.join(60)
-    assert worker.exitcode == 1  # it came as far as the missing pixels
-
-
 def test_names_in_messages_and_other_types() -> None:
     with pytest.raises(ImageError, match="row 7"):
         decode_image(b"nothing", name="row 7")
@@ -224,7 +207,7 @@ def test_names_in_messages_and_other_types() -> None:
         decode_image(3)
 
 
-# -- HEIC and camera RAW, by plugins --------------------------------------------------------------------------
+# -- HEIC, by a plugin ----------------------------------------------------------------------------------------
 
 
 def test_heic_is_read_as_a_file_and_as_bytes(tmp_path: Path) -> None:
@@ -236,48 +219,16 @@ def test_heic_is_read_as_a_file_and_as_bytes(tmp_path: Path) -> None:
         assert np.abs(np.asarray(image).astype(int) - GRADIENT.astype(int)).mean() < 8
 
 
-@pytest.mark.parametrize(("name", "extra"), [("photo.heic", "heic"), ("photo.NEF", "raw")])
-def test_without_the_plugin_the_error_says_what_to_install(
-    name: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "advice"), [("photo.heic", r"pip install 'evergrow\[heic\]'"), ("photo.NEF", "save them as JPEG or PNG")]
+)
+def test_without_the_plugin_the_error_says_what_helps(
+    name: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_formats, "_is_there", lambda module: False)
+    monkeypatch.setattr(image_formats, "reads_heic", lambda: False)
     (tmp_path / name).write_bytes(b"not read by Pillow")
-    with pytest.raises(ImageError, match=rf"pip install 'evergrow\[{extra}\]'"):
+    with pytest.raises(ImageError, match=advice):
         decode_image(tmp_path / name)
-
-
-class _Raw:
-    """What rawpy hands out for a file, as far as it is used."""
-
-    def __init__(self, width: int) -> None:
-        self.sizes = SimpleNamespace(raw_width=width, raw_height=64)
-
-    def __enter__(self) -> _Raw:
-        return self
-
-    def __exit__(self, *rest: object) -> None:
-        return None
-
-    def postprocess(self, **options: object) -> np.ndarray:
-        return GRADIENT
-
-
-def test_raw_goes_through_its_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_formats, "_is_there", lambda module: True)
-    opened: list[object] = []
-
-    def imread(source: object) -> _Raw:
-        opened.append(source)
-        return _Raw(64)
-
-    monkeypatch.setitem(sys.modules, "rawpy", SimpleNamespace(imread=imread))
-    (tmp_path / "photo.cr2").write_bytes(b"raw")
-    assert decode_image(tmp_path / "photo.cr2").size == (60, 40)
-    assert decode_image(b"raw", name="inside.zip/photo.dng").size == (60, 40)
-    assert opened[0] == str(tmp_path / "photo.cr2")
-    assert isinstance(opened[1], io.BytesIO)
-    with pytest.raises(ImageError, match="at most 100 pixels"):
-        decode_image(tmp_path / "photo.cr2", max_pixels=100)
 
 
 def test_damaged_files_of_both_are_typed_errors(tmp_path: Path) -> None:

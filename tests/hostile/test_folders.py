@@ -70,7 +70,7 @@ class Cached:
     def check(self, words: str) -> None:
         with limited(20), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it says that it computes again
-            json.dumps([(entry.to_dict(), entry.age_seconds) for entry in FeatureCache(self.root).list()])
+            json.dumps([vars(entry) for entry in FeatureCache(self.root).list()])
             features = self.encoded()
         assert features.shape == self.features.shape, words
         assert np.isfinite(features).all(), words

@@ -1,21 +1,8 @@
 """Training of networks: tuners, the loop, first-session adaptation."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from evergrow.core.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adapted_from
-    from evergrow.adapt.loop import TrainingError, TrainLog, train
-    from evergrow.adapt.settings import FsaConfig, TrainConfig
-
-_HOMES = {
-    "fsa": ("Adaptation", "AdaptedBackbone", "adapt", "adapted_from"),
-    "loop": ("TrainLog", "TrainingError", "train"),
-    "settings": ("FsaConfig", "TrainConfig"),
-}
+from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adapted_from
+from evergrow.adapt.loop import TrainingError, TrainLog, train
+from evergrow.adapt.settings import FsaConfig, TrainConfig
 
 __all__ = [
     "Adaptation",
@@ -28,7 +15,3 @@ __all__ = [
     "adapted_from",
     "train",
 ]
-
-__getattr__, __dir__ = lazy_names(
-    __name__, {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
-)

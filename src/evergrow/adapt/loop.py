@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,12 +30,10 @@ Loss = Callable[[Any, Tensor], Tensor]
 Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
 _LOG = logging.getLogger(__name__)
-_CHECK_EVERY = 200
-"""Steps after which the loss is looked at; looking makes the CPU wait for the GPU."""
 
 
 class TrainingError(NumericalError):
-    """Training left the finite numbers, even in float32; the message says when."""
+    """The loss or a parameter became NaN or infinite; the message says in which epoch."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class TrainLog:
     seconds : float
         Time of all epochs.
     precision : {"float32", "bfloat16"}
-        Arithmetic of the last epoch.
+        Arithmetic of the training.
     peak_memory_bytes : int
         Most memory that the GPU held; 0 on CPUs.
     """
@@ -120,7 +117,7 @@ def train(
     Raises
     ------
     TrainingError
-        If the loss or a parameter is not finite in float32; the parameters are those after the last good epoch.
+        If the loss or a parameter becomes NaN or infinite.
     ImageError
         If an image cannot be read.
 
@@ -208,41 +205,11 @@ class _Run:
             peak_memory_bytes=torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0,
         )
 
-    def _tensors(self) -> tuple[list[Tensor], dict[str, Any]]:
-        """Return a copy of what training changes: the parameters, and the optimizer's memory of them."""
-        return [p.detach().clone() for p in self.parameters], copy.deepcopy(self.optimizer.state_dict())
-
-    def _restore(self, kept: tuple[list[Tensor], dict[str, Any]]) -> None:
-        """Take back what :meth:`_tensors` returned."""
-        with torch.no_grad():
-            for parameter, value in zip(self.parameters, kept[0], strict=True):
-                parameter.copy_(value)
-        self.optimizer.load_state_dict(kept[1])
-
     def _epoch(self, epoch: int, tick: Meter) -> None:
-        """Run one epoch, once more in float32 if it left the finite numbers in another precision."""
-        kept = self._tensors()
-        loss = self._pass(epoch, tick)
-        if loss is None:
-            self._restore(kept)
-            failed, self.precision = self.precision, "float32"
-            if failed != "float32":
-                _LOG.warning("loss was not finite in epoch %d in %s; going on in float32", epoch + 1, failed)
-                loss = self._pass(epoch, tick)
-        if loss is None:
-            self._restore(kept)
-            raise TrainingError(
-                f"loss and parameters must be finite, got NaN or infinity in epoch {epoch + 1} of "
-                f"{self.config.epochs} in float32; lower the learning rate (lr is {self.config.lr:g})"
-            )
-        self.losses.append(loss)
-        rate = self.config.lr * self.config.factor(epoch)
-        _LOG.info("epoch %d of %d: loss %.4f, learning rate %.2g", epoch + 1, self.config.epochs, loss, rate)
-
-    def _pass(self, epoch: int, tick: Meter) -> float | None:
-        """Go through the images once and return the mean loss; None as soon as something is seen not to be finite."""
+        """Go through the images once, or raise :class:`TrainingError` where a number is not finite."""
+        factor = self.config.factor(epoch)
         for group, rate in zip(self.optimizer.param_groups, self.rates):
-            group["lr"] = rate * self.config.factor(epoch)
+            group["lr"] = rate * factor
         # Dropout draws from the global stream, which is named after the epoch; the caller's is kept aside.
         seed = derive_seed(self.images.seed, "train", *self.images.purpose, "dropout", epoch)
         torch.default_generator.manual_seed(seed)
@@ -255,12 +222,15 @@ class _Run:
         for step, (images, codes) in enumerate(self.images.epoch(epoch)):
             total += self._step(images, codes, shares[step]) * len(codes)
             tick(done + step + 1, note)
-            if (step + 1) % _CHECK_EVERY == 0 and not bool(torch.isfinite(total)):
-                return None
         finite = [torch.isfinite(parameter).all() for parameter in self.parameters]
         if not bool(torch.stack([torch.isfinite(total), *finite]).all()):
-            return None
-        return float(total) / len(self.images)
+            raise TrainingError(
+                f"Loss or parameters became NaN or infinite in epoch {epoch + 1} of {self.config.epochs}, in "
+                f"{self.precision}. Lower the learning rate (lr is {self.config.lr:g})."
+            )
+        self.losses.append(float(total) / len(self.images))
+        rate = self.config.lr * factor
+        _LOG.info("epoch %d: loss %.4f, learning rate %.2g", epoch + 1, self.losses[-1], rate)
 
     def _step(self, images: Tensor, codes: Tensor, share: float) -> Tensor:
         """Change the parameters by one batch and return its loss, without waiting for it.

@@ -151,8 +151,7 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in a form that JSON holds."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
+        return to_plain(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -191,7 +190,7 @@ class FsaConfig:
         check_choice("tuner", self.tuner, adapting_tuners())
         if not isinstance(self.train, TrainConfig):
             raise ParameterError(f"train must be a TrainConfig, got {type(self.train).__name__}")
-        TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner)  # refuses what the tuner has not
+        TUNERS[self.tuner].config_class.from_settings(self.settings, self.tuner)  # refuses unknown settings
 
     @classmethod
     def recipe(cls, **changes: Any) -> Self:
@@ -199,7 +198,7 @@ class FsaConfig:
         return cls().changed(**changes)
 
     def changed(self, **changes: Any) -> Self:
-        """Return the settings with some fields changed, its own or those of ``train``.
+        """Return the settings with some fields changed, of this class or of ``train``.
 
         Changing ``tuner`` drops ``settings`` that are not given anew: they belonged to the other kind.
         """
@@ -213,8 +212,7 @@ class FsaConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in a form that JSON holds."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
+        return to_plain(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import typer
+from rich.cells import cell_len
 
 from evergrow.cli.exits import ExitCode, PrintError, complain
 from evergrow.core.errors import EvergrowWarning
@@ -79,7 +79,7 @@ def answer_with(name: str, command: Callable[[], Answer], *, as_json: bool) -> E
         otherwise = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-            """Print evergrow's own warnings as one line, once; leave those of others as they are."""
+            """Print each of evergrow's warnings once, on one line; pass others on unchanged."""
             text = one_line(str(message))
             if not issubclass(category, EvergrowWarning):
                 otherwise(message, category, *rest, **more)
@@ -171,26 +171,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable
     otter  12
     """
     cells = [list(columns), *([printable(cell) for cell in row] for row in rows)]
-    widths = [max(_width(row[column]) for row in cells) for column in range(len(columns))]
+    widths = [max(cell_len(row[column]) for row in cells) for column in range(len(columns))]
     aligned = set(right)
     lines = []
     for row in cells:
         parts = []
         for name, cell, width in zip(columns, row, widths, strict=True):
-            gap = " " * (width - _width(cell))
+            gap = " " * (width - cell_len(cell))
             parts.append(gap + cell if name in aligned else cell + gap)
         lines.append("  ".join(parts).rstrip())
     return lines
-
-
-def _width(text: str) -> int:
-    """Return the columns that a text takes in a terminal."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
-        for character in text
-    )
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> list[str]:
@@ -201,7 +191,7 @@ def facts(pairs: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def percent(value: float | None) -> str:
-    """Return a share in percent, or a dash where there was nothing to divide by.
+    """Return a share in percent, or a dash if it is not a number.
 
     Examples
     --------

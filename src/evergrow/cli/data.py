@@ -1,4 +1,4 @@
-"""``evergrow data`` and ``features``: describe a data set, look for mistakes in it, and compute its features."""
+"""``evergrow data``, ``features`` and ``cache``: a data set described and checked, its features, and what is cached."""
 
 from __future__ import annotations
 
@@ -9,21 +9,57 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal
 
 from evergrow.cli import options
-from evergrow.cli.console import Answer, facts, plural, table
+from evergrow.cli.console import Answer, facts, plural, table, warn_line
 from evergrow.cli.engine import HERE, EngineOptions
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.models import check_target, skipped_code
-from evergrow.cli.registry import command
-from evergrow.core.errors import DataWarning, InputError, ParameterError
+from evergrow.cli.registry import command, command_group
+from evergrow.core.errors import BusyError, DataWarning, InputError, ParameterError
+from evergrow.core.escaping import printable
 
 if TYPE_CHECKING:
     from evergrow.data import DataOptions
     from evergrow.data.datacheck import DataCheck
     from evergrow.features.base import Backbone
+    from evergrow.features.cache import CacheInfo
 
 _SHOWN = 5
+
+
+@command("demo")
+def demo_command(pictures: Annotated[Path, typer.Option()]) -> Answer:
+    """Write handwritten digits as images, a folder for each class, to try the other commands on.
+
+    Example: [bold]evergrow demo --pictures digits[/bold]
+
+    Parameters
+    ----------
+    pictures : FOLDER
+        A new or empty folder.
+    """
+    import numpy as np
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    if pictures.exists() and (not pictures.is_dir() or any(pictures.iterdir())):
+        raise ParameterError(f"{pictures} exists; --pictures needs a new or empty folder.")
+    digits = load_digits()
+    # With a frame, since preprocessing cuts away the border of a photograph.
+    framed = np.pad((digits.images * (255 / 16)).astype(np.uint8), ((0, 0), (1, 1), (1, 1)))
+    written = dict.fromkeys(("first", "later", "strange", "test"), 0)
+    for digit in range(10):
+        for number, image in enumerate(framed[digits.target == digit][:16]):
+            part = "first" if digit < 5 else "later" if digit < 8 else "strange"
+            part = "test" if number >= 12 and digit < 8 else part
+            path = pictures / part / f"digit {digit}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).resize((80, 80)).save(path)
+            written[part] += 1
+    parts = ", ".join(f"{count} in {part}" for part, count in written.items())
+    return Answer({"folder": str(pictures), **written}, [f"{pictures}: {parts}"], done=f"{pictures} was written")
 
 
 @command("data")
@@ -56,7 +92,7 @@ def data_command(
     source : DATA
         Folder, file or address.
     layout
-        Layout of a folder: auto looks, or {evergrow.data:list_readers}.
+        Layout of a folder: auto looks, or train-test, class-folders, table, parquet, arrays, webdataset.
     root
         Folder that listed images are in.
     check
@@ -121,7 +157,7 @@ def _tried(source: str, how: DataOptions, backbone: str, device: str) -> tuple[l
 
 
 def _checked(source: str, how: DataOptions, backbone: str, device: str) -> DataCheck:
-    """Return what looks wrong about data.
+    """Return the probable mistakes in data.
 
     Parameters
     ----------
@@ -226,7 +262,7 @@ def features_command(
     backbone
         Name, or 'auto' for the best at hand.
     preset
-        Preprocessing of images: {evergrow.features.preprocess:PRESETS}.
+        Preprocessing of images: timm, pilot or pilot-cifar.
     batch_size
         Items per batch.
     test_size
@@ -280,3 +316,85 @@ def features_command(
         f"{result.X_train.shape[1]}{blocks} from {model.spec.name}, {result.n_classes} classes, in {seconds:.1f} s"
     )
     return Answer(values, [line], code=skipped_code(left_out), done=f"{out} was written")
+
+
+# -- cached features ------------------------------------------------------------------------------------------
+
+command_group("cache", "List and clear the features that were extracted earlier.")
+
+_FOLDER = "Folder of the cache; EVERGROW_CACHE or the user's cache by default."
+Folder = Annotated[Path | None, typer.Option(help=_FOLDER)]
+
+
+@command("cache list")
+def list_command(folder: Folder = None) -> Answer:
+    """List the features that are kept, the newest first.
+
+    Exit codes: 0 listed.
+    """
+    from evergrow.features.cache import FeatureCache
+
+    cache = FeatureCache(folder)
+    infos = cache.list()
+    total = decimal(sum(info.bytes for info in infos))
+    lines = [*_table(infos), f"{plural(len(infos), 'entry', 'entries')}, {total} in {cache.root}"]
+    return Answer({"folder": str(cache.root), "entries": [vars(info) for info in infos]}, lines)
+
+
+@command("cache clear")
+def clear_command(
+    older_than: Annotated[float | None, typer.Option(min=0)] = None,
+    yes: Annotated[bool, typer.Option("-y")] = False,
+    folder: Folder = None,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> Answer:
+    """Remove all entries, or old ones; entries in use by another process stay.
+
+    Exit codes: 0 all removed, 1 the question was answered with no, 2 the request makes no sense, 3 some are in use by
+    another process and stay, the others are removed.
+
+    Parameters
+    ----------
+    older_than : DAYS
+        Clear only what was last written before that.
+    yes
+        Do not ask.
+    as_json
+        Print the outcome as JSON; needs --yes.
+    """
+    from evergrow.features.cache import FeatureCache
+
+    if as_json and not yes:
+        raise ParameterError("Add --yes to --json: nobody can be asked.")
+    cache = FeatureCache(folder)
+    chosen = [info for info in cache.list() if older_than is None or info.age_seconds > older_than * 86400]
+    if chosen and not yes:
+        for line in _table(chosen):
+            typer.echo(line)
+        typer.confirm(f"remove {len(chosen)} from {printable(str(cache.root))}?", abort=True)
+    removed, busy = [], []
+    for info in chosen:
+        try:
+            cache.remove(info.key)
+            removed.append(info)
+        except BusyError as error:  # noqa: PERF203  the others can still go
+            warn_line(f"{info.key[:12]} is in use: {error}")
+            busy.append(info.key)
+        except OSError as error:
+            raise ParameterError(f"Cannot remove from {cache.root}: {error}") from error
+    freed = sum(info.bytes for info in removed)
+    done = f"removed {len(removed)}, {decimal(freed)}"
+    values = {"removed": [info.key for info in removed], "in_use": busy, "bytes": freed}
+    return Answer(values, [done], code=ExitCode.BUSY if busy else ExitCode.OK, done=done)
+
+
+def _table(infos: list[CacheInfo]) -> list[str]:
+    rows = []
+    for info in infos:
+        what = f"{info.kind}s" if info.kind else "?"
+        if info.first:
+            what += f" from {info.first if len(info.first) <= 32 else '...' + info.first[-29:]}"
+        age = f"{info.age_seconds / 86400:.1f} d"
+        rows.append([info.key[:12], what, f"{info.n_items:,}", decimal(info.bytes), age, info.backbone or "?"])
+    columns = ("key", "what", "items", "size", "age", "backbone")
+    return table(columns, rows, right=("items", "size", "age")) if rows else []

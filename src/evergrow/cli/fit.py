@@ -69,11 +69,11 @@ def fit_command(
     method
         One of those that evergrow lab methods lists.
     adapt
-        Train a tuner on the images first: {evergrow.adapt.tuners:adapting_tuners}.
+        Train a tuner on the images first: adapter or ssf.
     epochs
         Passes over the images for --adapt; 20 by default.
     preset
-        Preprocessing of images: {evergrow.features.preprocess:PRESETS}.
+        Preprocessing of images: timm, pilot or pilot-cifar.
     units
         Width of the random layer; 0 for none.
     seed

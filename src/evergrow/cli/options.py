@@ -19,8 +19,6 @@ RARE = "rare"
 Rare = Annotated[T, RARE]
 """A parameter that few people need: it has no option of its own but is set by ``--set NAME=VALUE``."""
 
-# A mark such as {module:NAME} in a help is replaced by the names in that registry when the help is shown.
-
 ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="The model file.")]
 
 Data = Annotated[
@@ -75,7 +73,7 @@ class Reading(OptionGroup):
     label_column: Rare[str] = ""
 
     def options(self, **more: Any) -> DataOptions:
-        """Return the settings of reading, with what else a command has to say about it."""
+        """Return the data options; ``more`` are further ones of the command."""
         from evergrow.data import DataOptions
 
         return DataOptions(**vars(self), **more)
@@ -90,7 +88,7 @@ class RunOptions(OptionGroup):
     cache
         Whether features are kept, so that images are looked at once.
     weights
-        The backbone's weights, if not where they were: a file, or {evergrow.features.sources:WEIGHT_SOURCES}.
+        The backbone's weights, if not where they were: a file, or bundled, hub or random.
     """
 
     device: Device = "auto"

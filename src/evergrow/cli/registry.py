@@ -33,7 +33,7 @@ ABOUT = "Classifiers that keep learning new classes, without old data and withou
 OTHERS = "Data and tools"
 """Heading of the commands that name none; the help would else list them before all others."""
 
-_SET = "set_"  # the parameter that holds what --set was given
+_SET = "set_"  # the parameter that holds the values of --set
 _PARAMETERS = "\n\nParameters\n----------\n"
 
 Function = TypeVar("Function", bound=Callable[..., Answer])
@@ -136,7 +136,7 @@ def build_app() -> typer.Typer:
             parent = groups[first]
         about = reflowed(entry.function.__doc__ or "")
         panel = entry.panel if second else entry.panel or OTHERS
-        parent.command(second or first, cls=LateCommand, help=about, rich_help_panel=panel)(_printing(entry))
+        parent.command(second or first, cls=FileCommand, help=about, rich_help_panel=panel)(_printing(entry))
     return app
 
 
@@ -147,15 +147,8 @@ def _root(version: Annotated[bool, _VERSION] = False) -> None:
     """Take the options that stand before any command."""
 
 
-class LateCommand(TyperCommand):
-    """A command whose help lists what is registered when it is shown, and whose files are looked for first."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help, with the names in registries in place of their marks."""
-        for parameter in self.params:
-            if getattr(parameter, "help", None):
-                parameter.help = re.sub(r"\{([\w.]+):(\w+)\}", _names, parameter.help)  # type: ignore[attr-defined]
-        super().format_help(ctx, formatter)
+class FileCommand(TyperCommand):
+    """A command that looks for its files first."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, unless models or data are not there: that is said before anything heavy is imported."""
@@ -172,11 +165,6 @@ class LateCommand(TyperCommand):
 
                     check_source(ctx.params["data"])
         return super().invoke(ctx)
-
-
-def _names(mark: re.Match[str]) -> str:
-    registry: Any = getattr(importlib.import_module(mark[1]), mark[2])
-    return ", ".join(registry() if callable(registry) else sorted(registry))
 
 
 def _printing(entry: Command) -> Callable[..., None]:

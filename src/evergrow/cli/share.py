@@ -126,7 +126,7 @@ def export_command(
     head_only
         Leave the backbone out: the input is features.
     weights
-        The backbone's weights, if not where they were: a file, or {evergrow.features.sources:WEIGHT_SOURCES}.
+        The backbone's weights, if not where they were: a file, or bundled, hub or random.
     force
         Replace an existing file.
     """

@@ -165,7 +165,7 @@ def read_archive(path: str | os.PathLike[str], *, data: bytes | None = None) -> 
     try:
         tensors = safetensors.numpy.load(data)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
-        raise FileFormatError(f"{path} must be a whole evergrow file, got a damaged one: {error}") from error
+        raise FileFormatError(f"{path} is damaged or cut off: {error}") from error
     strange = sorted({str(tensor.dtype) for tensor in tensors.values()} - _STORED_DTYPES)
     if strange:
         raise FileFormatError(f"{path} must hold tensors of {sorted(_STORED_DTYPES)}, got {strange[:3]}")

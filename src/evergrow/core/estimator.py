@@ -15,8 +15,7 @@ import numpy as np
 from typing_extensions import Self
 
 from evergrow.core.errors import InputError, NotFittedError
-from evergrow.core.optional import is_instance_of
-from evergrow.core.validation import check_keys
+from evergrow.core.validation import check_keys, is_instance_of
 
 
 class Estimator:

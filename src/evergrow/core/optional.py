@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from types import ModuleType
-from typing import Any
 
 from evergrow.core.errors import MissingExtraError
 
@@ -46,20 +44,3 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
         raise MissingExtraError(
             f"{purpose} must have {name} installed, but it is not: pip install 'evergrow[{extra}]'"
         ) from error
-
-
-def is_instance_of(value: Any, module: str, *names: str) -> bool:
-    """Return whether something is an instance of a class of a module that may not be imported, without importing it.
-
-    Whoever has such an object has imported it. Another thread may be about to: then the module is there and its classes
-    are not yet.
-
-    Examples
-    --------
-    >>> from decimal import Decimal
-    >>> from evergrow.core.optional import is_instance_of
-    >>> is_instance_of(Decimal(1), "decimal", "Decimal"), is_instance_of(1, "never.imported", "Thing")
-    (True, False)
-    """
-    found = sys.modules.get(module)
-    return isinstance(value, tuple(kind for name in names if isinstance(kind := getattr(found, name, None), type)))

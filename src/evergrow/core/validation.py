@@ -1,4 +1,4 @@
-"""Checks on what users pass in, and settings as frozen dataclasses; messages say what was expected and what came."""
+"""Checks of users' arguments, and settings as frozen dataclasses; messages name the expected and the given value."""
 
 from __future__ import annotations
 
@@ -122,6 +122,23 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
     return None if (weights == 1.0).all() else weights
 
 
+def is_instance_of(value: Any, module: str, *names: str) -> bool:
+    """Return whether something is an instance of a class of a module that may not be imported, without importing it.
+
+    Whoever has such an object has imported it. Another thread may be about to: then the module is there and its classes
+    are not yet.
+
+    Examples
+    --------
+    >>> from decimal import Decimal
+    >>> from evergrow.core.validation import is_instance_of
+    >>> is_instance_of(Decimal(1), "decimal", "Decimal"), is_instance_of(1, "never.imported", "Thing")
+    (True, False)
+    """
+    found = sys.modules.get(module)
+    return isinstance(value, tuple(kind for name in names if isinstance(kind := getattr(found, name, None), type)))
+
+
 # -- settings as frozen dataclasses ----------------------------------------------------------------------------
 
 
@@ -233,7 +250,7 @@ def with_changes(settings: T, changes: Mapping[str, Any], what: str) -> T:
     return replace(settings, **changes)  # type: ignore[type-var]
 
 
-def to_plain(settings: Any) -> Any:
+def to_plain(settings: Any) -> dict[str, Any]:
     """Return all fields of settings as plain values that JSON holds: objects, lists, strings for paths.
 
     Examples
@@ -248,7 +265,7 @@ def to_plain(settings: Any) -> Any:
     >>> to_plain(Box())
     {'sides': [1, 2], 'place': 'attic'}
     """
-    return to_values(asdict(settings))
+    return dict(to_values(asdict(settings)))
 
 
 def lists_to_tuples(settings: Any) -> None:

@@ -1,10 +1,10 @@
-"""Whatever people have, as samples: folders, tables, archives, feature files, buckets, and what lies in memory.
+"""Samples out of folders, tables, archives, feature files, buckets and memory.
 
 Every reader registers itself (see :mod:`evergrow.data.readers`); importing it here makes it known.
 """
 
 from evergrow.core.errors import DatasetNotFoundError
-from evergrow.data import folders, label_studio, parquet, tables, webdataset  # noqa: F401
+from evergrow.data import folders, parquet, tables, webdataset  # noqa: F401
 from evergrow.data.arrays import FeatureSet, save_features
 from evergrow.data.items import Dataset, Samples
 from evergrow.data.load import DataReport, inspect_data, load_data, load_features, read, search_path

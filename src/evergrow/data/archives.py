@@ -22,7 +22,6 @@ from typing import IO, Any, NamedTuple
 
 from evergrow.core.errors import EvergrowError, FileFormatError
 from evergrow.core.escaping import one_line, printable
-from evergrow.data.items import shown
 from evergrow.data.storage import RATIO, ROOM, Tree
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
@@ -69,7 +68,7 @@ def name_inside(title: str, name: str) -> str:
     """Return the name of a file in an archive in one spelling; names that lead out of it are refused."""
     plain = name.replace("\\", "/")
     if plain.startswith("/") or ".." in plain.split("/") or "\0" in plain or (len(plain) > 1 and plain[1] == ":"):
-        raise FileFormatError(f"{title} must hold files inside of it, got {shown(name)!r}, which leads out; not read")
+        raise FileFormatError(f"{title} is not read: it holds {printable(name)!r}, which leads out of it.")
     return posixpath.normpath(plain)
 
 
@@ -195,7 +194,7 @@ class Archive:
                 raise TooManyFilesError(f"{self.title} must hold at most {self._most:,} files, got more")
             if member.size > LARGEST_FILE:
                 limit = f"{LARGEST_FILE // 2**20} MiB"
-                raise FileFormatError(f"{self.title} must hold files of at most {limit}, got {shown(member.name)}")
+                raise FileFormatError(f"{self.title} must hold files of at most {limit}, got {printable(member.name)}")
             if left < 0:
                 raise FileFormatError(f"{self.title} must unpack to at most {RATIO} times its size, got more")
         self.sizes = {member.name: member.size for member in self.members.values()}
@@ -233,7 +232,7 @@ class Archive:
     def read(self, key: str) -> bytes:
         """Return the content of a file."""
         member = self.members[key]
-        with sound(self.title, f"archive, but {shown(key)} cannot be read"):
+        with sound(self.title, f"archive, but {printable(key)} cannot be read"):
             if self._is_zip:
                 body = self._unzipped(member)
             else:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from evergrow.core.errors import InputError
-from evergrow.data.items import Dataset, PluginFormat, check_test_classes, is_image, listed, plugin_format, shown
+from evergrow.core.escaping import printable
+from evergrow.data.items import Dataset, check_test_classes, is_image, listed, unread_format
 from evergrow.data.readers import TEST_WORDS, TRAIN_WORDS, DataOptions, file_suffixes, register_reader
 from evergrow.data.storage import Tree
 
@@ -37,7 +38,7 @@ class Walk:
 
     tree: Tree
     ignored: Counter[str] = field(default_factory=Counter)
-    unread: Counter[PluginFormat] = field(default_factory=Counter)
+    unread: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def subfolders(self, folder: str = "") -> list[str]:
         """Return the names of the folders in a folder, sorted; images beside them are counted as left out."""
@@ -85,15 +86,12 @@ class Walk:
         """Return a sentence about what was left out, if anything was."""
         if not self.ignored:
             return []
-        parts = ", ".join(f"{shown(reason)}: {count}" for reason, count in sorted(self.ignored.items()))
+        parts = ", ".join(f"{printable(reason)}: {count}" for reason, count in sorted(self.ignored.items()))
         return [f"files left out: {sum(self.ignored.values())} ({parts})"]
 
     def cautions(self) -> list[str]:
         """Return a sentence about every kind of images that was left out because nothing here reads it."""
-        return [
-            f"{kind.title} images left out: {count}; {kind.remedy}"
-            for kind, count in sorted(self.unread.items(), key=lambda entry: entry[0].title)
-        ]
+        return [f"{title} images left out: {n}; {remedy}" for (title, remedy), n in sorted(self.unread.items())]
 
     def unread_hint(self) -> str:
         """Return the cautions as the end of a message."""
@@ -108,12 +106,10 @@ class Walk:
 
     def count_other(self, name: str) -> None:
         """Count a file that is no image which can be read here."""
-        kind = plugin_format(name)
-        if kind is not None:
-            self.unread[kind] += 1
-            return
-        suffix = os.path.splitext(name)[1].lower()
-        self.ignored[f"not images ({suffix or 'no suffix'})"] += 1
+        if unread := unread_format(name):
+            self.unread[unread] += 1
+        else:
+            self.ignored[f"not images ({os.path.splitext(name)[1].lower() or 'no suffix'})"] += 1
 
 
 # -- which layout -------------------------------------------------------------------------------------------

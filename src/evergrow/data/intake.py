@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import DatasetNotFoundError, InputError, LabelError
-from evergrow.core.optional import is_instance_of
-from evergrow.core.validation import as_weights
+from evergrow.core.validation import as_weights, is_instance_of
 from evergrow.data.arrays import FeatureSet, read_npy
 from evergrow.data.items import Dataset, Images, Items, Samples, Texts, is_image
 from evergrow.data.load import name_of, read, warn_of
@@ -56,7 +55,7 @@ def as_names(labels: Any, n: int) -> NDArray[np.str_]:
 
 
 def _label_values(labels: Any) -> list[Any]:
-    """Return labels as plain values in a list, out of whatever holds them."""
+    """Return labels as a list of plain values."""
     if isinstance(labels, (str, bytes)) or not hasattr(labels, "__len__"):
         raise LabelError(f"labels must be a sequence of class names, got {type(labels).__name__}")
     if is_frame(labels):
@@ -190,7 +189,7 @@ def read_items(items: Any, kind: str | None = None, options: DataOptions | None 
 
 
 def read_unknown(unknown: Any, kind: str | None, part: Part = "all", options: DataOptions | None = None) -> Samples:
-    """Return samples of data with labels, whole unless a part is wanted, or of what :func:`read_items` takes."""
+    """Return samples with labels (all parts by default), or without as :func:`read_items` does."""
     if isinstance(unknown, (str, os.PathLike)) and os.path.isdir(unknown):
         try:
             return read_labelled(unknown, part, kind, options)
@@ -331,7 +330,7 @@ def is_frame(value: Any) -> bool:
 
 
 def is_pandas(value: Any) -> bool:
-    """Return whether something is a frame or column of pandas, whose index its answers can have."""
+    """Return whether something is a frame or a column of pandas; answers keep its index."""
     return is_instance_of(value, "pandas", "DataFrame", "Series")
 
 
@@ -522,7 +521,7 @@ def read_chunks(data: Any, kind: str | None, *, labelled: bool = True) -> Iterat
 
 
 def _pairs(data: Any, *, labelled: bool) -> Iterator[tuple[Any, Any]]:
-    """Yield single items with their label, or None where there is none."""
+    """Yield single items with their labels; an item without a label has None."""
     batches = is_instance_of(data, _TORCH, "DataLoader") and data.batch_size is not None
     rows = is_instance_of(data, _TORCH, "Dataset") and hasattr(data, "__len__") and not hasattr(data, "__iter__")
     # iter() would ask a data set beyond its end, which few refuse.

@@ -98,7 +98,7 @@ class Images:
 
     @property
     def lasting(self) -> bool:
-        """Whether they lie on disk, so that it pays to keep what was computed from them."""
+        """Whether they lie on disk, so that caching their features pays."""
         return self.root is not None or (len(self) > 0 and isinstance(self.values[0], Stored))
 
     def __len__(self) -> int:
@@ -308,7 +308,7 @@ class Samples:
     labels : ndarray of str of shape (n,) or None
         Class names.
     lasting : bool
-        Whether they lie on disk, so that it pays to keep what was computed from them.
+        Whether they lie on disk, so that caching their features pays.
     origin : mapping
         What computed the features, as far as that is known.
     widths : tuple of int
@@ -430,7 +430,7 @@ def check_widths(name: str, widths: Any, n_columns: int) -> tuple[int, ...]:
 
 
 def join_blocks(features: NDArray[Any], widths: Sequence[int]) -> NDArray[Any]:
-    """Return features whose blocks all have the same energy, so that none speaks louder than the others.
+    """Return features with their blocks scaled to equal energy.
 
     Of every row, each block is brought to length 1 / sqrt(number of blocks), after a square root where it has no
     negative value: pooled activations of rectified units have heavy tails. A block of zeros stays one. A single block
@@ -471,7 +471,7 @@ def join_blocks(features: NDArray[Any], widths: Sequence[int]) -> NDArray[Any]:
 def _unit_rows(block: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return rows of length one, after a square root of those without a negative value."""
     largest = np.abs(block).max(axis=1, keepdims=True)
-    block = block / np.where(largest > 0, largest, 1.0)  # squares of what comes next neither overflow nor vanish
+    block = block / np.where(largest > 0, largest, 1.0)  # so that squares neither overflow nor vanish
     plain = (block >= 0).all(axis=1, keepdims=True)
     block = np.where(plain, np.sqrt(np.abs(block)), block)
     norms = np.linalg.norm(block, axis=1, keepdims=True)
@@ -484,7 +484,7 @@ def _unit_rows(block: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training part and perhaps a test part, and what is worth knowing about them; nothing is decoded.
+    """A training part and perhaps a test part, with notes and cautions; nothing is decoded.
 
     Parameters
     ----------
@@ -687,11 +687,6 @@ def listed(names: Iterable[str], most: int = 5) -> str:
     return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
-def shown(text: str) -> str:
-    """Return a name that any terminal and file can take: bytes that are no UTF-8 become escapes."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 # -- file names -----------------------------------------------------------------------------------------------
 
 IMAGE_SUFFIXES = frozenset(
@@ -699,70 +694,39 @@ IMAGE_SUFFIXES = frozenset(
 )
 """Endings of images that are read without any plugin."""
 
+HEIC_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
 
-@dataclass(frozen=True)
-class PluginFormat:
-    """A kind of images that needs a plugin.
-
-    Parameters
-    ----------
-    title : str
-        What people call it.
-    suffixes : frozenset of str
-        Endings of such files, in lower case.
-    module : str
-        Module that reads it; empty where evergrow knows none.
-    extra : str
-        The extra of evergrow that brings the module.
-    """
-
-    title: str
-    suffixes: frozenset[str]
-    module: str = ""
-    extra: str = ""
-
-    @property
-    def installed(self) -> bool:
-        """Whether the module is there; nothing is imported."""
-        return bool(self.module) and _is_there(self.module)
-
-    @property
-    def remedy(self) -> str:
-        """How to have such images read."""
-        return f"pip install 'evergrow[{self.extra}]' reads them" if self.module else "save them as JPEG or PNG"
-
-
-HEIC = PluginFormat("HEIC", frozenset({".heic", ".heif", ".hif"}), "pillow_heif", "heic")
-RAW = PluginFormat(
-    "camera RAW",
-    frozenset({".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw"}),
-    "rawpy",
-    "raw",
-)
-OTHERS = PluginFormat("AVIF, JPEG XL, JPEG 2000, SVG or PSD", frozenset({".avif", ".jxl", ".jp2", ".svg", ".psd"}))
-PLUGIN_FORMATS = (HEIC, RAW, OTHERS)
+_UNREAD = {
+    "HEIC": HEIC_SUFFIXES,
+    "camera RAW": frozenset({".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw"}),
+    "AVIF, JPEG XL, JPEG 2000, SVG or PSD": frozenset({".avif", ".jxl", ".jp2", ".svg", ".psd"}),
+}
 
 
 @cache
-def _is_there(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+def reads_heic() -> bool:
+    """Return whether the plugin for HEIC images is installed; nothing is imported."""
+    return importlib.util.find_spec("pillow_heif") is not None
 
 
-def plugin_format(name: str) -> PluginFormat | None:
-    """Return the kind of images that a file name belongs to and that needs a plugin, or None.
+def unread_format(name: str) -> tuple[str, str] | None:
+    """Return the format of an image file that is not read here, and what helps; None for other files.
 
     Examples
     --------
-    >>> from evergrow.data.items import plugin_format
-    >>> plugin_format("IMG_0001.HEIC").title, plugin_format("a.jpg")
-    ('HEIC', None)
+    >>> from evergrow.data.items import unread_format
+    >>> unread_format("drawing.PSD")[1], unread_format("a.jpg")
+    ('save them as JPEG or PNG', None)
     """
     suffix = os.path.splitext(name)[1].lower()
-    return next((entry for entry in PLUGIN_FORMATS if suffix in entry.suffixes), None)
+    title = next((title for title, suffixes in _UNREAD.items() if suffix in suffixes), None)
+    if title == "HEIC":
+        return None if reads_heic() else (title, "pip install 'evergrow[heic]' reads them")
+    return None if title is None else (title, "save them as JPEG or PNG")
 
 
 def is_image(name: str) -> bool:
-    """Return whether a file name ends like that of an image that can be read here.
+    """Return whether a file name has the ending of an image that can be read here.
 
     Examples
     --------
@@ -770,7 +734,5 @@ def is_image(name: str) -> bool:
     >>> is_image("a.JPEG"), is_image("labels.txt"), is_image("drawing.psd")
     (True, False, False)
     """
-    if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
-        return True
-    kind = plugin_format(name)
-    return kind is not None and kind.installed
+    suffix = os.path.splitext(name)[1].lower()
+    return suffix in IMAGE_SUFFIXES or (suffix in HEIC_SUFFIXES and reads_heic())

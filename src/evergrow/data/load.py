@@ -1,4 +1,4 @@
-"""From whatever people name to data: paths, addresses, archives and names."""
+"""Data by path, address or name; archives are read as folders."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from evergrow.data.readers import (
     DEFAULTS,
     DataOptions,
     file_suffixes,
+    has_files,
     read_folder,
     reader_of_file,
     reader_of_folder,
@@ -110,8 +111,8 @@ def _located(text: str, options: DataOptions) -> tuple[Tree, str]:
 
 
 def _existing(path: str, options: DataOptions) -> Path:
-    """Return a path, or what is called so in the search path."""
-    if os.path.exists(path):  # unlike Path.exists, no error for what is too long for a name
+    """Return a path, or the match of a name in the search path."""
+    if os.path.exists(path):  # unlike Path.exists, no error for a name that is too long
         return Path(path)
     if Path(path).parent == Path("."):
         roots = search_path() if options.root is None else [Path(options.root)]
@@ -170,6 +171,8 @@ def _reader(tree: Tree, pattern: str) -> str:
     if not pattern:
         if tree.remote:
             tree.listing(deep=False)  # of a place that is refused drivers list everything below as nothing
+        if has_files(tree, ".arrow"):
+            raise InputError(f"{tree.place()} was written by save_to_disk; write it by to_parquet() to have it read.")
         return reader_of_folder(unwrapped(tree))
     known = reader_of_file(pattern)
     if known is None:
@@ -348,7 +351,7 @@ def finish(data: Dataset, source: str, options: DataOptions) -> Dataset:
 
 
 def name_of(source: str) -> str:
-    """Return what to call data: after their folder or file, a pair of files after what they share."""
+    """Return the name of a data set: of its folder or file, or the common part of two file names."""
     path = Path(source.partition("#")[0])
     if path.is_dir():
         return path.absolute().name
@@ -359,7 +362,7 @@ def name_of(source: str) -> str:
 
 
 def warn_of(name: str, cautions: Iterable[str], level: int = 3) -> None:
-    """Warn once of all that is probably not meant; the level is that of whoever called the caller."""
+    """Warn once of all probable mistakes; ``level`` is the stack level of the warning."""
     said = "; ".join(cautions)
     if said:
         warnings.warn(f"data set {name!r} can be used but: {said}", DataWarning, stacklevel=level)
@@ -407,7 +410,7 @@ class DataReport:
 def inspect_data(
     data: Dataset | FeatureSet | str | os.PathLike[str], options: DataOptions | None = None, *, most: int = 3
 ) -> DataReport:
-    """Return a report on data: kind, classes, counts, and what is probably not meant.
+    """Return a report on data: kind, classes, counts and probable mistakes.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ from evergrow.core.errors import (
     ParameterError,
 )
 from evergrow.core.escaping import one_line, printable
-from evergrow.data.items import Images, Stored, shown
+from evergrow.data.items import Images, Stored
 
 if TYPE_CHECKING:
     from evergrow.data.archives import Archive
@@ -104,7 +104,7 @@ class Tree:
         """Return the address of a file or folder, for messages."""
         inside = posixpath.join(self.base, name) if name else self.base
         if self.on_disk:
-            return shown(str(Path(self.address, inside)))
+            return printable(str(Path(self.address, inside)))
         return printable(f"{self.address.rstrip('/')}/{inside}" if inside else self.address)
 
     def _full(self, name: str) -> str:
@@ -247,7 +247,7 @@ class Tree:
         """Return a file, or a range of its bytes as far as it goes; nothing else of it is read."""
         if self.archive is not None:
             if not self.is_file(name):
-                raise DatasetNotFoundError(f"{self.address} must hold a file {shown(name)}, but it does not")
+                raise DatasetNotFoundError(f"{self.address} must hold a file {printable(name)}, but it does not")
             return self.archive.read(self._full(name))[start:stop]
         with self._reaching(name):
             if not self.remote:

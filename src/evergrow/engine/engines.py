@@ -59,7 +59,7 @@ class Engine(ABC):
 
     @abstractmethod
     def runner(self, perform: Perform = shard_task) -> Runner:
-        """Return what runs the tasks, each done by ``perform``, which workers import by its module and name."""
+        """Return the runner of tasks; workers import ``perform`` by its module and name."""
 
     @contextmanager
     def open(self, device: Any, weights: Any = None, *, lasting: bool = False) -> Iterator[tuple[Path, RunOptions]]:
@@ -92,7 +92,7 @@ class Engine(ABC):
             return fit(learner, manifest, folder, options)
 
     def partial_fit(self, learner: Learner, data: Any) -> JobReport:
-        """Let a learner learn data beside what it knows; see :func:`evergrow.engine.fitting.update`."""
+        """Let a learner learn more data; see :func:`evergrow.engine.fitting.update`."""
         manifest = self.manifest(data, skip=_skips(learner))
         with self.open(learner.device, learner.weights) as (folder, options):
             return update(learner, manifest, folder, options)
@@ -258,13 +258,7 @@ class RayEngine(Engine):
 
     def runner(self, perform: Perform = shard_task) -> Runner:
         """Return the cluster's workers."""
-        return RayRunner(
-            perform,
-            self.address,
-            self.workers,
-            gpus_per_worker=self.gpus_per_worker,
-            cpus_per_worker=self.cpus_per_worker,
-        )
+        return RayRunner(perform, self.address, self.workers, self.gpus_per_worker, self.cpus_per_worker)
 
 
 def _skips(learner: Learner) -> bool:

@@ -84,7 +84,7 @@ class UnfitWorkerError(EngineError):
 
 
 def task_result(task: Task, perform: Perform) -> TaskResult:
-    """Do a task and return how it ended; what it raises becomes the reason of a failure, in one line.
+    """Do a task and return its result; an exception becomes the reason of a failure, in one line.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def task_result(task: Task, perform: Perform) -> TaskResult:
         return TaskResult(task, "done", perform(task))
     except UnfitWorkerError as error:
         raise UnfitWorkerError(f"node {socket.gethostname()}: {error}") from error
-    except Exception as error:  # a worker must go on to its next task, and whoever gave this one decides
+    except Exception as error:  # a worker goes on with its next task, and the driver decides
         text = " ".join(str(error).split())[:400]
         # Where an error is none of ours, its type often says more than its text.
         reason = text if isinstance(error, EvergrowError) else f"{type(error).__name__}: {text}"
@@ -256,7 +256,6 @@ class RayRunner:
         perform: Perform,
         address: str = "auto",
         workers: int | None = None,
-        *,
         gpus_per_worker: float = 0,
         cpus_per_worker: int = 1,
     ) -> None:
@@ -333,7 +332,7 @@ class RayRunner:
 
 
 def _connect(ray: Any, address: str, *, cpus: int) -> None:
-    """Join the cluster at an address, or start one here; what goes wrong is one line."""
+    """Join the cluster at an address, or start one here; errors have one line."""
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
     own = {"num_cpus": max(cpus, os.cpu_count() or 1), "include_dashboard": False, "object_store_memory": _OBJECT_STORE}
     for name, value in _QUIET.items():

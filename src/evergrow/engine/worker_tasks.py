@@ -153,7 +153,8 @@ def merge(job: Job, task: Task) -> None:
             path = job.folder / stage / Path(name).name
             archive = read_archive(path)
             reports.update(reports_of(path, archive))
-            yield part_of(archive, path)
+            # On the CPU, where sums are added the same everywhere.
+            yield Learner.load(archive, name=str(path), device="cpu", cache=False)
 
     total = merge_shards(parts())
     write_part(job.folder / "merged" / Path(task.about["target"]).name, total, reports)
@@ -165,14 +166,9 @@ class _PartReport:
 
 
 def reports_of(path: Path, archive: Archive | None = None) -> dict[str, ShardReport]:
-    """Return what the file of a part or a sum reports of each shard in it, by number."""
+    """Return the reports of the shards in the file of a part or a sum, by number."""
     archive = read_archive(path) if archive is None else archive
     return from_values(_PartReport, archive.meta.get("engine"), f"the report in {path}").shards
-
-
-def part_of(archive: Archive, path: Path) -> Learner:
-    """Return the model of a part; it computes on the CPU, where sums are added the same everywhere."""
-    return Learner.load(archive, name=str(path), device="cpu", cache=False)
 
 
 def write_part(path: Path, part: Learner, reports: dict[str, ShardReport]) -> None:

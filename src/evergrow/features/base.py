@@ -387,7 +387,7 @@ def rich_blocks(kind: str, depths: int, class_token: bool = False) -> list[Block
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """Everything that decides what a backbone computes; plain values, so that it can be saved with a model.
+    """Everything that decides a backbone's features, in plain values that a model file holds.
 
     Parameters
     ----------
@@ -431,14 +431,13 @@ class BackboneSpec:
         return FeatureRecipe((FINAL,), (self.n_features,)) if self.recipe is None else self.recipe
 
     def decisive(self) -> dict[str, Any]:
-        """Return what decides the features, as plain values: all but where the weights came from."""
+        """Return all fields that decide the features, as plain values; the source of the weights is not among them."""
         plain = self if self.recipe is None else replace(self, recipe=replace(self.recipe, note=""))
         return {name: value for name, value in plain.to_dict().items() if name not in ("weights", *self.extra.values)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the description as plain values."""
-        values: dict[str, Any] = to_values(self)
-        return values
+        return dict(to_values(self))
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:

@@ -1,4 +1,4 @@
-"""The feature cache: what was computed once is never computed again.
+"""The feature cache: no features are computed twice.
 
 An entry is a folder, named by a hash of what decides the features: the items (by name, size and time of change), the
 backbone with its weights and preprocessing, and the precision asked for. It can therefore never be out of date, only
@@ -15,13 +15,13 @@ import logging
 import os
 import re
 import shutil
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,18 +33,17 @@ from evergrow.core.errors import (
     FileFormatError,
     NewerSchemaError,
     ParameterError,
-    UnknownNameError,
 )
 from evergrow.core.files import atomic_path, remove_leftovers
 from evergrow.core.record import (
     UNWRITTEN,
-    Between,
     Spec,
     check_kind,
     from_values,
     read_record,
     record,
     require,
+    to_values,
     write_record,
 )
 from evergrow.data.items import Items
@@ -55,13 +54,12 @@ VARIABLE = "EVERGROW_CACHE"
 """Environment variable that names the folder of the cache."""
 
 CHUNK = 1024
-"""Items in a file: what a killed process loses at most."""
+"""Items in a file; a killed process loses at most one file."""
 
 _LOG = logging.getLogger(__name__)
 _META = "meta.json"
 _FORMAT = 3
 _KEY = re.compile(r"[0-9a-f]{32}")
-_SHORTEST = 4  # characters of a key that may stand for all of it
 _LARGEST = 2**31  # bytes of a chunk: a larger file is not read
 
 
@@ -109,7 +107,7 @@ def feature_key(stamp: str, spec: BackboneSpec, policy: str) -> str:
 
 @dataclass(frozen=True)
 class ChunkHead:
-    """What a file says of its chunk besides the features: names of blocks, precision and failures."""
+    """A chunk without its features: names of blocks, precision and failures."""
 
     names: tuple[str, ...]
     precision: Precision
@@ -139,11 +137,11 @@ class Chunk(ChunkHead):
     computed: int = field(default=0, metadata=UNWRITTEN)
 
     def check(self) -> None:
-        """Raise unless the blocks are those that are named."""
+        """Raise unless the blocks have the stated names."""
         require(sorted(self.names) == sorted(self.blocks), "its blocks are not those that it names")
 
     def joined(self, other: Chunk) -> Chunk:
-        """Return all blocks of two chunks of the same items; those of the first alone if the two do not belong."""
+        """Return all blocks of two chunks of the same items; if the two do not match, the first chunk."""
         if (self.precision, self.failures) != (other.precision, other.failures):
             return self
         blocks = {**other.blocks, **self.blocks}
@@ -162,11 +160,11 @@ class CacheEntry:
     --------
     >>> import tempfile, pathlib, numpy as np
     >>> from evergrow.features.base import FeatureRecipe
-    >>> from evergrow.features.cache import CacheEntry, Chunk
+    >>> from evergrow.features.cache import CacheEntry, CacheInfo, Chunk
     >>> features = np.ones((3, 2), dtype=np.float32)
     >>> with tempfile.TemporaryDirectory() as root:
     ...     entry = CacheEntry(pathlib.Path(root, "key"))
-    ...     entry.begin({})
+    ...     entry.begin(CacheInfo())
     ...     entry.store(range(3), Chunk(("final",), "float32", (), {"final": features}))
     ...     entry.load(range(3), FeatureRecipe(("final",), (2,))).blocks["final"].shape
     (3, 2)
@@ -200,11 +198,11 @@ class CacheEntry:
         finally:
             if self.folder.is_dir() and not self.chunks():
                 shutil.rmtree(self.folder, ignore_errors=True)
-            with suppress(OSError):  # who waited for this file computes, at worst, what is there already
+            with suppress(OSError):  # a waiting process computes, at worst, the same again
                 Path(lock.lock_file).unlink()
             lock.release()
 
-    def begin(self, about: dict[str, Any]) -> None:
+    def begin(self, about: CacheInfo) -> None:
         """Create the folder and its ``meta.json``; partial files of a killed process are removed."""
         if self.folder.is_symlink():
             raise OSError(f"{self.folder} is a link; the cache writes to folders of its own only")
@@ -212,39 +210,24 @@ class CacheEntry:
         remove_leftovers(self.folder)
         if not (self.folder / _META).is_file():
             with atomic_path(self.folder / _META) as path:
-                path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+                path.write_text(json.dumps(to_values(about), indent=1) + "\n", encoding="utf-8")
 
     def info(self) -> CacheInfo:
         """Return its description, or raise :class:`FileNotFoundError` if there is no such entry."""
-        changed = datetime.fromtimestamp(self.folder.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
+        about, path = CacheInfo(), self.folder / _META
+        if path.is_file() and not path.is_symlink():  # opening a pipe would wait for its writer
+            with suppress(FileFormatError, OSError):  # a damaged one only tells less
+                about = from_values(CacheInfo, parse_json(path.read_bytes(), _META), _META)
         size = sum(item.stat(follow_symlinks=False).st_size for item in os.scandir(self.folder))
-        info, path = CacheInfo(key=self.folder.name, bytes=size, created=changed), self.folder / _META
-        try:
-            if path.is_symlink() or (path.exists() and not path.is_file()):  # opening a pipe would wait for its writer
-                raise FileFormatError(f"{_META} of a cache entry must be a file, got a link, folder or pipe")
-            meta = from_values(CacheInfo, parse_json(path.read_bytes(), _META), _META) if path.exists() else info
-            chunks = self.chunks()
-            done = sum(min(meta.chunk, meta.n_items - int(path.stem)) for path in chunks)
-            return replace(
-                meta,
-                key=info.key,
-                bytes=size,
-                created=datetime.fromisoformat(meta.created).astimezone(timezone.utc).isoformat(),
-                state="finished" if 0 < meta.n_items == done else "unfinished",
-                done=done,
-                failures=sum(len(_head(path).failures) for path in chunks),
-            )
-        except NewerSchemaError:
-            return replace(info, state="newer")
-        except (FileFormatError, OSError, ValueError):
-            return info
+        age = max(time.time() - self.folder.stat().st_mtime, 0.0)
+        return replace(about, key=self.folder.name, bytes=size, age_seconds=age)
 
     def chunks(self) -> list[Path]:
         """Return the files of chunks, in the order of their rows."""
         return sorted(self.folder.glob("[0-9]*.safetensors"))
 
     def stored(self, chunks: Sequence[range]) -> dict[range, ChunkHead]:
-        """Return what is there of chunks; no features are read.
+        """Return the heads of the chunks that are stored; no features are read.
 
         Raises
         ------
@@ -285,7 +268,7 @@ class CacheEntry:
         """
         path = self._path(rows)
         if path.is_symlink():
-            path.unlink()  # what it leads to is not the cache's to write
+            path.unlink()  # the cache never writes through links
         write_record(path, chunk)
 
     def clear(self) -> None:
@@ -312,7 +295,7 @@ def _check_file(path: Path) -> None:
 
 
 def _head(path: Path) -> ChunkHead:
-    """Return what a file says of its chunk, without reading the features."""
+    """Return the head of a chunk's file, without the features."""
     _check_file(path)
     header = read_header(path)
     check_kind(Chunk, header, path.name)
@@ -321,70 +304,40 @@ def _head(path: Path) -> ChunkHead:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """Description of an entry, for people; ``meta.json`` holds what does not follow from the other files.
+    """Description of an entry, for people; ``meta.json`` holds the first four fields.
 
     Parameters
     ----------
     kind : str
         ``"image"`` or ``"text"``.
+    n_items : int
+        Items that it is about.
     first : str
         Name of the first item, to tell data sets apart; empty for texts.
-    n_items, done : int
-        How many items it is about, and how many of them are done.
-    chunk : int
-        Items in a file.
-    created : str
-        When it was begun, as an ISO date.
-    backbone, preset, policy : str
-        What made the features: network, preprocessing, and precision and decoder asked for.
+    backbone : str
+        The network that made the features.
     key : str
         Its name.
-    state : {"finished", "unfinished", "damaged", "newer"}
-        Whether it can be used, taken up, neither, or only by a newer evergrow.
-    failures : int
-        How many could not be read.
     bytes : int
         Its size on disk.
+    age_seconds : float
+        Seconds since something was last written to it.
     """
 
-    n_items: int = 0
-    chunk: Annotated[int, Between(1)] = CHUNK
     kind: str = ""
+    n_items: int = 0
     first: str = ""
     backbone: str = ""
-    preset: str = ""
-    policy: str = ""
-    created: str = ""
     key: str = field(default="", metadata=UNWRITTEN)
-    state: str = field(default="damaged", metadata=UNWRITTEN)
-    done: int = field(default=0, metadata=UNWRITTEN)
-    failures: int = field(default=0, metadata=UNWRITTEN)
     bytes: int = field(default=0, metadata=UNWRITTEN)
+    age_seconds: float = field(default=0.0, metadata=UNWRITTEN)
 
-    @property
-    def age_seconds(self) -> float:
-        """Seconds since it was begun."""
-        return max(0.0, (datetime.now(timezone.utc) - datetime.fromisoformat(self.created)).total_seconds())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values."""
-        return asdict(self)
-
-
-def describe(items: Items, spec: BackboneSpec, policy: str) -> dict[str, Any]:
-    """Return what ``meta.json`` tells people about an entry; no path of this machine, and nothing of any text."""
-    prefix, colon, place = spec.name.rpartition(":")
-    name = f"{prefix}{colon}{Path(place).name}" if Path(place).is_absolute() else spec.name
-    return {
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "kind": items.kind,
-        "n_items": len(items),
-        "chunk": CHUNK,
-        "first": items.name(0) if items.kind == "image" else "",
-        "backbone": name,
-        "preset": spec.preset,
-        "policy": policy,
-    }
+    @classmethod
+    def of(cls, items: Items, spec: BackboneSpec) -> CacheInfo:
+        """Return the contents of ``meta.json``: no path of this machine, and no text."""
+        prefix, colon, place = spec.name.rpartition(":")
+        name = f"{prefix}{colon}{Path(place).name}" if Path(place).is_absolute() else spec.name
+        return cls(items.kind, len(items), items.name(0) if items.kind == "image" else "", name)
 
 
 class FeatureCache:
@@ -423,27 +376,7 @@ class FeatureCache:
         for name in filter(_KEY.fullmatch, found):
             with suppress(FileNotFoundError):  # removed meanwhile
                 infos.append(self.entry(name).info())
-        return sorted(infos, key=lambda info: (info.created, info.key), reverse=True)
-
-    def find(self, name: str) -> CacheInfo:
-        """Return the entry whose key begins with ``name``.
-
-        Raises
-        ------
-        UnknownNameError
-            If there is none.
-        ParameterError
-            If the name is too short or fits several.
-        """
-        if len(name) < _SHORTEST:
-            raise ParameterError(f"key must have at least {_SHORTEST} characters, got {name!r}")
-        matching = [info for info in self.list() if info.key.startswith(name)]
-        if not matching:
-            raise UnknownNameError(f"No entry in {self.root} has a key that begins with {name!r}.")
-        if len(matching) > 1:
-            listed = ", ".join(info.key[:12] for info in matching)
-            raise ParameterError(f"The key {name!r} fits several entries: {listed}.")
-        return matching[0]
+        return sorted(infos, key=lambda info: (info.age_seconds, info.key))
 
     def remove(self, key: str) -> None:
         """Remove an entry; one that is gone already is no error.

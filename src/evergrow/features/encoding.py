@@ -41,8 +41,8 @@ from evergrow.data.arrays import FeatureSet
 from evergrow.data.items import Dataset, Items, join_blocks
 from evergrow.features import cache
 from evergrow.features.base import Backbone, BackboneSpec, FeatureRecipe, LazyBackbone
-from evergrow.features.cache import CacheEntry, Chunk, ChunkHead, FeatureCache, describe, feature_key
-from evergrow.features.gpu_images import LARGEST_RAW, GpuPreparation, RawReader, is_prepared_by_gpu
+from evergrow.features.cache import CacheEntry, CacheInfo, Chunk, ChunkHead, FeatureCache, feature_key
+from evergrow.features.gpu_images import LARGEST_RAW, GpuPreparation, RawReader, can_prepare
 from evergrow.features.images import (
     Failure,
     ImageReader,
@@ -155,7 +155,7 @@ class Features:
         return len(self.X)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return the features, for ``np.asarray`` and whatever takes arrays."""
+        """Return the features, for ``np.asarray``."""
         X = self.X if dtype is None else self.X.astype(dtype, copy=False)
         return X.copy() if copy else X
 
@@ -168,7 +168,7 @@ def encode(
     join: bool = True,
     **settings: Any,
 ) -> Features:
-    """Run a backbone over all items, or fetch what an earlier run made of them.
+    """Run a backbone over all items, or fetch their cached features.
 
     Parameters
     ----------
@@ -351,7 +351,7 @@ class _Encoding:
                 self.tick = stack.enter_context(meter("features", self.n_items, enabled=True))
             try:
                 stored = {} if entry is None else self._open(entry, chunks, stack)
-            except (OSError, NewerSchemaError) as error:  # what a newer evergrow wrote is left to it
+            except (OSError, NewerSchemaError) as error:  # files of a newer evergrow stay untouched
                 _warn_unused(error)
                 entry, stored = None, {}
             names = {rows: wanted & set(stored[rows].names if rows in stored else ()) for rows in chunks}
@@ -402,7 +402,7 @@ class _Encoding:
         if self.precision == "float16" and self.backbone.device.type != "cuda":
             entry.clear()  # this device cannot go on at that precision
             stored, self.precision = {}, "float32"
-        entry.begin(describe(self.items, self.backbone.spec, self.config.precision))
+        entry.begin(CacheInfo.of(self.items, self.backbone.spec))
         return stored
 
     def _done(self, n_items: int, failures: Sequence[Failure]) -> None:
@@ -450,7 +450,7 @@ class _Encoding:
         image_bytes = 3 * math.prod(transform.size) if isinstance(transform, Preprocessing) else 12 * 512 * 512
         reader = ImageReader(items, transform)
         prepare: Callable[[Any], Iterator[LoadedBatch]] = iter
-        if isinstance(transform, Preprocessing) and is_prepared_by_gpu(backbone):
+        if device.type == "cuda" and isinstance(transform, Preprocessing) and can_prepare(transform):
             image_bytes = max(image_bytes, LARGEST_RAW)
             reader, prepare = RawReader(items, transform), GpuPreparation(transform, device)
         workers = choose_workers(self.config.workers, len(rows), device, self.batch_size * image_bytes)
@@ -483,7 +483,7 @@ def _first_precision(device: torch.device, policy: Policy) -> Precision | None:
 
 
 class _Runner:
-    """Runs a backbone at a precision that its first batch decides, and checks what it gives.
+    """Runs a backbone at a precision that its first batch decides, and checks the features.
 
     Parameters
     ----------
@@ -584,7 +584,7 @@ def distance(half: Tensor, exact: Tensor) -> float:
 
 
 def _judge(failures: Sequence[Failure], n_items: int) -> None:
-    """Warn about what was left out, or raise where that is everything."""
+    """Warn about failures; raise if every item failed."""
     if not failures:
         return
     named = ", ".join(failure.name for failure in failures[:_NAMED])

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergrow.features.base import Backbone
 from evergrow.features.images import Failure, ImageReader, LoadedBatch, decode_image
 from evergrow.features.preprocess import Preprocessing
 
@@ -53,14 +52,12 @@ class RawBatch(NamedTuple):
     failures: list[Failure]
 
 
-def is_prepared_by_gpu(backbone: Backbone) -> bool:
-    """Return whether a backbone runs on a GPU that can prepare its images.
+def can_prepare(own: Preprocessing) -> bool:
+    """Return whether a GPU resizes and crops as Pillow does.
 
     Where both sides of an image are scaled alike, the order of Pillow's two passes is the same in all of its versions.
     """
-    own = backbone.transform
-    able = isinstance(own, Preprocessing) and own.interpolation in FILTERS and own.crop_mode == "center"
-    return able and backbone.device.type == "cuda"
+    return own.interpolation in FILTERS and own.crop_mode == "center"
 
 
 class RawReader(ImageReader):

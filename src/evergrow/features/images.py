@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import shutil
 import sys
-import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 from evergrow.core.errors import ImageError, InputError
 from evergrow.core.record import UNWRITTEN
 from evergrow.core.seeding import generator
-from evergrow.data.items import HEIC, RAW, Items, plugin_format
+from evergrow.data.items import Items, reads_heic, unread_format
 from evergrow.features.preprocess import Preprocessing
 
 if TYPE_CHECKING:
@@ -47,16 +47,6 @@ ImageSource = str | os.PathLike[str] | bytes | NDArray[Any] | Any
 """What :func:`decode_image` takes: a path, the bytes of a file, a PIL image or a uint8 array."""
 
 _LOOKED_AT = 64  # images whose sizes decide which view is taken
-_PIL_LIMIT = threading.Lock()
-
-
-def _renew_lock() -> None:
-    global _PIL_LIMIT
-    _PIL_LIMIT = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # a worker process must not inherit a lock that a thread held at that moment
-    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def decode_image(source: ImageSource, *, name: str | None = None, max_pixels: int = MAX_PIXELS) -> Image:
@@ -110,8 +100,6 @@ def decode_image(source: ImageSource, *, name: str | None = None, max_pixels: in
         name = name or str(opened)
     else:
         raise ImageError(f"image must be a path, bytes, a PIL image or a uint8 array, got {type(source).__name__}")
-    if name.lower().endswith(tuple(RAW.suffixes)) and RAW.installed:
-        return _from_raw(opened, name, max_pixels)
     with _readable(name), opened_image(opened) as image:
         _check_size(*image.size, max_pixels)
         image.load()
@@ -143,7 +131,7 @@ def median_side(items: Items) -> int | None:
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Turn whatever a decoder raises into an error with the image's name."""
+    """Turn a decoder's exception into an error with the image's name."""
     try:
         yield
     except ImageError as error:
@@ -158,46 +146,30 @@ def _reason(error: Exception, name: str) -> str:
     from PIL import UnidentifiedImageError
 
     if isinstance(error, UnidentifiedImageError):
-        kind = plugin_format(name)
-        if kind is not None and not kind.installed:
-            return f"{kind.title} images are not read as they are; {kind.remedy}"
+        if unread := unread_format(name):
+            return f"{unread[0]} images are not read as they are; {unread[1]}"
         return "its content is of no known image format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror  # the path is in the message already
     return str(error) or type(error).__name__
 
 
-@contextmanager
-def opened_image(opened: Any) -> Iterator[Image]:
-    """Open lazily, without Pillow's own limit: its global would decide for the caller, and warn at half of it."""
+def opened_image(opened: Any) -> Image:
+    """Open an image without decoding it; Pillow refuses those with too many pixels."""
     from PIL import Image
 
-    _register_heif()
-    with _PIL_LIMIT:
-        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-        try:
-            image = Image.open(opened)
-        finally:
-            Image.MAX_IMAGE_PIXELS = limit
-    with image:
-        yield image
+    _prepare_pillow()
+    return Image.open(opened)
 
 
 @cache
-def _register_heif() -> None:
-    """Let Pillow read HEIC images, where the plugin for them is installed."""
-    if HEIC.installed:
-        importlib.import_module(HEIC.module).register_heif_opener()
-
-
-def _from_raw(opened: Any, name: str, max_pixels: int) -> Image:
-    """Return the image that a camera's own file holds, developed as the camera would."""
+def _prepare_pillow() -> None:
+    """Let Pillow read HEIC images, where the plugin for them is installed, and not warn at half of its limit."""
     from PIL import Image
 
-    rawpy = importlib.import_module(RAW.module)
-    with _readable(name), rawpy.imread(opened if isinstance(opened, io.BytesIO) else os.fspath(opened)) as raw:
-        _check_size(raw.sizes.raw_width, raw.sizes.raw_height, max_pixels)
-        return Image.fromarray(raw.postprocess(use_camera_wb=True)).convert("RGB")
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    if reads_heic():
+        importlib.import_module("pillow_heif").register_heif_opener()
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
@@ -284,7 +256,7 @@ class Failure:
 
 
 class LoadedBatch(NamedTuple):
-    """A batch that is ready for a backbone; what could not be read is missing from it.
+    """A batch that is ready for a backbone, without the items that could not be read.
 
     Parameters
     ----------
@@ -337,7 +309,7 @@ class ImageReader(Dataset[Any]):
         return self._transform(image) if self._own is None else self._own.pixels(image)
 
     def read(self, rows: Sequence[int]) -> tuple[list[int], list[Any], list[Failure]]:
-        """Return the rows that could be read, what :meth:`load` makes of them, and the failures."""
+        """Return the rows that could be read, their images as :meth:`load` gives them, and the failures."""
         read: list[int] = []
         loaded: list[Any] = []
         failures: list[Failure] = []
@@ -372,7 +344,7 @@ class ImageReader(Dataset[Any]):
 
 
 def _refused(error: BaseException) -> bool:
-    """Return whether the system refused to read, as opposed to a decoder that does not like what it read."""
+    """Return whether the system refused to read a file; a decoder's error is another matter."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:
@@ -445,7 +417,7 @@ def text_batches(items: Items, chunks: Sequence[range], batch_size: int) -> Iter
 
 
 def choose_workers(wanted: int | Literal["auto"], n_batches: int, device: torch.device, batch_bytes: int) -> int:
-    """Return how many processes should decode: as many as wanted, or what suits the machine.
+    """Return the number of decoding processes: as wanted, or as suits the machine.
 
     A model on the CPU needs the cores itself, so few workers suffice there; a GPU wants all but two, which start its
     kernels and pin its batches (on 16 cores 14 workers were faster than 16).

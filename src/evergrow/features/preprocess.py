@@ -139,8 +139,7 @@ class Preprocessing:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values that JSON keeps as they are."""
-        values: dict[str, Any] = to_values(self)
-        return values
+        return dict(to_values(self))
 
     def for_view(self, size: int, whole: int) -> Self:
         """Return the same for another size of images, or for the middle of larger ones.
@@ -294,14 +293,14 @@ class Sheet(Preprocessing):
         return sheet
 
     def window(self, height: int, width: int) -> tuple[tuple[int, int], int, int] | None:
-        """Return that of the first view, or None where one of them has none."""
+        """Return the window of the first view, or None if a view has none."""
         found = [part.window(height, width) for part in self.parts]
         return None if None in found else found[0]
 
 
 @lru_cache(64)
 def view_sheet(own: Preprocessing, views: tuple[tuple[int, int] | None, ...]) -> Preprocessing:
-    """Return what is done to an image for several views of it; a single one needs no sheet.
+    """Return the preprocessing of several views; a single view needs no sheet.
 
     Parameters
     ----------
@@ -329,7 +328,7 @@ PRESETS: dict[str, Callable[[Preprocessing], Preprocessing]] = {
     "pilot": lambda own: Preprocessing.pilot(_square(own, "pilot")),
     "pilot-cifar": lambda own: Preprocessing.pilot(_square(own, "pilot-cifar"), own.size[0]),
 }
-"""From what a model asks for to what is done: that itself, and the two ways of published continual-learning numbers."""
+"""Presets, from a model's own preprocessing: that itself, and two of published continual-learning numbers."""
 
 
 def _square(own: Preprocessing, preset: str) -> int:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evergrow.core.errors import InputError, NotFittedError, ParameterError, WeightsError
-from evergrow.core.optional import is_instance_of
-from evergrow.core.validation import from_mapping, resolve_device
+from evergrow.core.validation import from_mapping, is_instance_of, resolve_device
 from evergrow.data.items import Items, Samples
 from evergrow.features.base import FINAL, Backbone, BackboneSpec, LazyBackbone
 

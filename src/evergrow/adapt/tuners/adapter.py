@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
-from evergrow.adapt.tuners.base import TUNERS, Drawer, Handle, Tuner, TunerConfig, TunerError
-from evergrow.adapt.tuners.vit import Block, find_blocks
+from evergrow.adapt.tuners.base import TUNERS, Block, Drawer, Handle, Tuner, TunerConfig, TunerError, find_blocks
 from evergrow.core.validation import check_number
 
 
@@ -73,7 +72,7 @@ class AdapterLayer(nn.Module):
         self._streams: dict[int, Tensor] = {}
 
     def branch(self, x: Tensor, training: bool) -> Tensor:
-        """Return what the branch makes of tokens (B, N, d)."""
+        """Return the branch's output for tokens (B, N, d)."""
         h = torch.relu(linear(x, self.down_weight, self.down_bias))
         # Masks come from torch's own generator, as those of every dropout in the backbone do.
         h = dropout(h, self.config.dropout, training and self.training)
@@ -84,7 +83,7 @@ class AdapterLayer(nn.Module):
         self._streams.setdefault(get_ident(), args[0])
 
     def add_to_block(self, block: nn.Module, args: Any, output: Tensor | None) -> Tensor | None:
-        """Add the branch to what the block gives; a block that failed only forgets the stream."""
+        """Add the branch to the block's output; after a failed block, only forget the stream."""
         stream = self._streams.pop(get_ident(), None)
         if output is None:
             return None

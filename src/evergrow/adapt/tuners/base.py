@@ -1,4 +1,4 @@
-"""The tuner: a few parameters that change what a frozen backbone computes; the kinds by name, and their files.
+"""Tuners: a few parameters on a frozen backbone; the kinds by name, and their files.
 
 :class:`Tuner` is the base of every kind and :class:`TunerConfig` that of its settings. :class:`Drawer` draws initial
 values.
@@ -57,8 +57,7 @@ class TunerConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in a form that JSON holds."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
+        return to_plain(self)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], owner: str) -> Self:
@@ -184,6 +183,80 @@ def tuners_of(model: nn.Module) -> list[Tuner]:
     return list(model.__dict__.get(_ATTRIBUTE, ()))
 
 
+@dataclass(frozen=True)
+class Block:
+    """One transformer block.
+
+    Parameters
+    ----------
+    index : int
+        Its number, from 0.
+    name : str
+        Its path in the model, for example ``"blocks.3"``.
+    module : torch.nn.Module
+        The block.
+    """
+
+    index: int
+    name: str
+    module: nn.Module
+
+    def part(self, name: str) -> nn.Module:
+        """Return a direct part of the block, or raise :class:`UnsupportedModelError`."""
+        found = getattr(self.module, name, None)
+        if not isinstance(found, nn.Module):
+            raise UnsupportedModelError(
+                f"{self.name} must have a part {name!r}, got a {type(self.module).__name__} without one"
+            )
+        return found
+
+    @property
+    def mlp_input(self) -> nn.Linear:
+        """The first linear map of the MLP; it gives the tuner its width, type and device."""
+        first = next((part for part in self.part("mlp").modules() if isinstance(part, (nn.Linear, nn.Conv2d))), None)
+        if not isinstance(first, nn.Linear):
+            raise UnsupportedModelError(
+                f"{self.name}.mlp must begin with a linear map of tokens, got {type(first).__name__}"
+            )
+        return first
+
+    @property
+    def like(self) -> Tensor:
+        """A weight of the block: new parameters take its device and type."""
+        return next(self.module.parameters())
+
+
+def find_blocks(model: nn.Module) -> list[Block]:
+    """Return the blocks of a vision transformer.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A timm model whose blocks lie one after another in ``model.blocks``.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the model has no such blocks.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from evergrow.adapt.tuners.base import find_blocks
+    >>> find_blocks(nn.Linear(2, 2))
+    Traceback (most recent call last):
+        ...
+    evergrow.adapt.tuners.base.UnsupportedModelError: model must be a vision transformer with its blocks in ...
+    """
+    blocks = getattr(model, "blocks", None)
+    if not isinstance(blocks, (nn.Sequential, nn.ModuleList)) or len(blocks) == 0:
+        raise UnsupportedModelError(
+            f"model must be a vision transformer with its blocks in model.blocks, got {type(model).__name__}; "
+            "'ssf' serves convolutional networks too"
+        )
+    return [Block(index, f"blocks.{index}", module) for index, module in enumerate(blocks)]
+
+
 @record("tuner")
 @dataclass(frozen=True, eq=False)
 class SavedTuner:
@@ -263,7 +336,7 @@ class Tuner(nn.Module):
         except BaseException:
             self.remove()
             raise
-        self._limit = None  # what a kind that grows draws later is asked for by a program, not by a file
+        self._limit = None  # a tuner may grow later, and then no file asks for it
 
     # -- for subclasses -------------------------------------------------------------------------------------
 
@@ -282,7 +355,7 @@ class Tuner(nn.Module):
         yield from ()
 
     def _attach(self) -> Iterator[Handle]:
-        """Put every layer to work in the model and yield what takes it off again."""
+        """Attach every layer to the model, and yield the handles that detach it."""
         yield from ()
 
     def _plant(self, path: str, layer: nn.Module) -> None:
@@ -342,7 +415,7 @@ class Tuner(nn.Module):
         return switch
 
     def _switch(self) -> ExitStack:
-        """Return what puts the tuner back into its present state at the end of a ``with``."""
+        """Return a context that restores the tuner's present state at its end."""
         back, switch = self.enable if self.enabled else self.disable, ExitStack()
         switch.callback(lambda: None if self.removed else back())
         return switch
@@ -490,7 +563,7 @@ def restore_tuner(saved: SavedTuner, model: nn.Module) -> Tuner:
         raise FileFormatError(f"a stored tuner must be one that this version knows and that fits: {error}") from error
     try:
         tuner.load_state_dict(saved.tensors)
-    except (InputError, RuntimeError) as error:  # PyTorch's, of many lines, names what does not fit
+    except (InputError, RuntimeError) as error:  # PyTorch's message has many lines
         tuner.remove()
         why = " ".join(str(error).split())[:300]
         raise FileFormatError(f"a stored tuner must hold the parameters that its settings say: {why}") from error

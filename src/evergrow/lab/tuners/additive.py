@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from evergrow.adapt.tuners.base import (
     TUNERS,
+    Block,
     Drawer,
     Handle,
     Tuner,
     TunerConfig,
     UnsupportedModelError,
+    find_blocks,
 )
-from evergrow.adapt.tuners.vit import Block, find_blocks
 from evergrow.core.validation import check_number
 from evergrow.lab.tuners.attention import AttentionEdit, AttentionSite, attention_width, truncated
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from evergrow.adapt.tuners.base import Drawer, TunerError, UnsupportedModelError, layer_parameter
-from evergrow.adapt.tuners.vit import Block
+from evergrow.adapt.tuners.base import Block, Drawer, TunerError, UnsupportedModelError, layer_parameter
 
 
 def attention_width(block: Block) -> int:

@@ -13,13 +13,14 @@ from torch.nn.functional import linear
 
 from evergrow.adapt.tuners.base import (
     TUNERS,
+    Block,
     Drawer,
     Handle,
     Tuner,
     TunerConfig,
     UnsupportedModelError,
+    find_blocks,
 )
-from evergrow.adapt.tuners.vit import Block, find_blocks
 from evergrow.core.errors import ParameterError
 from evergrow.core.validation import check_number
 

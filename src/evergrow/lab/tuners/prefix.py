@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from evergrow.adapt.tuners.base import TUNERS, Drawer, Handle, Tuner, TunerConfig, TunerError
-from evergrow.adapt.tuners.vit import Block, find_blocks
+from evergrow.adapt.tuners.base import TUNERS, Block, Drawer, Handle, Tuner, TunerConfig, TunerError, find_blocks
 from evergrow.core.errors import InputError, ParameterError
 from evergrow.core.validation import check_choice, check_number
 from evergrow.lab.tuners.attention import AttentionEdit, AttentionSite, attention_width, truncated

@@ -14,9 +14,9 @@ from evergrow.adapt.tuners.base import (
     TUNERS,
     Drawer,
     TunerConfig,
+    find_blocks,
     layer_parameter,
 )
-from evergrow.adapt.tuners.vit import find_blocks
 from evergrow.core.errors import InputError
 from evergrow.core.validation import check_number
 from evergrow.lab.tuners.lora import LowRankTuner, Slot, check_targets

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from evergrow.adapt.tuners.base import (
     TUNERS,
+    Block,
     Drawer,
     Handle,
     Tuner,
     TunerConfig,
     TunerError,
     UnsupportedModelError,
+    find_blocks,
 )
-from evergrow.adapt.tuners.vit import Block, find_blocks
 from evergrow.core.validation import check_number
 from evergrow.lab.tuners.attention import AttentionEdit, AttentionSite, is_known_attention
 
