@@ -218,9 +218,10 @@ export class LiveView {
     this.saying = setTimeout(() => announce(said), SETTLED);
   }
 
-  /** Return how little the percentages of these classes say. */
+  /** Return how little the percentages say, where one of these classes has few examples. */
   caution(top) {
-    return caution(this.model.kind, this.model.classes.filter((one) => top.some((entry) => entry.class === one.name)));
+    const named = this.model.classes.filter((one) => top.some((entry) => entry.class === one.name));
+    return caution(this.model.kind, named) && caution(this.model.kind, this.model.classes);
   }
 
   namingForm() {
