@@ -287,7 +287,7 @@ function novelty(value, threshold) {
   mark.style.left = `${place(value)}%`;
   const limit = make("span.limit");
   limit.style.left = `${place(threshold)}%`;
-  const label = value > threshold ? "More unlike what was taught than it allows" : "Like what was taught";
+  const label = value > threshold ? "Too different from what was taught" : "Like what was taught";
   return make("div.novelty", { data: { above: value > threshold } }, make("span", {}, "Familiar"),
     make("span.scale", { role: "img", aria: { label } }, limit, mark),
     make("span", {}, "Unknown"));
