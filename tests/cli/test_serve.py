@@ -42,7 +42,7 @@ def test_it_says_where_things_are_kept_and_where_the_page_is(
     result = evergrow("serve", tmp_path, "--open")
     assert result.exit_code == 0
     assert f"serving {tmp_path} on {ADDRESS}\nwhat you teach is kept in {tmp_path.resolve()}; Ctrl-C" in result.stdout
-    assert (f"no browser can be opened here: go to {ADDRESS}" in result.stderr) == told
+    assert (f"no browser can be opened here: open {ADDRESS}" in result.stderr) == told
     assert seen[-1] == "warning"  # no line for every request
     assert "a code" not in result.stdout
     assert "a code" in evergrow("serve", tmp_path, "--lan").stdout

@@ -22,11 +22,13 @@ for language, body in json.load(sys.stdin):
 """
 
 
-PAGES = ["tutorial-images", "tutorial-text", "tutorial-features", "first-hour", "sort", "how-to"]
+TUTORIALS = ["tutorial-images", "tutorial-text", "tutorial-features", "first-hour"]
+OTHERS = ["sort", "how-to", "concepts", "learner", "labels"]
+MIGRATING = sorted(f"migrate/{path.stem}" for path in (ROOT / "docs" / "migrate").glob("*.md"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in PAGES)])
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in TUTORIALS + OTHERS + MIGRATING)])
 def test_a_page_needs_no_more_than_it_says(page: str, wheel: Path, tmp_path: Path) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     named = re.search(r"pip install '\.\[([\w,]+)\]'", text)

@@ -119,7 +119,7 @@ class Visit:
         if not tour:
             self.context.add_init_script("localStorage.setItem('evergrow-tour', 'seen')")
         self.page = self.context.new_page()
-        self.page.set_default_timeout(30_000)
+        self.page.set_default_timeout(120_000)
         self.complaints: list[str] = []
         self.elsewhere: list[str] = []
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))

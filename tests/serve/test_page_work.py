@@ -71,6 +71,10 @@ def test_a_folder_is_sorted_corrected_taught_and_saved(visit: Visit, service: st
         group(visit, "unknown").locator("li span").all_inner_texts()
     )  # no figure as if it were one
     visit.expect(".sort .hint", "Percentages are rough guesses")
+    row = next(row for row in csv.DictReader(io.StringIO(saved(visit, "Table (CSV)").decode())) if row["probability"])
+    sent = {"images": (tmp_path / row["file"]).read_bytes()}  # small images are sent as they are
+    told = httpx.post(f"{service}/api/v1/models/sorter/predict", files=sent, timeout=60, trust_env=False).json()
+    assert float(row["probability"]) == pytest.approx(told["answers"][0]["top"][0]["value"], abs=1e-4)
     page.locator("#least").fill("0")
     assert "unsure" not in sizes(visit)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evergrow.cli.console import Answer, listed, percent, plural
+from evergrow.cli.console import Answer, listed, note_line, percent, plural
 from evergrow.cli.exits import ExitCode
 from evergrow.cli.options import RUN, RunOptions
 from evergrow.core.errors import ParameterError
@@ -228,6 +228,15 @@ def tested_lines(change: ModelChange) -> list[str]:
     if few := [f"{name} ({count})" for name, count in few_samples(change.learner.n_samples_).items()]:
         lines.append(f"few samples beside others: {listed(few, 10)}; such classes are recognised less surely")
     return lines
+
+
+def note_rough(learner: Learner) -> None:
+    """Say that probabilities are rough where classes have few samples."""
+    from evergrow.learner.labels import ENOUGH_SAMPLES
+
+    if few := sum(count < ENOUGH_SAMPLES for count in learner.n_samples_.values()):
+        known = plural(len(learner.classes_), "class", "classes")
+        note_line(f"percentages are rough guesses: {few} of {known} learned fewer than {ENOUGH_SAMPLES} samples")
 
 
 def skipped_code(left_out: int) -> ExitCode | None:

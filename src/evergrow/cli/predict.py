@@ -15,7 +15,7 @@ import typer
 from evergrow.cli import options
 from evergrow.cli.console import Answer, facts, listed, percent, plural, table
 from evergrow.cli.engine import HERE, EngineOptions
-from evergrow.cli.models import check_target, load_model, skipped_code, write_text
+from evergrow.cli.models import check_target, load_model, note_rough, skipped_code, write_text
 from evergrow.cli.registry import command
 from evergrow.core.errors import DatasetNotFoundError, InputError, ParameterError
 from evergrow.core.escaping import csv_text, one_line
@@ -115,6 +115,8 @@ def predict_command(
     rows = answer_rows(found, names, top)
     code = skipped_code(len(found.failures))
     values = {"model": str(model), "answered": len(rows), "left_out": dict(found.failures)}
+    if format == "table" and found.measure == "probability":
+        note_rough(learner)
     if format in ("label-studio", "fiftyone"):
         lines = _review(format, learner, (things, names), found, title=f"{model.name} {learner.revision_}", root=root)
     elif format == "jsonl":

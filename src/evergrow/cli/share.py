@@ -245,7 +245,7 @@ def serve_command(
             typer.echo(code, nl=bool(code))
             flush()
         if open_page and not _opened(address):
-            note_line(f"no browser can be opened here: go to {address} in one")
+            note_line(f"no browser can be opened here: open {address} yourself")
 
     run_server(config, announce, log_level=log_level)
     return Answer({"models": os.fspath(folder), "read_only": read_only}, ["ended; all changes are on disk"])

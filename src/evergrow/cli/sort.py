@@ -12,7 +12,7 @@ import typer
 
 from evergrow.cli import options
 from evergrow.cli.console import Answer, listed, note_line, percent, plural, table
-from evergrow.cli.models import load_model
+from evergrow.cli.models import load_model, note_rough
 from evergrow.cli.registry import command
 from evergrow.core.errors import ParameterError
 
@@ -87,6 +87,7 @@ def sort_command(
         raise ParameterError(f"--{chosen[0]} and --{chosen[1]} do not go together; choose one.")
     how = options.ImageOptions(run.device, run.cache, run.weights, run.as_json, on_error="skip")
     learner = load_model(model, how)
+    note_rough(learner)
     settings: dict[str, Any] = {"unknown": unknown, "least": least, "false_alarm": false_alarm}
     if learner.info()["novelty"] is None:
         note_line("the model has too few samples to tell what it never learned: nothing is called unknown")
@@ -137,9 +138,6 @@ def _undone(path: Path, run: options.RunOptions) -> Answer:
     n = sum(row.state == "done" for row in read_table(path))
     kept = undo_sort(path, progress=bool(run.encoding()["progress"]))
     cautions = [f"{plural(len(kept), 'file')} could not be undone: {_reasons(kept)}"] if kept else []
-    values = {
-        "table": str(path) if kept else None,
-        "undone": n - len(kept),
-        "kept": {row.file: row.note for row in kept},
-    }
+    left = {row.file: row.note for row in kept}
+    values = {"table": str(path) if kept else None, "undone": n - len(kept), "kept": left}
     return Answer(values, [f"{plural(n - len(kept), 'file')} undone"], cautions)

@@ -64,15 +64,15 @@ def _check_model_name(name: str) -> str:
     name = unicodedata.normalize("NFC", name)
     if not is_model_name(name):
         raise ValueError(
-            "a model name has at most 64 characters that can be seen (fewer if many are emoji), no slash and no "
-            f"backslash, and does not begin with a dot or a blank or end in a dot, a blank or {MODEL_SUFFIX!r}"
+            "a model name has at most 64 printable characters (fewer if many are emoji), contains no / and no \\, "
+            f"does not begin with a dot or a space, and does not end in a dot, a space or {MODEL_SUFFIX!r}"
         )
     return name
 
 
 def _check_class_name(name: str) -> str:
     if not is_visible(name):
-        raise ValueError("a class name must be visible and hold no control characters")
+        raise ValueError("a class name needs visible characters, and no line break or other control character")
     return name
 
 
@@ -84,13 +84,7 @@ ModelName = Annotated[
 ]
 ClassName = Annotated[
     str,
-    Field(
-        min_length=1,
-        max_length=200,
-        description="Name of a class.",
-        examples=["kestrel"],
-        json_schema_extra=_PRINTABLE,
-    ),
+    Field(min_length=1, max_length=200, description="Class name.", examples=["kestrel"], json_schema_extra=_PRINTABLE),
     AfterValidator(_check_class_name),
 ]
 ClassNames = Annotated[list[ClassName], Field(min_length=1, max_length=1024, fail_fast=True)]

@@ -38,6 +38,8 @@ export function askFor({ title, text = "", fields = [], verb, danger = false, wo
     event.preventDefault();
     act.disabled = true;
     const done = await attempt(place, async () => {
+      const named = [...form.querySelectorAll("input[required]")].every((one) => one.value.trim());
+      if (!named) throw new Error("Type a name.");
       await work(form);
       dialog.close();
     }, { reload });

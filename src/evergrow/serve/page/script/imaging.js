@@ -4,6 +4,8 @@ import { previewOf } from "./api.js";
 
 const MOST = 512; // pixels on the longer side: more than any model sees
 const QUALITY = 0.9;
+const SMALL = 2 ** 20; // bytes of an image that is sent as it is where it has no more pixels: answers are the commands'
+const PLAIN = /\.(jpe?g|png|webp)$/i;
 
 /** Return a canvas with an image on it, at most so many pixels wide and high. */
 function drawn(source, width, height, most = MOST) {
@@ -37,7 +39,8 @@ export async function fromFile(file, most = MOST) {
   const { bitmap, preview } = await bitmapOf(file);
   try {
     const canvas = drawn(bitmap, bitmap.width, bitmap.height, most);
-    return { blob: preview ?? await encoded(canvas), look: look(canvas) };
+    const small = canvas.width === bitmap.width && file.size <= SMALL && PLAIN.test(file.name);
+    return { blob: preview ?? (small ? file : await encoded(canvas)), look: look(canvas) };
   } finally {
     bitmap.close();
   }

@@ -218,9 +218,10 @@ export class LiveView {
     this.saying = setTimeout(() => announce(said), SETTLED);
   }
 
-  /** Return how little the percentages of these classes say. */
+  /** Return how little the percentages say, where one of these classes has few examples. */
   caution(top) {
-    return caution(this.model.kind, this.model.classes.filter((one) => top.some((entry) => entry.class === one.name)));
+    const named = this.model.classes.filter((one) => top.some((entry) => entry.class === one.name));
+    return caution(this.model.kind, named) && caution(this.model.kind, this.model.classes);
   }
 
   namingForm() {
@@ -286,7 +287,7 @@ function novelty(value, threshold) {
   mark.style.left = `${place(value)}%`;
   const limit = make("span.limit");
   limit.style.left = `${place(threshold)}%`;
-  const label = value > threshold ? "More unlike what was taught than it allows" : "Like what was taught";
+  const label = value > threshold ? "Too different from what was taught" : "Like what was taught";
   return make("div.novelty", { data: { above: value > threshold } }, make("span", {}, "Familiar"),
     make("span.scale", { role: "img", aria: { label } }, limit, mark),
     make("span", {}, "Unknown"));

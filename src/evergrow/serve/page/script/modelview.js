@@ -90,7 +90,7 @@ export class ModelView {
     this.counts.textContent = [
       plural(record.classes.length, "class", "classes"),
       countOf(record.kind, record.n_samples),
-      ...(record.state === "ready" ? [] : ["answers from the first class on"]),
+      ...(record.state === "ready" ? [] : ["answers once it knows a class"]),
       ...(readOnly ? ["read only"] : []),
     ].join(" · ");
     this.undo.disabled = !record.revisions.length || readOnly;

@@ -78,7 +78,9 @@ export class OpenModel extends EventTarget {
     };
     const { settings } = this;
     settings.empty = settings.empty.filter((name) => !counts.has(name));
-    settings.order = [...new Set([...settings.order, ...counts.keys(), ...settings.empty])];
+    const added = new Map(this.record.history.flatMap(({ classes }) => classes).reverse().map((name, i) => [name, -i]));
+    const known = [...counts.keys()].sort((one, other) => added.get(one) - added.get(other));
+    settings.order = [...new Set([...settings.order, ...known, ...settings.empty])];
     for (const name of settings.order) if (counts.has(name) || settings.empty.includes(name)) card(name);
     this.aside = [];
     this.queue = [];

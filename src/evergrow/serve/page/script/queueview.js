@@ -168,8 +168,8 @@ export class QueueView {
     const forget = hasGuesses(this.model.record.history) && iconButton("undo", "Forget what was learned without labels",
       () => void attempt(this.problems, () => forgetUnlabelled(this.model)));
     return (group || learn || forget) && make("div.stack", {}, make("div.row", {}, group, learn, forget),
-      learn && make("p.hint", {}, "Without labels they are learned as what they look like. That helps while classes "
-        + "have few examples. They stay here, and a label replaces the guess."));
+      learn && make("p.hint", {}, "Without a label, each is learned as the class it looks like. That helps while "
+        + "classes have few examples. They stay here, and a label replaces the guess."));
   }
 
   /** Return a button for every class; order and numbers stay from image to image, what the model says is marked. */

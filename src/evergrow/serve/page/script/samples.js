@@ -32,11 +32,10 @@ const ENOUGH = 10; // examples of each class from which percentages say somethin
 export function caution(kind, classes) {
   const taught = classes.filter((one) => one.count);
   if (taught.length === 1) return "It knows one class only, so the percentage says nothing. Teach another.";
-  const few = taught.filter((one) => one.count < ENOUGH).sort((one, other) => one.count - other.count);
+  const few = taught.filter((one) => one.count < ENOUGH);
   if (!few.length) return "";
   const all = few.length === taught.length ? `all ${few.length}` : `${few.length} of ${taught.length}`;
-  const who = few.length === 1 || taught.length <= 3
-    ? `${few[0].name} was taught with only ${countOf(kind, few[0].count)}`
+  const who = few.length === 1 ? `${few[0].name} was taught with only ${countOf(kind, few[0].count)}`
     : `${all} classes were taught with fewer than ${countOf(kind, ENOUGH)}`;
   return `Percentages are rough guesses: ${who}.`;
 }

@@ -87,7 +87,7 @@ export function told({ what, samples, classes, names = {}, note = "" }, kind) {
     relabel: `Gave ${n} another class`,
     unlabelled: `Learned from ${n} without labels`,
     "forget-unlabelled": `Forgot ${n} that had been learned without labels`,
-    fade: "Let everything known so far count for less",
+    fade: "Gave everything known so far less weight",
   };
   return words[what] ?? `${what}: ${n}`;
 }
