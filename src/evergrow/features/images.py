@@ -12,12 +12,14 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 Precision = Literal["float32", "float16"]
 Transform = Callable[[Any], Tensor]
+Step = TypeVar("Step")
 
 _PREFETCH = 2  # batches that each worker holds ready
 _SHARED_MEMORY = "/dev/shm"
@@ -431,6 +434,33 @@ def loaded_batches(
         stop = getattr(iterator, "_shutdown_workers", None)  # at once, not when the garbage collector comes by
         if stop is not None:
             stop()
+
+
+def run_ahead(steps: Generator[Step, None, None], count: int) -> Generator[Step, None, None]:
+    """Yield what a generator gives; a thread computes it, some steps ahead of the caller.
+
+    Parameters
+    ----------
+    steps : generator
+        Gives anything but None; it is closed with this one.
+    count : int
+        Steps that are computed before they are asked for.
+
+    Examples
+    --------
+    >>> from evergrow.features.images import run_ahead
+    >>> list(run_ahead((number**2 for number in range(5)), 2))
+    [0, 1, 4, 9, 16]
+    """
+    pool = ThreadPoolExecutor(1, "evergrow-ahead")
+    try:
+        waiting = deque(pool.submit(next, steps, None) for _ in range(count))
+        while (found := waiting.popleft().result()) is not None:
+            waiting.append(pool.submit(next, steps, None))
+            yield found
+    finally:
+        pool.shutdown(cancel_futures=True)
+        steps.close()
 
 
 def text_batches(items: Items, chunks: Sequence[range], batch_size: int) -> Iterator[LoadedBatch]:
