@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -487,13 +487,23 @@ class _Encoding:
 
 
 def _encoded(batches: Iterator[LoadedBatch], runner: _Runner) -> Generator[Encoded, None, None]:
-    """Yield every batch with its features; a GPU is given the next ones by a thread, whatever the caller does."""
-    steps: Any = ((batch, runner.start(batch.batch)) for batch in batches)
-    if runner.backbone.device.type == "cuda":
-        steps = run_ahead(steps, _AHEAD)
+    """Yield every batch with its features; a GPU is given the next ones before the first of them is fetched."""
+
+    def start(batch: LoadedBatch) -> tuple[LoadedBatch, Callable[[], NDArray[np.float32]]]:
+        return batch, runner.start(batch.batch)
+
+    device = runner.backbone.device
+    calls = (partial(start, batch) for batch in batches)
+    steps = run_ahead(calls, _AHEAD, _starter(device)) if device.type == "cuda" else (call() for call in calls)
     with closing(steps):
         for loaded, fetch in steps:
             yield loaded, fetch()
+
+
+@lru_cache
+def _starter(device: torch.device) -> ThreadPoolExecutor:
+    """Return the one thread that starts networks on a GPU: in a new one, convolutions are prepared anew for seconds."""
+    return ThreadPoolExecutor(1, "evergrow-network")
 
 
 def _first_precision(device: torch.device, policy: Policy) -> Precision | None:

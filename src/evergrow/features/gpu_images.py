@@ -7,9 +7,10 @@ that need a border, and large ones, go through Pillow.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,6 +106,12 @@ class RawReader(ImageReader):
         return RawBatch([read[place] for place in order], data, [loaded[place][1] for place in order], failures)
 
 
+@lru_cache
+def _stream_beside(device: torch.device) -> Any:
+    """Return the stream that images are prepared on; memory belongs to a stream, and stays with it."""
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+
 class GpuPreparation:
     """Resizes and crops images on a GPU, some batches ahead of the network.
 
@@ -131,17 +138,19 @@ class GpuPreparation:
         if self._device.type == "cpu":
             yield from map(self._prepared, batches)
             return
-        stream = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+        stream, reading = _stream_beside(self._device), iter(batches)
 
-        def prepared() -> Generator[tuple[LoadedBatch, Any], None, None]:
-            for batch in batches:
-                with torch.inference_mode(), torch.cuda.stream(stream):
-                    loaded, done = self._prepared(batch), torch.cuda.Event()  # type: ignore[no-untyped-call]
-                    done.record(stream)
-                yield loaded, done
+        def work() -> tuple[LoadedBatch, Any] | None:
+            batch = next(reading, None)
+            if batch is None:
+                return None
+            with torch.inference_mode(), torch.cuda.stream(stream):
+                loaded, done = self._prepared(batch), torch.cuda.Event()  # type: ignore[no-untyped-call]
+                done.record(stream)
+            return loaded, done
 
-        with closing(run_ahead(prepared(), _AHEAD)) as ready:
-            for loaded, done in ready:
+        with ThreadPoolExecutor(1, "evergrow-images") as pool, closing(run_ahead(repeat(work), _AHEAD, pool)) as ready:
+            for loaded, done in iter(lambda: next(ready), None):
                 if isinstance(loaded.batch, Tensor):
                     current = torch.cuda.current_stream(self._device)
                     current.wait_event(done)
@@ -174,17 +183,18 @@ class GpuPreparation:
         down = self._weights(own.interpolation, images.shape[1], height, top, own.size[0])
         with torch.autocast(self._device.type, enabled=False):
             planes = images.permute(0, 3, 1, 2).to(across.dtype, memory_format=torch.contiguous_format)
-            lines = torch.mm(planes.view(-1, planes.shape[3]), across.T, **self._exact)
-            wide = _as_bytes(*lines.tensor_split(2, dim=1)).floor_().to(across.dtype)
-            wide = wide.view(-1, planes.shape[2], own.size[1])
-            sums = torch.bmm(down.expand(len(wide), *down.shape), wide, **self._exact)
-            return _as_bytes(*sums.tensor_split(2, dim=1)).view(-1, 3, *own.size).permute(0, 2, 3, 1)
+            lines = planes.view(-1, planes.shape[3])
+            wide = _as_bytes(*(torch.mm(lines, part.T, **self._exact) for part in across)).to(torch.uint8)
+            wide = wide.view(*planes.shape[:3], -1).permute(0, 2, 3, 1)
+            wide = wide.to(across.dtype, memory_format=torch.contiguous_format).flatten(2)
+            sums = (torch.bmm(part.expand(len(wide), *part.shape), wide, **self._exact) for part in down)
+            return _as_bytes(*sums).view(-1, *own.size, 3)
 
 
 def resize_weights(name: str, length: int, resized: int, start: int, kept: int) -> Tensor:
-    """Return Pillow's weights (2 * kept, length) from a side of ``length`` pixels to some of its ``resized`` ones.
+    """Return Pillow's weights (2, kept, length) from a side of ``length`` pixels to some of its ``resized`` ones.
 
-    Pillow rounds weights to 22 binary digits. The two matrices below each other are their lower and upper parts, of at
+    Pillow rounds weights to 22 binary digits. The two matrices are their lower and upper parts, of at
     most 11 digits, which half precision holds; float32 adds their products with bytes without rounding.
 
     Parameters
@@ -210,7 +220,7 @@ def resize_weights(name: str, length: int, resized: int, start: int, kept: int) 
     whole = np.trunc(weights / weights.sum(axis=1, keepdims=True) * 2**_BITS + np.copysign(0.5, weights))
     upper = np.rint(whole / 2**_LOWER)
     lower = whole - upper * 2**_LOWER
-    return torch.from_numpy(np.concatenate([lower / 2**_LOWER, upper / 2 ** (_BITS - _LOWER)])).float()
+    return torch.from_numpy(np.stack([lower / 2**_LOWER, upper / 2 ** (_BITS - _LOWER)])).float()
 
 
 def _as_bytes(lower: Tensor, upper: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ import shutil
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -436,31 +436,37 @@ def loaded_batches(
             stop()
 
 
-def run_ahead(steps: Generator[Step, None, None], count: int) -> Generator[Step, None, None]:
-    """Yield what a generator gives; a thread computes it, some steps ahead of the caller.
+def run_ahead(calls: Iterable[Callable[[], Step]], count: int, pool: Executor) -> Generator[Step, None, None]:
+    """Yield what calls give, in their order; threads make some of them ahead of the caller.
 
     Parameters
     ----------
-    steps : generator
-        Gives anything but None; it is closed with this one.
+    calls : iterable of callable
+        What is called.
     count : int
-        Steps that are computed before they are asked for.
+        Calls that are made before they are asked for.
+    pool : Executor
+        The threads. None of the calls runs any longer once this generator is closed.
 
     Examples
     --------
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> from functools import partial
     >>> from evergrow.features.images import run_ahead
-    >>> list(run_ahead((number**2 for number in range(5)), 2))
+    >>> with ThreadPoolExecutor(1) as pool:
+    ...     list(run_ahead((partial(pow, number, 2) for number in range(5)), 2, pool))
     [0, 1, 4, 9, 16]
     """
-    pool = ThreadPoolExecutor(1, "evergrow-ahead")
+    waiting: deque[Future[Step]] = deque()
     try:
-        waiting = deque(pool.submit(next, steps, None) for _ in range(count))
-        while (found := waiting.popleft().result()) is not None:
-            waiting.append(pool.submit(next, steps, None))
-            yield found
+        for call in calls:
+            waiting.append(pool.submit(call))
+            if len(waiting) > count:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
     finally:
-        pool.shutdown(cancel_futures=True)
-        steps.close()
+        wait([step for step in waiting if not step.cancel()])
 
 
 def text_batches(items: Items, chunks: Sequence[range], batch_size: int) -> Iterator[LoadedBatch]:
