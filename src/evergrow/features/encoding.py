@@ -11,11 +11,11 @@ import math
 import os
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -50,11 +50,13 @@ from evergrow.features.images import (
     Precision,
     choose_workers,
     loaded_batches,
+    run_ahead,
     split_rows,
     text_batches,
 )
 from evergrow.features.preprocess import Preprocessing
 
+Encoded = tuple[LoadedBatch, NDArray[np.float32]]
 OnError = Literal["raise", "skip"]
 Policy = Literal["auto", "float32", "float16"]
 
@@ -66,7 +68,8 @@ KEEP_FROM = 5
 """Fewer items go straight through the backbone, which takes less time than a lock and a safe way to disk."""
 
 _NAMED = 5  # images that a warning names
-_AHEAD = 2  # batches that a GPU is given before the first of them is fetched
+_AHEAD = 3  # batches that a GPU is given before the first of them is fetched
+_FINISHED = 256  # rows that a thread brings into their final form at a time
 _CHOICES = {"precision": get_args(Policy), "on_error": get_args(OnError)}
 
 
@@ -214,19 +217,36 @@ def encode(
     [[3.0], [5.0]]
     """
     work = _Encoding(backbone, items, (config or EncodeConfig()).changed(**settings))
-    chunks = list(work.chunks())
-    failures = [failure for chunk, _ in chunks for failure in chunk.failures]
+    X = np.empty((work.n_items, work.recipe.n_features), dtype=np.float32)
+    failures: list[Failure] = []
+    end = computed = 0
+    with ThreadPoolExecutor(4, "evergrow-features") as pool:  # while the next chunk goes through the backbone
+        finished = []
+        for chunk in work.chunks():
+            start, end = end, end + len(next(iter(chunk.blocks.values())))
+            for rows in split_rows(range(end - start), _FINISHED):
+                place = X[start + rows.start : start + rows.stop]
+                finished.append(pool.submit(_finish, place, chunk, rows, work.recipe, join))
+            failures += chunk.failures
+            computed, precision = computed + chunk.computed, chunk.precision
+    for done in finished:
+        done.result()
     _judge(failures, work.n_items)
-    features = chunks[0][1] if len(chunks) == 1 else np.concatenate([features for _, features in chunks])
     return Features(
-        X=join_blocks(features, work.recipe.widths) if join and len(work.recipe.widths) > 1 else features,
+        X=X[:end],
         rows=np.delete(np.arange(work.n_items), [failure.row for failure in failures]),
         failures=tuple((failure.name, failure.reason) for failure in failures),
         widths=work.recipe.widths,
-        precision=chunks[-1][0].precision,
-        computed=sum(chunk.computed for chunk, _ in chunks),
+        precision=precision,
+        computed=computed,
         seconds=time.perf_counter() - work.started,
     )
+
+
+def _finish(place: NDArray[np.float32], chunk: Chunk, rows: range, recipe: FeatureRecipe, join: bool) -> None:
+    """Make feature vectors of some rows of a chunk."""
+    some = recipe.vectors({name: block[rows.start : rows.stop] for name, block in chunk.blocks.items()})
+    place[:] = join_blocks(some, recipe.widths) if join else some
 
 
 def encode_batch(backbone: Backbone, samples: Sequence[Tensor] | Sequence[str]) -> NDArray[np.float32]:
@@ -342,8 +362,8 @@ class _Encoding:
             self.backbone = lazy = lazy.load().to(lazy.device)
         return lazy
 
-    def chunks(self) -> Iterator[tuple[Chunk, NDArray[np.float32]]]:
-        """Yield the chunks of all items in order, each with its feature vectors."""
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the chunks of all items in order."""
         chunks, wanted = split_rows(range(self.n_items), cache.CHUNK), set(self.passes.blocks)
         entry = self._find_entry()
         with ExitStack() as stack:
@@ -375,7 +395,7 @@ class _Encoding:
                     except OSError as error:
                         _warn_unused(error)
                         entry = None
-                yield chunk, self.recipe.vectors(chunk.blocks)
+                yield chunk
 
     def _find_entry(self) -> CacheEntry | None:
         """Return the entry of these features, whether or not it exists; None where nothing is to be stored."""
@@ -418,21 +438,22 @@ class _Encoding:
         """Yield chunks of some blocks that went through the backbone."""
         backbone = self._loaded().reading(recipe)
         runner = _Runner(backbone, self.precision)
-        with self._batches(chunks, backbone) as batches:
-            encoded = _encoded(batches, runner)
+        with self._batches(chunks, backbone) as batches, closing(_encoded(batches, runner)) as encoded:
             for rows in chunks:
-                found: list[tuple[LoadedBatch, NDArray[np.float32]]] = []
+                whole = np.empty((len(rows), recipe.n_features), dtype=np.float32)
+                failures: list[Failure] = []
                 for loaded, features in islice(encoded, -(-len(rows) // self.batch_size)):
                     self._done(len(loaded.rows) + len(loaded.failures), loaded.failures)
-                    found.append((loaded, features))
-                order = np.argsort(np.concatenate([loaded.rows for loaded, _ in found]))
-                whole = np.concatenate([features for _, features in found])[order]
+                    whole[loaded.rows - rows.start] = features
+                    failures += loaded.failures
+                if failures:
+                    whole = np.delete(whole, [failure.row - rows.start for failure in failures], axis=0)
                 blocks = np.split(whole, np.cumsum(recipe.widths)[:-1], axis=1)
                 self.precision = runner.precision
                 yield Chunk(
                     recipe.blocks,
                     runner.precision or "float32",
-                    tuple(failure for loaded, _ in found for failure in loaded.failures),
+                    tuple(failures),
                     dict(zip(recipe.blocks, blocks, strict=True)),
                     computed=len(rows),
                 )
@@ -448,28 +469,41 @@ class _Encoding:
         rows = [part for chunk in chunks for part in split_rows(chunk, self.batch_size)]
         # A transform of the user's gives floats, of a size that is not known.
         image_bytes = 3 * math.prod(transform.size) if isinstance(transform, Preprocessing) else 12 * 512 * 512
-        reader = ImageReader(items, transform)
-        prepare: Callable[[Any], Iterator[LoadedBatch]] = iter
-        if device.type == "cuda" and isinstance(transform, Preprocessing) and can_prepare(transform):
-            image_bytes = max(image_bytes, LARGEST_RAW)
-            reader, prepare = RawReader(items, transform), GpuPreparation(transform, device)
-        workers = choose_workers(self.config.workers, len(rows), device, self.batch_size * image_bytes)
-        if isinstance(reader, RawReader) and getattr(items, "pixels", None) is not None:
-            workers = 0  # nothing is left to do beside the GPU
-        with loaded_batches(reader, rows, workers=workers, device=device) as batches:
-            yield prepare(batches)
+        if device.type != "cuda" or not isinstance(transform, Preprocessing) or not can_prepare(transform):
+            workers = choose_workers(self.config.workers, len(rows), device, self.batch_size * image_bytes)
+            with loaded_batches(ImageReader(items, transform), rows, workers=workers, device=device) as batches:
+                yield batches
+            return
+        room = self.batch_size * max(image_bytes, LARGEST_RAW)
+        # Beside a GPU there is nothing left to do for pixels in memory.
+        wanted = self.config.workers if getattr(items, "pixels", None) is None else 0
+        workers = choose_workers(wanted, len(rows), device, room)
+        reader, prepare = RawReader(items, transform, pinned=workers == 0), GpuPreparation(transform, device)
+        with (
+            loaded_batches(reader, rows, workers=workers, device=device) as raw,
+            closing(prepare(raw)) as prepared,
+        ):
+            yield prepared
 
 
-def _encoded(batches: Iterator[LoadedBatch], runner: _Runner) -> Iterator[tuple[LoadedBatch, NDArray[np.float32]]]:
-    """Yield every batch with its features; a GPU always has the next batch before the last one is fetched."""
-    waiting: deque[tuple[LoadedBatch, Callable[[], NDArray[np.float32]]]] = deque()
-    ahead = _AHEAD if runner.backbone.device.type == "cuda" else 0
-    for batch in batches:
-        waiting.append((batch, runner.start(batch.batch)))
-        if len(waiting) > ahead:
-            loaded, fetch = waiting.popleft()
+def _encoded(batches: Iterator[LoadedBatch], runner: _Runner) -> Generator[Encoded, None, None]:
+    """Yield every batch with its features; a GPU is given the next ones before the first of them is fetched."""
+
+    def start(batch: LoadedBatch) -> tuple[LoadedBatch, Callable[[], NDArray[np.float32]]]:
+        return batch, runner.start(batch.batch)
+
+    device = runner.backbone.device
+    calls = (partial(start, batch) for batch in batches)
+    steps = run_ahead(calls, _AHEAD, _starter(device)) if device.type == "cuda" else (call() for call in calls)
+    with closing(steps):
+        for loaded, fetch in steps:
             yield loaded, fetch()
-    yield from ((loaded, fetch()) for loaded, fetch in waiting)
+
+
+@lru_cache
+def _starter(device: torch.device) -> ThreadPoolExecutor:
+    """Return the one thread that starts networks on a GPU: in a new one, convolutions are prepared anew for seconds."""
+    return ThreadPoolExecutor(1, "evergrow-network")
 
 
 def _first_precision(device: torch.device, policy: Policy) -> Precision | None:

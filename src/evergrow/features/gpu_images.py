@@ -6,10 +6,11 @@ that need a border, and large ones, go through Pillow.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import lru_cache
+from itertools import groupby, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evergrow.features.images import Failure, ImageReader, LoadedBatch, decode_image
+from evergrow.data.items import Items
+from evergrow.features.images import Failure, ImageReader, LoadedBatch, decode_image, run_ahead
 from evergrow.features.preprocess import Preprocessing
 
 FILTERS = {"bilinear": 1.0, "bicubic": 2.0}
@@ -26,9 +28,11 @@ FILTERS = {"bilinear": 1.0, "bicubic": 2.0}
 LARGEST_RAW = 2**20
 """Bytes of a decoded image; of one with more, the views are less to send than the image."""
 
-_SLICE = 32  # images that are resized at a time
+_TALLEST = 2  # height over width; some versions of Pillow resize what is taller in another order
+_SLICE = 64  # images that are resized at a time
 _AHEAD = 3  # prepared batches that wait for the network
 _BITS = 22  # of the fraction of Pillow's weights
+_LOWER = 12  # of them, in the lower part of a weight
 
 
 class RawBatch(NamedTuple):
@@ -37,7 +41,7 @@ class RawBatch(NamedTuple):
     Parameters
     ----------
     rows : list of int
-        Row numbers of the images.
+        Row numbers of the images; those of one shape lie together.
     data : Tensor of uint8
         Their bytes, one image after another.
     shapes : list of (int, int) or None
@@ -55,13 +59,28 @@ class RawBatch(NamedTuple):
 def can_prepare(own: Preprocessing) -> bool:
     """Return whether a GPU resizes and crops as Pillow does.
 
-    Where both sides of an image are scaled alike, the order of Pillow's two passes is the same in all of its versions.
+    Where both sides of an image are scaled alike, the order of Pillow's two passes is the same in all of its versions,
+    but for tall images.
     """
     return own.interpolation in FILTERS and own.crop_mode == "center"
 
 
 class RawReader(ImageReader):
-    """Reads batches for a GPU: images decoded, and no more; pixels in memory need not even that."""
+    """Reads batches for a GPU: images decoded, and no more; pixels in memory need not even that.
+
+    Parameters
+    ----------
+    items : Items
+        The images.
+    transform : Preprocessing
+        What will be done to them.
+    pinned : bool
+        Whether batches are placed where a GPU can fetch them by itself; not in worker processes, which have none.
+    """
+
+    def __init__(self, items: Items, transform: Preprocessing, *, pinned: bool = False) -> None:
+        super().__init__(items, transform)
+        self._pinned = pinned
 
     def load(self, source: Any, name: str | None = None) -> tuple[NDArray[np.uint8], tuple[int, int] | None]:
         """Return the bytes of an image, and its height and width, or the bytes of its views."""
@@ -69,7 +88,7 @@ class RawReader(ImageReader):
         in_memory = isinstance(source, np.ndarray) and source.dtype == np.uint8 and source.shape[2:] == (3,)
         image = source if in_memory and source.size else np.asarray(decode_image(source, name=name))
         height, width = image.shape[:2]
-        if image.nbytes <= LARGEST_RAW and self._own.window(height, width):
+        if image.nbytes <= LARGEST_RAW and height <= _TALLEST * width and self._own.window(height, width):
             return image.reshape(-1), (height, width)
         views = self._own.pixels(decode_image(image, name=name))
         return views.permute(1, 2, 0).reshape(-1).numpy(), None
@@ -77,8 +96,17 @@ class RawReader(ImageReader):
     def __getitems__(self, rows: Sequence[int]) -> RawBatch:
         """Return a batch."""
         read, loaded, failures = self.read(rows)
-        data = np.concatenate([np.empty(0, dtype=np.uint8), *(data for data, _ in loaded)])
-        return RawBatch(read, torch.from_numpy(data), [shape for _, shape in loaded], failures)
+        order = sorted(range(len(read)), key=lambda place: loaded[place][1] or (0, 0))
+        pieces = [loaded[place][0] for place in order]
+        data = torch.empty(sum(map(len, pieces)), dtype=torch.uint8, pin_memory=self._pinned)
+        np.concatenate([data.numpy()[:0], *pieces], out=data.numpy())
+        return RawBatch([read[place] for place in order], data, [loaded[place][1] for place in order], failures)
+
+
+@lru_cache
+def _stream_beside(device: torch.device) -> Any:
+    """Return the stream that images are prepared on; memory belongs to a stream, and stays with it."""
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 class GpuPreparation:
@@ -94,79 +122,77 @@ class GpuPreparation:
 
     def __init__(self, transform: Preprocessing, device: torch.device) -> None:
         self._own, self._device = transform, device
-        self._weights = lru_cache(64)(lambda *about: resize_weights(*about).to(device))
+        # Halves go through a GPU's matrix units, and hold bytes and parts of weights exactly; sums need more.
+        self._exact: dict[str, Any] = {"out_dtype": torch.float32} if device.type == "cuda" else {}
+        dtype = torch.float16 if self._exact else torch.float32
+        self._weights = lru_cache(64)(lambda *about: resize_weights(*about).to(device, dtype))
 
-    def __call__(self, batches: Iterable[RawBatch]) -> Iterator[LoadedBatch]:
+    def __call__(self, batches: Iterable[RawBatch]) -> Generator[LoadedBatch, None, None]:
         """Yield batches of pixels on the device.
 
-        A thread prepares them on a stream of its own; on the network's stream it would wait for the network.
+        A thread reads and prepares them, on a stream of its own; on the network's stream it would wait for the network.
         """
         if self._device.type == "cpu":
             yield from map(self._prepared, batches)
             return
-        stream = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+        stream, reading = _stream_beside(self._device), iter(batches)
 
-        def work(batch: RawBatch) -> tuple[LoadedBatch, Any]:
+        def work() -> tuple[LoadedBatch, Any] | None:
+            batch = next(reading, None)
+            if batch is None:
+                return None
             with torch.inference_mode(), torch.cuda.stream(stream):
                 loaded, done = self._prepared(batch), torch.cuda.Event()  # type: ignore[no-untyped-call]
                 done.record(stream)
             return loaded, done
 
-        waiting: deque[Future[tuple[LoadedBatch, Any]]] = deque()
-        with ThreadPoolExecutor(1, "evergrow-images") as pool:
-            for batch in batches:
-                waiting.append(pool.submit(work, batch))
-                if len(waiting) > _AHEAD:
-                    yield self._arrived(*waiting.popleft().result())
-            while waiting:
-                yield self._arrived(*waiting.popleft().result())
-
-    def _arrived(self, loaded: LoadedBatch, done: Any) -> LoadedBatch:
-        if isinstance(loaded.batch, Tensor):
-            current = torch.cuda.current_stream(self._device)
-            current.wait_event(done)
-            loaded.batch.record_stream(current)  # its memory must not be reused before the network has read it
-        return loaded
+        with ThreadPoolExecutor(1, "evergrow-images") as pool, closing(run_ahead(repeat(work), _AHEAD, pool)) as ready:
+            for loaded, done in iter(lambda: next(ready), None):
+                if isinstance(loaded.batch, Tensor):
+                    current = torch.cuda.current_stream(self._device)
+                    current.wait_event(done)
+                    loaded.batch.record_stream(current)  # its memory must not be reused before the network has read it
+                yield loaded
 
     def _prepared(self, batch: RawBatch) -> LoadedBatch:
         sheets = torch.zeros((len(batch.rows), *self._own.size, 3), dtype=torch.uint8, device=self._device)
-        here, start = batch.data.to(self._device, non_blocking=True), 0
-        alike: dict[tuple[int, int] | None, list[tuple[int, Tensor]]] = defaultdict(list)
-        for place, shape in enumerate(batch.shapes):
-            height, width = shape or self._own.size
-            piece = here[start : start + 3 * height * width]
-            alike[shape].append((place, piece.view(height, width, 3)))
-            start += len(piece)
-        for shape, found in alike.items():
-            for start in range(0, len(found), _SLICE):
-                numbers, pieces = zip(*found[start : start + _SLICE], strict=True)
-                places, images = torch.tensor(numbers, device=self._device), torch.stack(pieces)
+        here, start, place = batch.data.to(self._device, non_blocking=True), 0, 0
+        for shape, alike in groupby(batch.shapes):
+            count, (height, width) = len(list(alike)), shape or self._own.size
+            images = here[start : start + 3 * count * height * width].view(count, height, width, 3)
+            found = (torch.split(part, _SLICE) for part in (images, sheets[place : place + count]))
+            for some, places in zip(*found, strict=True):
                 if shape is None:
-                    sheets[places] = images
+                    places.copy_(some)
                     continue
                 for view, columns in self._own.cuts():
-                    sheets[places, : view.size[0], columns] = self._view(view, images)
+                    places[:, : view.size[0], columns] = self._view(view, some)
+            start, place = start + images.numel(), place + count
         pixels = sheets.permute(0, 3, 1, 2) if len(sheets) else None
         return LoadedBatch(np.array(batch.rows, dtype=np.int64), pixels, batch.failures)
 
     def _view(self, own: Preprocessing, images: Tensor) -> Tensor:
-        """Return bytes (n, height, width, 3) of images (n, h, w, 3), resized and cropped."""
+        """Return images (n, h, w, 3) resized and cropped to (n, height, width, 3): bytes, plus a fraction."""
         window = own.window(*images.shape[1:3])
         assert window is not None  # images that need a border were not sent
         (height, width), top, left = window
         across = self._weights(own.interpolation, images.shape[2], width, left, own.size[1])
         down = self._weights(own.interpolation, images.shape[1], height, top, own.size[0])
         with torch.autocast(self._device.type, enabled=False):
-            planes = images.permute(0, 3, 1, 2).float()
-            wide = _as_bytes(*(planes @ part.T for part in across))
-            return _as_bytes(*(part @ wide for part in down)).permute(0, 2, 3, 1).to(torch.uint8)
+            planes = images.permute(0, 3, 1, 2).to(across.dtype, memory_format=torch.contiguous_format)
+            lines = planes.view(-1, planes.shape[3])
+            wide = _as_bytes(*(torch.mm(lines, part.T, **self._exact) for part in across)).to(torch.uint8)
+            wide = wide.view(*planes.shape[:3], -1).permute(0, 2, 3, 1)
+            wide = wide.to(across.dtype, memory_format=torch.contiguous_format).flatten(2)
+            sums = (torch.bmm(part.expand(len(wide), *part.shape), wide, **self._exact) for part in down)
+            return _as_bytes(*sums).view(-1, *own.size, 3)
 
 
 def resize_weights(name: str, length: int, resized: int, start: int, kept: int) -> Tensor:
     """Return Pillow's weights (2, kept, length) from a side of ``length`` pixels to some of its ``resized`` ones.
 
-    Pillow rounds weights to 22 binary digits. The two matrices are their upper and lower halves, whose products with
-    bytes are whole numbers that float32 (and TF32) adds without rounding.
+    Pillow rounds weights to 22 binary digits. The two matrices are their lower and upper parts, of at
+    most 11 digits, which half precision holds; float32 adds their products with bytes without rounding.
 
     Parameters
     ----------
@@ -189,10 +215,12 @@ def resize_weights(name: str, length: int, resized: int, start: int, kept: int) 
         weights = np.where(x < 1, (1.5 * x - 2.5) * x * x + 1, np.where(x < 2, -0.5 * (((x - 5) * x + 8) * x - 4), 0))
     weights *= (pixels >= first[:, None]) & (pixels < last[:, None])
     whole = np.trunc(weights / weights.sum(axis=1, keepdims=True) * 2**_BITS + np.copysign(0.5, weights))
-    return torch.from_numpy(np.stack(np.divmod(whole, 2 ** (_BITS // 2)))).float()
+    upper = np.rint(whole / 2**_LOWER)
+    lower = whole - upper * 2**_LOWER
+    return torch.from_numpy(np.stack([lower / 2**_LOWER, upper / 2 ** (_BITS - _LOWER)])).float()
 
 
-def _as_bytes(upper: Tensor, lower: Tensor) -> Tensor:
-    """Return the sums of weighted bytes, rounded to bytes again as Pillow does it; as float32, for the next product."""
-    total = (upper.int() << _BITS // 2) + lower.int()
-    return ((total + (1 << _BITS - 1)) >> _BITS).clamp_(0, 255).float()
+def _as_bytes(lower: Tensor, upper: Tensor) -> Tensor:
+    """Return sums of weighted bytes, from those of both parts: bytes as Pillow rounds them, plus a fraction."""
+    total = upper.add_(lower.floor_(), alpha=2.0 ** (_LOWER - _BITS))
+    return total.add_(0.5).clamp_(0, 255)

@@ -12,12 +12,14 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 Precision = Literal["float32", "float16"]
 Transform = Callable[[Any], Tensor]
+Step = TypeVar("Step")
 
 _PREFETCH = 2  # batches that each worker holds ready
 _SHARED_MEMORY = "/dev/shm"
@@ -403,6 +406,39 @@ def loaded_batches(
         stop = getattr(iterator, "_shutdown_workers", None)  # at once, not when the garbage collector comes by
         if stop is not None:
             stop()
+
+
+def run_ahead(calls: Iterable[Callable[[], Step]], count: int, pool: Executor) -> Generator[Step, None, None]:
+    """Yield what calls give, in their order; threads make some of them ahead of the caller.
+
+    Parameters
+    ----------
+    calls : iterable of callable
+        What is called.
+    count : int
+        Calls that are made before they are asked for.
+    pool : Executor
+        The threads. None of the calls runs any longer once this generator is closed.
+
+    Examples
+    --------
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> from functools import partial
+    >>> from evergrow.features.images import run_ahead
+    >>> with ThreadPoolExecutor(1) as pool:
+    ...     list(run_ahead((partial(pow, number, 2) for number in range(5)), 2, pool))
+    [0, 1, 4, 9, 16]
+    """
+    waiting: deque[Future[Step]] = deque()
+    try:
+        for call in calls:
+            waiting.append(pool.submit(call))
+            if len(waiting) > count:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        wait([step for step in waiting if not step.cancel()])
 
 
 def text_batches(items: Items, chunks: Sequence[range], batch_size: int) -> Iterator[LoadedBatch]:

@@ -227,7 +227,7 @@ class Preprocessing:
         >>> torch.equal(own.normalised(own.pixels(image)), own(image))
         True
         """
-        result = pixels.to(torch.float32).div_(255)
+        result = pixels / 255
         if any(self.mean) or any(value != 1 for value in self.std):
             result.sub_(_channels(self.mean, result.device)).div_(_channels(self.std, result.device))
         return result
