@@ -41,6 +41,9 @@ HOLES = [
     ("onnx", "CVE-2025-51480", "1.21.0", "external data of a model overwrites files"),
     ("onnx", "CVE-2026-34445", "1.21.0", "external data of a model exhausts memory"),
     ("pillow-heif", "CVE-2026-28231", "1.3.0", "a large image is read out of bounds"),
+    ("transformers", "CVE-2026-4372", "5.3.0", "the configuration of a model runs code from the hub"),
+    ("transformers", "CVE-2026-5241", "5.5.0", "the same, by the configuration of LightGlue"),
+    ("transformers", "CVE-2026-9856", "5.10.0", "a tokenizer that is saved writes outside its folder"),
     ("mlflow-skinny", "CVE-2026-8147", "3.13.0", "traces are served without permission"),
     ("ray", "CVE-2026-27482", "2.54.0", "web pages delete jobs by the dashboard"),
 ]

@@ -116,6 +116,23 @@ def test_they_go_for_good(pics: Any, serve: Any, folder: Path, end: str) -> None
     assert sorted(os.listdir(folder)) == ["pics.evg", "pics.evg.history"]
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "link to nothing"])
+def test_what_lies_in_the_place_of_kept_images_is_left_alone(api: Any, folder: Path, tmp_path: Path, kind: str) -> None:
+    api.taught_images()
+    place, outside = folder / "pics.evg.kept", tmp_path / "outside"
+    if kind == "file":
+        place.write_text("mine")
+    else:
+        place.symlink_to(outside)
+    if kind == "link":
+        outside.mkdir()
+        (outside / ("0" * 32)).write_text("precious")
+    answer = api.client.put("/api/v1/models/pics/kept", json={"on": True})
+    assert (answer.status_code, answer.json()["error"]) == (507, "ModelWriteError")
+    assert str(tmp_path) not in answer.text
+    assert api.get("pics", "/kept").json()["on"] is False
+
+
 def test_they_go_at_the_next_start_if_the_end_was_cut_short(
     pics: Any, serve: Any, folder: Path, monkeypatch: Any
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,29 @@ def test_only_the_label_studio_that_was_named_is_called() -> None:
             fetch_image(where, config)
     with pytest.raises(Problem, match="cannot be fetched"):
         fetch_image("/data/x.png", config)
+
+
+def test_names_of_files_that_no_address_may_hold_and_answers_that_are_none() -> None:
+    """A blank in a name, a line break, a Label Studio that speaks no HTTP: the caller hears of it, and nobody else."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        heard = []
+
+        def speak() -> None:
+            for answer in (b"HTTP/1.0 200 OK\r\n\r\nimage", b"HTTP/1.0 200 OK\r\n\r\nimage", b"nonsense\r\n\r\n"):
+                with listener.accept()[0] as caller:
+                    heard.append(caller.recv(65536).partition(b"\r\n")[0])
+                    caller.sendall(answer)
+
+        thread = threading.Thread(target=speak)
+        thread.start()
+        config = ServeConfig(Path("models"), label_studio=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        assert fetch_image("/data/my bird ♀.png", config) == b"image"
+        assert fetch_image("/data/a%20b\r\nX: y", config) == b"image"
+        with pytest.raises(Problem, match="cannot be fetched"):
+            fetch_image("/data/x.png", config)
+        thread.join()
+    assert heard[0] == b"GET /data/my%20bird%20%E2%99%80.png HTTP/1.1"
+    assert heard[1] == b"GET /data/a%20b%0D%0AX:%20y HTTP/1.1"
 
 
 def test_a_config_with_entities_is_not_parsed() -> None:

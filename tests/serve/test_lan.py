@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 from tests.serve.conftest import backbones
 from tests.serve.running import until
 from tests.serve.samples import files, rows
@@ -20,6 +21,7 @@ from tests.serve.samples import files, rows
 from evergrow.core.errors import ParameterError
 from evergrow.serve import Limits, ServeConfig, create_app, lan, run_server
 from evergrow.serve.app import Server
+from evergrow.serve.config import Tokens
 
 pytest.importorskip("cryptography", reason="needs evergrow[serve]: cryptography")
 pytest.importorskip("segno", reason="needs evergrow[serve]: segno")
@@ -97,6 +99,17 @@ def test_a_token_of_a_code_does_what_the_page_needs_and_no_more(home: Phone) -> 
         assert (answer.status_code, answer.json()["error"]) == (403, "PageToken"), path
     lesson = {"rows": rows(0, 2), "label": "Goldfinch ♀"}
     assert home.phone.post("/api/v1/models/m/teach", json=lesson, headers=seen).status_code == 200
+
+
+def test_a_token_that_only_reads_gets_none_that_teaches(tmp_path: Path) -> None:
+    tokens = Tokens.parse("read reads-0123456789abc\nteach teaches-0123456789abc", "tokens")
+    app = create_app(ServeConfig(tmp_path, lan=True, tokens=tokens))
+    app.state.service.lan = lan.LanAccess(HOST, 1)
+    with TestClient(app, base_url="http://localhost") as client:
+        for secret, status in (("reads", 403), ("teaches", 200)):
+            seen = {"Authorization": f"Bearer {secret}-0123456789abc"}
+            answer = client.get("/api/v1/lan", headers=seen)
+            assert (answer.status_code, "#token=" in answer.text) == (status, status == 200)
 
 
 def test_handshakes_that_never_end_count_against_their_address(home: Phone) -> None:

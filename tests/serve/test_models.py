@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tests.serve.samples import rows
 
+from evergrow.core.files import partial_folder
 from evergrow.learner.history import Header
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, history, locked_model, open_model
@@ -320,11 +321,10 @@ def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(
 
 def test_what_a_killed_service_had_received_is_removed_at_the_next_start(serve: Any, folder: Path) -> None:
     folder.mkdir()
-    old, fresh = folder / ".upload.old.zip", folder / ".upload.fresh.part"
-    for path in (old, fresh):
-        path.write_bytes(b"half")
-    os.utime(old, (0, 0))
+    (folder / ".upload.killed.part").mkdir()
+    (folder / ".upload.killed.part" / "file").write_bytes(b"half")
     (folder / ".m.evg.x.part").write_bytes(b"a model that was being saved")
-    serve()
-    left = [path.name for path in folder.iterdir() if path.is_file()]
-    assert left == [fresh.name]  # another process may still be writing it
+    with partial_folder(folder, "upload") as living:  # of another process, which goes on
+        serve()
+        assert list(folder.glob(".*")) == [living]
+    assert list(folder.glob(".*")) == []

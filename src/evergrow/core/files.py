@@ -119,14 +119,8 @@ def atomic_path(path: str | os.PathLike[str], *, like: str | os.PathLike[str] | 
     """
     target = real_path(path)
     check_replaceable(target)
-    with ExitStack() as stack:
-        while True:
-            # A folder, since libraries that write files may put temporary ones of their own beside them.
-            folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=PARTIAL))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            with suppress(BusyError, FileNotFoundError):  # taken for a leftover before it was locked
-                stack.enter_context(locked(folder))
-                break
+    # A folder, since libraries that write files may put temporary ones of their own beside them.
+    with partial_folder(target.parent, target.name) as folder:
         temporary = folder / target.name
         temporary.touch(0o600)
         yield temporary
@@ -135,6 +129,19 @@ def atomic_path(path: str | os.PathLike[str], *, like: str | os.PathLike[str] | 
         _take_access(temporary, target if like is None or target.exists() else Path(like))
         os.replace(temporary, target)
     _sync_folder(target.parent)
+
+
+@contextmanager
+def partial_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Yield a hidden folder of some name and remove it at the end; :func:`remove_leftovers` does after a kill."""
+    with ExitStack() as stack:
+        while True:
+            folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{name}.", suffix=PARTIAL))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            with suppress(BusyError, FileNotFoundError):  # taken for a leftover before it was locked
+                stack.enter_context(locked(folder))
+                break
+        yield folder
 
 
 def remove_leftovers(folder: Path, pattern: str = ".*") -> int:

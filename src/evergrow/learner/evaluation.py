@@ -184,13 +184,20 @@ class Evaluation:
         """Return the share of every class in the data that was recognised, of those that the model knows."""
         return {row.name: row.recall for row in self.per_class if row.n}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; what is not a number becomes None."""
+    def to_dict(self, *, with_confusion: bool = True) -> dict[str, Any]:
+        """Return plain values for JSON; what is not a number becomes None.
+
+        Parameters
+        ----------
+        with_confusion : bool
+            Whether with ``confusion``, whose size grows with the square of the classes; else it is empty.
+        """
         names = (
             *("n_samples", "n_known", "n_unknown", "accuracy", "accuracy_all", "balanced_accuracy", "classes"),
             *("per_class", "confusion", "confused", "unknown_classes", "seconds", "left_out", "unknown"),
         )
-        return {name: _plain(getattr(self, name)) for name in names}
+        left_out = () if with_confusion else ("confusion",)
+        return {name: [] if name in left_out else _plain(getattr(self, name)) for name in names}
 
 
 def _plain(value: Any) -> Any:
@@ -246,12 +253,14 @@ def evaluate_predictions(
         ClassScore(str(name), int(n), _ratio(hit, n), _ratio(hit, told), _ratio(2 * hit, n + told) if n else math.nan)
         for name, hit, n, told in zip(names, hits, there, said, strict=True)
     )
-    wrong = confusion - np.diag(hits)
-    most = [divmod(int(place), len(names)) for place in np.argsort(-wrong, axis=None, kind="stable")[:PAIRS]]
+    rows, columns = np.nonzero(confusion)
+    wrong = np.flatnonzero(rows != columns)
+    most = wrong[np.argsort(-confusion[rows[wrong], columns[wrong]], kind="stable")[:PAIRS]]
     confused = tuple(
-        Confusion(str(names[row]), str(names[column]), int(wrong[row, column]), _ratio(wrong[row, column], there[row]))
-        for row, column in most
-        if wrong[row, column]
+        Confusion(
+            str(names[row]), str(names[column]), int(confusion[row, column]), _ratio(confusion[row, column], there[row])
+        )
+        for row, column in zip(rows[most], columns[most])
     )
     others, counts = np.unique(labels[~known], return_counts=True)
     recalls = [row.recall for row in per_class if row.n]

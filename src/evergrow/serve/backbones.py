@@ -83,20 +83,25 @@ def limit_torch(n: int) -> None:
 # -- one backbone -----------------------------------------------------------------------------------------------
 
 
+_ALONE = 4  # samples of a lesson that are encoded before questions have their turn
+
+
 @dataclass(eq=False)
 class _Waiting:
-    """Samples of one request in the queue, and the model that is asked about them; None where features are wanted."""
+    """What is left of a request in the queue, its features so far, and the model that is asked; None for features."""
 
     samples: Sequence[Prepared]
     model: Any
     result: Future[Any] = field(default_factory=Future)
+    rows: list[FeatureRows] = field(default_factory=list)
 
 
 class Batcher:
     """A thread that runs a backbone on what waits for it, and lets models answer about the features.
 
     While one batch is computed the next one gathers, so that a single caller never waits for others. Questions to one
-    model are answered together: a head reads all its weights for one sample as for thirty.
+    model are answered together: a head reads all its weights for one sample as for thirty. Large requests are encoded
+    in pieces, in turn with all others.
 
     Parameters
     ----------
@@ -151,7 +156,8 @@ class Batcher:
         with self._guard:
             self.check_room(len(samples))
             try:
-                self._worker.submit(self._work)
+                for _ in range(0, len(samples), _ALONE if alone else self._limits.batch):
+                    self._worker.submit(self._work)
             except RuntimeError as error:  # it was closed
                 raise Problem(503, "the service is shutting down", "ShuttingDown", retry_after=5) from error
             (self._lessons if alone else self._questions).append(waiting)
@@ -165,9 +171,9 @@ class Batcher:
             self._crew.shutdown()
 
     def _work(self) -> None:
-        """Compute a lesson and a batch of questions to one model, so that neither sort keeps the other waiting.
+        """Encode a piece of a lesson and a batch of questions to one model, so that no request keeps others waiting.
 
-        It is called once for each request, and does nothing where an earlier call took all that waited.
+        It is called once for each piece of a request, and does nothing where an earlier call took all that waited.
         """
         with self._guard:
             lessons = [self._lessons.popleft()] if self._lessons else []
@@ -178,29 +184,42 @@ class Batcher:
                     questions.append(entry)
                     self._questions.remove(entry)
                     left -= len(entry.samples)
-        for requests, alone in ((lessons, True), (questions, False)):
+        for requests, queue, size in (
+            (lessons, self._lessons, _ALONE),
+            (questions, self._questions, self._limits.batch),
+        ):
             if requests:
-                self._answer(requests, alone)
+                unfinished = self._answer(requests, size, queue is self._lessons)
+                with self._guard:
+                    queue.extend(unfinished)
 
-    def _answer(self, requests: list[_Waiting], alone: bool) -> None:
-        """Encode the samples of requests, and let the model, if one is asked, answer all of them at once."""
+    def _answer(self, requests: list[_Waiting], size: int, alone: bool) -> list[_Waiting]:
+        """Encode a piece of each request, and answer those that are whole; return the others."""
         results: Sequence[Any] | BaseException
+        pieces = [entry.samples[:size] for entry in requests]
+        whole = [entry for entry in requests if len(entry.samples) <= size]
         try:
-            rows = self._encode([sample for entry in requests for sample in entry.samples], alone)
-            results = np.split(rows, np.cumsum([len(entry.samples) for entry in requests])[:-1])
-            if requests[0].model is not None:
-                results = requests[0].model.ask(results)
+            rows = self._encode([sample for piece in pieces for sample in piece], alone)
+            for entry, found in zip(requests, np.split(rows, np.cumsum([len(piece) for piece in pieces])[:-1])):
+                entry.rows.append(found)
+            results = [np.concatenate(entry.rows) for entry in whole]
+            if whole and whole[0].model is not None:
+                results = whole[0].model.ask(results)
         except BaseException as error:
-            results = error
-        for i, request in enumerate(requests):
+            results, whole = error, requests
+        for entry in requests:
+            n = len(entry.samples) if entry in whole or entry.result.cancelled() else size
             with self._guard:
-                self.depth -= len(request.samples)
-            if not request.result.set_running_or_notify_cancel():  # the caller left
+                self.depth -= n
+            entry.samples = entry.samples[n:]
+        for i, entry in enumerate(whole):
+            if not entry.result.set_running_or_notify_cancel():  # the caller left
                 continue
             if isinstance(results, BaseException):
-                request.result.set_exception(results)
+                entry.result.set_exception(results)
             else:
-                request.result.set_result(results[i])
+                entry.result.set_result(results[i])
+        return [entry for entry in requests if entry.samples]
 
     def _encode(self, samples: list[Any], alone: bool) -> FeatureRows:
         """Return the features of samples: one by one, or in batches, which the cores share."""
@@ -302,7 +321,7 @@ class BackbonePool:
         """Return how many samples wait for a backbone."""
         return sum(batcher.depth for batcher in set(self._shared.values()))
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
         """Finish what waits and end all threads."""
         for batcher in set(self._shared.values()):
             batcher.close()

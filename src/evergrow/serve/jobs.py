@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from evergrow.core.errors import FileFormatError, ImageError, InputError
 from evergrow.core.escaping import one_line, printable
+from evergrow.core.files import partial_folder
 from evergrow.data.archives import Archive, TooManyFilesError
 from evergrow.data.folders import is_hidden
 from evergrow.data.items import IMAGE_SUFFIXES
@@ -28,6 +30,7 @@ from evergrow.serve.config import Limits
 from evergrow.serve.monitoring import log
 from evergrow.serve.requests import (
     PROBLEMS,
+    UPLOAD,
     ChangeRequest,
     ChangeRequestDep,
     Problem,
@@ -108,20 +111,17 @@ class Jobs:
         if self._n_open() >= self.service.limits.jobs:
             raise Problem(503, "too many jobs are open: wait for one to end", "TooManyJobs", retry_after=5)
 
-    async def start(self, model: OpenModel, path: Path, request: ChangeRequest) -> JobRecord:
-        """Check a zip and begin to learn it; the file is removed at the end."""
-        try:
-            archive, images = await asyncio.to_thread(open_zip, path, self.service.limits)
-            self.check_room()
-        except BaseException:
-            path.unlink()
-            raise
+    async def start(self, model: OpenModel, path: Path, request: ChangeRequest, holding: ExitStack) -> JobRecord:
+        """Check a zip and begin to learn it; what holds the file is closed at the end."""
+        archive, images = await asyncio.to_thread(open_zip, path, self.service.limits)
+        self.check_room()
         job = JobRecord(id=secrets.token_urlsafe(12), model=model.name, total=len(images))
         while len(self.records) >= _REMEMBERED and (oldest := next(iter(self.records.values()))).has_ended:
             del self.records[oldest.id]
         self.records[job.id] = job
         self._tasks[job.id] = task = asyncio.create_task(self._learn(job, model, archive, images, request))
-        task.add_done_callback(lambda _: path.unlink(missing_ok=True))
+        held = holding.pop_all()
+        task.add_done_callback(lambda _: held.close())
         return job
 
     def cancel(self, job_id: str) -> JobRecord:
@@ -219,8 +219,10 @@ async def start_job(
     if model.version.kind != "images":
         raise InputError(f"the model takes {model.version.kind}: a zip of images cannot be taught to it")
     jobs.check_room()
-    path, digest = await receive_file(request, jobs.service.store.folder, ".zip", *_ZIP_TYPES)
-    job = await jobs.start(model, path, conditions.with_content(b"job", digest))
+    with ExitStack() as holding:
+        path = holding.enter_context(partial_folder(jobs.service.store.folder, UPLOAD)) / "images.zip"
+        digest = await receive_file(request, path, *_ZIP_TYPES)
+        job = await jobs.start(model, path, conditions.with_content(b"job", digest), holding)
     response.headers["Location"] = f"/api/v1/jobs/{job.id}"
     return job
 

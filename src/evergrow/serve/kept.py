@@ -7,6 +7,7 @@ a line of JSON and then the bytes that were sent, so that it is whole or not the
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import re
@@ -135,10 +136,15 @@ def list_kept(kept: KeptDep) -> KeptRecord:
 @router.put("", dependencies=_WRITES)
 def switch_kept(kept: KeptDep, asked: KeepRequest) -> KeptRecord:
     """Begin to keep images on the server, or stop it: then all that are kept are removed for good, in one step."""
-    if asked.on:
-        kept.folder.mkdir(mode=0o700, exist_ok=True)
-    else:
-        remove_kept(kept.folder)
+    try:
+        if asked.on:
+            kept.folder.mkdir(mode=0o700, exist_ok=True)
+            if kept.folder.is_symlink():
+                raise NotADirectoryError(errno.ENOTDIR, "it is a link")
+        else:
+            remove_kept(kept.folder)
+    except OSError as error:
+        raise ModelWriteError(f"the folder of the images cannot be changed: {error.strerror}") from error
     kept.on = asked.on
     return kept.record()
 
@@ -168,8 +174,8 @@ async def keep_images(kept: KeptDep, request: Request) -> KeptRecord:
     return await asyncio.to_thread(kept.add, list(zip(images, files, strict=True)))
 
 
-@router.get("/evaluation")
-async def evaluate_kept(kept: KeptDep, false_alarm: Annotated[float, Query(gt=0, lt=1)] = 0.05) -> KeptEvaluation:
+@router.get("/evaluation", response_model=KeptEvaluation)
+async def evaluate_kept(kept: KeptDep, false_alarm: Annotated[float, Query(gt=0, lt=1)] = 0.05) -> Response:
     """Compare answers about the kept test images with their classes: the same figures for everybody."""
     kept.require_on()
     ids = [image.id for image in (await asyncio.to_thread(kept.record)).images if image.set == "test"]
@@ -178,8 +184,7 @@ async def evaluate_kept(kept: KeptDep, false_alarm: Annotated[float, Query(gt=0,
     tests = await asyncio.to_thread(lambda: [kept.find(UUID(known)) for known in ids])
     samples = SentSamples(images=[(image.name, data) for image, data in tests])
     labels = [image.label or "" for image, _ in tests]
-    found = await evaluated(kept.service, kept.model, samples, labels, false_alarm)
-    return KeptEvaluation(**found, ids=ids)
+    return await evaluated(kept.service, kept.model, samples, labels, false_alarm, KeptEvaluation, ids=ids)
 
 
 @router.get("/{k:uuid}", response_class=Response, responses={200: {"content": BINARY}})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Annotated, Any, NamedTuple
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 from xml.etree import ElementTree
 
 from fastapi import APIRouter
@@ -20,6 +21,7 @@ from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep
 _KEYS = {"images": ("image", "img", "url", "photo"), "texts": ("text", "sentence", "body", "title")}
 _SOURCES = {"images": ("Image",), "texts": ("Text", "HyperText", "Paragraphs")}
 _LONGEST_CONFIG = 1_000_000
+_ADDRESS = "!#$%&'()*+,/:;=?@[]~"  # signs of addresses; others, as in names of files, are percent-encoded
 
 
 # -- messages ---------------------------------------------------------------------------------------------------
@@ -105,7 +107,7 @@ def fetch_image(where: str, config: ServeConfig) -> bytes:
         if not home.netloc:
             detail = "the image is not in its task: start the service with --label-studio URL to fetch it"
             raise Problem(422, detail, "NotFetched")
-        where = urljoin(f"{config.label_studio.rstrip('/')}/", where)
+        where = urljoin(f"{config.label_studio.rstrip('/')}/", quote(where, safe=_ADDRESS))
         parts = urlsplit(where)
         if (parts.scheme, parts.netloc) != (home.scheme, home.netloc) or parts.scheme not in ("http", "https"):
             raise Problem(422, f"images are fetched from {home.netloc} alone, and this one is elsewhere", "NotFetched")
@@ -114,7 +116,7 @@ def fetch_image(where: str, config: ServeConfig) -> bytes:
     try:
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=20) as answer:
             data: bytes = answer.read(most + 1)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         code = f" ({error.code})" if isinstance(error, urllib.error.HTTPError) else ""
         raise Problem(422, f"the image of a task cannot be fetched{code}", "NotFetched") from error
     if len(data) > most:

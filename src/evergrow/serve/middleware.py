@@ -19,6 +19,7 @@ from evergrow.serve.requests import FORM, Problem, problem_of, problem_response
 from evergrow.serve.service import Service
 
 _GUARDED = ("/api/", "/label-studio/", "/metrics")  # by tokens; the page and its documentation hold nothing of a model
+_LAN = "/api/v1/lan"
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _READING_METHODS = ("GET", "HEAD", "OPTIONS")
 _READING_POSTS = ("/predict", "/evaluate", "/setup", "/preview")
@@ -95,7 +96,7 @@ def host_name(host: str) -> str:
 def _is_for_phones(method: str, path: str) -> bool:
     """Return whether the page needs this on a phone: all but removing, bringing and sharing whole models."""
     removes = method == "DELETE" and path.startswith("/api/v1/models/") and path.count("/") == 4
-    return path.startswith("/api/") and method != "PUT" and not removes and not path.endswith(("/upload", "/v1/lan"))
+    return path.startswith("/api/") and method != "PUT" and not removes and path not in (_LAN, "/api/v1/models/upload")
 
 
 class _Exchange:
@@ -239,7 +240,8 @@ class ServiceMiddleware:
                 raise Problem(401, f"{again}: a token of this service is needed, and those of codes expire", "BadToken")
             if holder.role == "page" and not _is_for_phones(method, path):
                 raise Problem(403, "a phone may not do this: do it on the computer that serves the models", "PageToken")
-            reads = method in _READING_METHODS or (method == "POST" and path.endswith(_READING_POSTS))
+            reads = method in _READING_METHODS and path != _LAN  # whose answer holds a token that may teach
+            reads |= method == "POST" and path.endswith(_READING_POSTS)
             if holder.role == "read" and not reads:
                 detail = "this token has the role read; changes need a token with the role teach"
                 raise Problem(403, detail, "ReadToken")

@@ -26,11 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core import errors
-from evergrow.core.files import locked
+from evergrow.core.files import locked, remove_leftovers
 from evergrow.learner import modelfile
 from evergrow.learner.answers import Answers
 from evergrow.learner.calibration import FALSE_ALARM
-from evergrow.learner.evaluation import Evaluation
 from evergrow.learner.history import Header, History
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import ModelWriteError
@@ -44,7 +43,6 @@ from evergrow.serve.requests import UPLOAD, ChangeRequest, Problem
 _PAUSE, _TRIES = 0.05, 40  # seconds between two tries at a file that another process is changing
 _FEW_SAMPLES = 512  # of small matrices, in the model and new, one thread makes a change faster than many
 _DELETED = ".deleted."
-_ABANDONED = 3600.0  # seconds after which such a file belongs to nobody: its process was killed
 
 Edit = Callable[[Learner], object]
 Result = TypeVar("Result")
@@ -142,16 +140,6 @@ class Version:
         threshold = self.learner.threshold(false_alarm)
         unknown = ~(answers.novelty <= threshold)  # NaN is not known
         return dataclasses.replace(answers, unknown=unknown, threshold=np.full(len(unknown), threshold))
-
-    def computed(self, work: Callable[[Learner], Result]) -> Result:
-        """Return what the learner works out, which has the processor to itself meanwhile."""
-        with self._computing:
-            return work(self.learner)
-
-    def evaluate(self, rows: NDArray[Any], labels: NDArray[np.str_], false_alarm: float) -> Evaluation:
-        """Return how good the answers about labelled features are, with the answers."""
-        with self._computing:
-            return self.learner.evaluate((rows, labels), false_alarm=false_alarm, keep_samples=True)
 
 
 def matches(header: str, etag: str) -> bool:
@@ -473,14 +461,14 @@ class ModelStore:
         return self._of_file(path)
 
     def adopt(self, name: str, file: Path, check: Callable[[Learner], None]) -> ServedModel:
-        """Return a new model out of a file from a stranger; the file is removed.
+        """Return a new model out of a file from a stranger.
 
         Parameters
         ----------
         name : str
             Its name.
         file : Path
-            The file, in the folder of the models.
+            The file, below the folder of the models.
         check : callable
             Raises :class:`FileFormatError` if the model must not be served.
 
@@ -498,8 +486,6 @@ class ModelStore:
             raise Problem(422, str(error).replace(str(file), "file"), type(error).__name__) from error
         except OSError as error:
             raise ModelWriteError(f"{name}{schemas.MODEL_SUFFIX} cannot be written: {error.strerror}") from error
-        finally:
-            file.unlink()
         return self._of_file(path)
 
     def _free(self, name: str) -> Path:
@@ -571,10 +557,7 @@ def _remove_model(path: Path) -> None:
 def _remove_leftovers(folder: Path) -> None:
     """Remove what a crash left: models that were being written or deleted, and files that were being received."""
     modelfile.clean_folder(folder)
-    for upload in folder.glob(f"{UPLOAD}*"):
-        with suppress(OSError):  # another process may remove it too
-            if time.time() - upload.stat().st_mtime > _ABANDONED:
-                upload.unlink()
+    remove_leftovers(folder, f".{UPLOAD}.*")
     for away in folder.glob(f"{_DELETED}*"):
         if away.is_dir():
             shutil.rmtree(away, ignore_errors=True)

@@ -116,6 +116,12 @@ class Metrics:
                 self.drift.labels(model).set(found.share)
             held.clear()
 
+    def forget(self, model: str) -> None:
+        """Let go of a model that was deleted: another of its name starts anew."""
+        self._latest.pop(model, None)
+        with suppress(KeyError):
+            self.drift.remove(model)
+
 
 @contextmanager
 def collect_warnings() -> Iterator[None]:

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import io
 import os
-import tempfile
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -32,14 +31,14 @@ from evergrow.core.escaping import one_line
 from evergrow.learner.modelfile import ModelWriteError
 from evergrow.learner.snapshot import Change
 from evergrow.serve.config import Limits
-from evergrow.serve.schemas import JsonSamples, RequestModel, SampleForm
+from evergrow.serve.schemas import WIDEST, JsonSamples, RequestModel, SampleForm
 
 JSON, FORM, PROBLEM = "application/json", "multipart/form-data", "application/problem+json"
 FILE = "application/octet-stream"
 BINARY: dict[str, Any] = {FILE: {"schema": {"type": "string", "format": "binary"}}}
 """The OpenAPI description of a file."""
-UPLOAD = ".upload."
-"""Beginning of the names of files that are being received."""
+UPLOAD = "upload"
+"""Name of the folders of files that are being received."""
 _STATUS: tuple[tuple[int, tuple[type[Exception], ...]], ...] = (
     (404, (errors.ModelNotFoundError,)),
     (507, (ModelWriteError,)),
@@ -236,25 +235,21 @@ class BoundedRoute(APIRoute):
         return handle_bounded
 
 
-async def receive_file(request: Request, folder: Path, suffix: str, *media_types: str) -> tuple[Path, bytes]:
-    """Write a body of one of some types to a hidden file in a folder, and return its path and its hash."""
+async def receive_file(request: Request, path: Path, *media_types: str) -> bytes:
+    """Write a body of one of some types to a new file, and return its hash."""
     if media_type(request) not in media_types:
         raise Problem(415, f"send it as {media_types[0]}, not {media_type(request)[:80]!r}", "MediaType")
     digest = hashlib.blake2b(digest_size=16)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=UPLOAD, suffix=suffix, delete=False) as file:
-        path = Path(file.name)
-        try:
+    try:
+        with open(path, "xb") as file:
             async for chunk in request.stream():
                 digest.update(chunk)
                 file.write(chunk)
             file.flush()
-            os.fsync(file.fileno())
-        except BaseException as error:
-            path.unlink()
-            if isinstance(error, OSError):
-                raise ModelWriteError(f"what was sent cannot be written: {error.strerror}") from error
-            raise
-    return path, digest.digest()
+            await asyncio.to_thread(os.fsync, file.fileno())  # seconds on a slow disk
+    except OSError as error:
+        raise ModelWriteError(f"what was sent cannot be written: {error.strerror}") from error
+    return digest.digest()
 
 
 # -- samples ----------------------------------------------------------------------------------------------------
@@ -390,6 +385,8 @@ def _read_table(data: bytes, most: int) -> NDArray[Any]:
             raise ValueError("it holds no matrix of numbers in C order")
         if shape[0] > most:
             raise Problem(413, f"a request may hold at most {most} samples, not {shape[0]}", "TooMany")
+        if shape[1] > WIDEST:
+            raise ValueError(f"it has more than {WIDEST:,} columns")
         return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape).astype(np.float64)
     except (ValueError, TypeError, OverflowError) as error:
         raise errors.InputError(f"rows must be a .npy file with a matrix of numbers: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import unicodedata
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Any, BinaryIO
@@ -15,6 +16,7 @@ from fastapi.responses import StreamingResponse
 
 from evergrow.core.errors import EvergrowError, FileFormatError, ModelNotFoundError
 from evergrow.core.escaping import printable
+from evergrow.core.files import partial_folder
 from evergrow.learner.answers import Answers
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import history, kept_revisions
@@ -25,10 +27,12 @@ from evergrow.serve.requests import (
     FILE,
     JSON,
     PROBLEMS,
+    UPLOAD,
     BoundedRoute,
     ChangeRequest,
     ChangeRequestDep,
     IfMatch,
+    Problem,
     SampleBody,
     SentSamples,
     described_form,
@@ -41,6 +45,8 @@ from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep, che
 _FILE_BODY = {"requestBody": {"required": True, "content": BINARY}}
 _WRITES = [Depends(check_writable)]
 _CHUNK = 2**20  # bytes of a file that are sent at once
+_LISTED = 100_000  # classes in the answers about all samples of a request
+_MATRIX = 500  # classes of a model whose confusion is told in full
 QUESTION, EXAM, LESSON = SampleBody(schemas.Question), SampleBody(schemas.Exam), SampleBody(schemas.Lesson)
 UNLABELLED, SUGGESTION = SampleBody(schemas.Unlabelled), SampleBody(schemas.Suggestion)
 NEWS, EXAMPLES = SampleBody(schemas.FalseAlarm), SampleBody(schemas.Labels)
@@ -85,8 +91,9 @@ async def upload_model(
     request: Request, name: schemas.ModelName, service: ServiceDep, response: Response
 ) -> schemas.ModelRecord:
     """Make a model of a file; it is a stranger's, and all of it is checked first."""
-    file, _ = await receive_file(request, service.store.folder, ".part", FILE)
-    await asyncio.to_thread(service.store.adopt, name, file, service.pool.check_offered)
+    with partial_folder(service.store.folder, UPLOAD) as folder:
+        await receive_file(request, folder / "model", FILE)
+        await asyncio.to_thread(service.store.adopt, name, folder / "model", service.pool.check_offered)
     return await asyncio.to_thread(_described, service, name, response)
 
 
@@ -103,8 +110,10 @@ def describe_model(model: ModelDep, response: Response, if_none_match: Annotated
 @models.delete("/models/{m}", status_code=204, response_class=Response, dependencies=_WRITES)
 async def delete_model(m: str, service: ServiceDep, if_match: IfMatch = "") -> Response:
     """Delete a model with its history, for good: it is gone in one step. A link loses its name, not its file."""
+    m = unicodedata.normalize("NFC", m)  # else a link would not be found, and its file be deleted instead
     file = await asyncio.to_thread(service.store.model, m)
     await file.remove(ChangeRequest(m, if_match), service.store.path(m))
+    service.metrics.forget(m)
     return Response(status_code=204)
 
 
@@ -181,43 +190,50 @@ def _model_record(model: OpenModel) -> schemas.ModelRecord:
 @questions.post("/predict", response_model=schemas.Predictions, openapi_extra=QUESTION.described())
 async def predict(model: ModelDep, body: Annotated[SentSamples, Depends(QUESTION)], service: ServiceDep) -> Response:
     """Return the likeliest classes of each sample, and whether it is unknown."""
+    listed = len(body) * min(body.fields.k, len(model.version.counts))
+    if listed > _LISTED:
+        raise Problem(413, f"an answer lists at most {_LISTED:,} classes: send fewer samples or a smaller k", "TooMany")
     answers = await service.answers(model, body, body.fields.false_alarm)
     told = await asyncio.to_thread(predictions, model, answers, body.fields.k)
     return Response(told, media_type=JSON, headers={"ETag": model.version.etag})
 
 
-@questions.post("/evaluate", openapi_extra=EXAM.described())
-async def evaluate(
-    model: ModelDep, body: Annotated[SentSamples, Depends(EXAM)], service: ServiceDep
-) -> schemas.EvaluationRecord:
+@questions.post("/evaluate", response_model=schemas.EvaluationRecord, openapi_extra=EXAM.described())
+async def evaluate(model: ModelDep, body: Annotated[SentSamples, Depends(EXAM)], service: ServiceDep) -> Response:
     """Compare answers with labels: accuracy, confusion, and which samples were wrong."""
-    found = await evaluated(service, model, body, body.labels().tolist(), body.fields.false_alarm)
-    return schemas.EvaluationRecord(**found)
+    labels, false_alarm = body.labels().tolist(), body.fields.false_alarm
+    return await evaluated(service, model, body, labels, false_alarm, schemas.EvaluationRecord)
 
 
 async def evaluated(
-    service: Service, model: OpenModel, samples: SentSamples, labels: list[str], false_alarm: float
-) -> dict[str, Any]:
-    """Return the fields of :class:`EvaluationRecord` for samples and their classes."""
-    version = model.version
-    version.require_ready()
-    rows = await service.features(model, samples)
-    result = await asyncio.to_thread(version.evaluate, rows, np.asarray(labels, dtype=np.str_), false_alarm)
-    service.metrics.samples.labels("evaluate").inc(len(rows))
-    predicted = [] if result.samples is None else result.samples.predicted.tolist()
-    pairs = enumerate(zip(labels, predicted, strict=True))
-    wrong = [{"sample": i, "label": label, "predicted": said} for i, (label, said) in pairs if label != said]
-    about = {"model": model.name, "revision": version.revision, "predicted": predicted, "wrong": wrong}
-    return {**result.to_dict(), **about}
+    service: Service,
+    model: OpenModel,
+    samples: SentSamples,
+    labels: list[str],
+    false_alarm: float,
+    kind: type[schemas.EvaluationRecord],
+    **more: Any,
+) -> Response:
+    """Return the evaluation of a model on samples and their classes, as a record of a kind with further fields."""
 
+    def work(learner: Learner, rows: Any) -> str:
+        given = rows, np.asarray(labels, dtype=np.str_)
+        result = learner.evaluate(given, false_alarm=false_alarm, keep_samples=True)
+        predicted = [] if result.samples is None else result.samples.predicted.tolist()
+        pairs = enumerate(zip(labels, predicted, strict=True))
+        wrong = [{"sample": i, "label": label, "predicted": said} for i, (label, said) in pairs if label != said]
+        about: dict[str, Any] = {
+            "model": model.name,
+            "revision": model.version.revision,
+            "predicted": predicted,
+            "wrong": wrong,
+        }
+        told = result.to_dict(with_confusion=len(result.classes) <= _MATRIX)
+        return kind(**told, **about, **more).model_dump_json()
 
-async def computed(
-    service: Service, model: OpenModel, samples: SentSamples, work: Callable[[Learner, Any], Any]
-) -> Any:
-    """Return what a learner makes of the features of samples."""
-    model.version.require_ready()
-    rows = await service.features(model, samples)
-    return await asyncio.to_thread(model.version.computed, lambda learner: work(learner, rows))
+    document = await service.study(model, samples, work)
+    service.metrics.samples.labels("evaluate").inc(len(labels))
+    return Response(document, media_type=JSON)
 
 
 @questions.post("/suggest", openapi_extra=SUGGESTION.described())
@@ -225,7 +241,7 @@ async def suggest(
     model: ModelDep, body: Annotated[SentSamples, Depends(SUGGESTION)], service: ServiceDep
 ) -> schemas.SuggestionRecord:
     """Say which samples to label next: the least sure first, none twice, and some that look unknown."""
-    found = await computed(service, model, body, lambda learner, rows: learner.suggest(rows, body.fields.n))
+    found = await service.study(model, body, lambda learner, rows: learner.suggest(rows, body.fields.n))
     return schemas.SuggestionRecord(order=found.rows.tolist(), unknown=found.unknown.tolist())
 
 
@@ -234,7 +250,7 @@ async def group_unknown(
     model: ModelDep, body: Annotated[SentSamples, Depends(UNLABELLED)], service: ServiceDep
 ) -> schemas.GroupRecord:
     """Put samples that look unknown into groups of like ones, so that each can be named and learned as a class."""
-    found = await computed(service, model, body, Learner.group_unknown)
+    found = await service.study(model, body, Learner.group_unknown)
     return schemas.GroupRecord(groups=[group.tolist() for group in found.rows])
 
 
@@ -244,8 +260,10 @@ async def drift(
 ) -> schemas.DriftRecord:
     """Test for every class whether samples still look like what was learned."""
     asked = body.fields.false_alarm
-    found = await computed(service, model, body, lambda learner, rows: learner.drift(rows, false_alarm=asked))
-    return schemas.DriftRecord(classes=[vars(entry) for entry in found.classes], untested=found.untested)
+    found = await service.study(model, body, lambda learner, rows: learner.drift(rows, false_alarm=asked))
+    return schemas.DriftRecord(
+        classes=[schemas.ClassDriftRecord(**vars(entry)) for entry in found.classes], untested=found.untested
+    )
 
 
 @questions.post("/learning-curve", openapi_extra=EXAMPLES.described())
@@ -254,7 +272,7 @@ async def learning_curve(
 ) -> schemas.CurveRecord:
     """Measure accuracy against samples per class, and foretell what ten more of each class would give."""
     labels = body.labels()
-    found = await computed(service, model, body, lambda learner, rows: learner.learning_curve(rows, labels))
+    found = await service.study(model, body, lambda learner, rows: learner.learning_curve(rows, labels))
     return schemas.CurveRecord(**found.to_values())
 
 

@@ -16,6 +16,8 @@ ModelState = Literal["ready", "starting"]
 KeptSet = Literal["test", "review"]
 JobState = Literal["running", "writing", "done", "failed", "cancelled"]
 MODEL_SUFFIX = ".evg"
+WIDEST = 65_536
+"""Numbers of a feature vector."""
 _NAME_BYTES = 200  # file systems count bytes, and the history adds a suffix
 _UNSAFE = ':*?"<>|%'  # in names of files on one system or another, and what marks them
 _JOINERS = "\u200c\u200d"  # some scripts and emoji are written with them
@@ -98,7 +100,7 @@ Texts = Annotated[
     list[Text], Field(min_length=1, max_length=1024, examples=[["where is my card", "block it"]], fail_fast=True)
 ]
 Rows = Annotated[
-    list[Annotated[list[Number], Field(min_length=1, max_length=65_536, fail_fast=True)]],
+    list[Annotated[list[Number], Field(min_length=1, max_length=WIDEST, fail_fast=True)]],
     Field(min_length=1, max_length=1024, description="Feature vectors.", examples=[[[0.1, 0.7, 0.2]]], fail_fast=True),
 ]
 
@@ -445,7 +447,7 @@ class EvaluationRecord(BaseModel):
     accuracy_all: float | None
     balanced_accuracy: float | None
     classes: list[str]
-    confusion: list[list[int]]
+    confusion: list[list[int]] = Field(description="Empty where a model has more than 500 classes.")
     per_class: list[dict[str, Any]]
     confused: list[dict[str, Any]]
     unknown_classes: dict[str, int]

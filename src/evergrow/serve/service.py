@@ -6,11 +6,12 @@ import asyncio
 import gc
 import io
 import tempfile
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import Depends, Request
@@ -28,6 +29,10 @@ from evergrow.serve.models import ModelStore, ServedModel, Version
 from evergrow.serve.monitoring import Metrics, log
 from evergrow.serve.requests import Problem, SentSamples
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Result = TypeVar("Result")
 _WARM = 8
 """Models whose backbones are loaded before anybody asks."""
 
@@ -68,8 +73,9 @@ class Service:
         self._loaders = ThreadPoolExecutor(2, "backbones", limit_torch, (cores(),))
         self._decoders = ThreadPoolExecutor(cores(), "images", limit_torch, (1,))
         self._writers = ThreadPoolExecutor(max(4, cores()), "changes", limit_torch, (cores(),))
+        self._studies = ThreadPoolExecutor(2, "studies", limit_torch, (1,))
         self.store = ModelStore(config, self._writers, self.metrics)
-        self._exporting = asyncio.Lock()
+        self._exporting, self._previewing = asyncio.Lock(), asyncio.Lock()
         self.lan: LanAccess | None = None
 
     def set_up_threads(self) -> None:
@@ -79,11 +85,12 @@ class Service:
 
     async def shut_down(self) -> None:
         """Finish changes that have begun, and end all threads."""
-        for end in (self._writers.shutdown, self.pool.close, self._loaders.shutdown, self._decoders.shutdown):
-            await asyncio.to_thread(end)
+        for end in (self._writers, self.pool, self._studies, self._loaders, self._decoders):
+            await asyncio.to_thread(end.shutdown)
 
     def open(self, name: str) -> OpenModel:
         """Return a model as it is now, which may take a while."""
+        name = unicodedata.normalize("NFC", name)  # one model has one name, in metrics too
         file = self.store.model(name)
         opened = OpenModel(name, file, file.current())
         self.store.let_go()
@@ -131,6 +138,13 @@ class Service:
         self.metrics.note_answers(model.name, version.learner._taught().calibration, answers)
         return version.judged(answers, false_alarm)
 
+    async def study(self, model: OpenModel, samples: SentSamples, work: Callable[[Learner, Any], Result]) -> Result:
+        """Return what a copy of a model's learner works out of samples, in threads that answers do not need."""
+        model.version.require_ready()
+        rows = await self.features(model, samples)
+        learner = model.version.learner
+        return await asyncio.get_running_loop().run_in_executor(self._studies, lambda: work(learner.copy(), rows))
+
     async def batcher(self, model: OpenModel) -> Batcher:
         """Return the queue of a model's backbone, which is loaded first if need be, beside everything else."""
         learner = model.version.learner
@@ -146,11 +160,13 @@ class Service:
         if transform is None:
             raise InputError("texts must be given, since the backbone takes texts, got images")
 
-        def prepare(name: str, data: bytes) -> Prepared:
-            return transform(decode_image(data, name=name, max_pixels=self.limits.pixels))
+        turns = asyncio.Semaphore(max(1, cores() - 1))  # one decoder is left to others
 
-        loop = asyncio.get_running_loop()
-        work = [loop.run_in_executor(self._decoders, prepare, *image) for image in images]
+        async def prepare(name: str, data: bytes) -> Prepared:
+            async with turns:
+                return await self._decoded(transform, name, data)
+
+        work = [asyncio.create_task(prepare(*image)) for image in images]
         try:
             return list(await asyncio.gather(*work))
         except BaseException:
@@ -162,13 +178,22 @@ class Service:
     async def preview(self, name: str, data: bytes, side: int) -> bytes:
         """Return an image as a JPEG whose longer side has at most so many pixels."""
 
-        def picture() -> bytes:
-            image, buffer = decode_image(data, name=name, max_pixels=self.limits.pixels), io.BytesIO()
+        def picture(image: Image) -> bytes:
+            buffer = io.BytesIO()
             image.thumbnail((side, side))
             image.save(buffer, "JPEG", quality=90)
             return buffer.getvalue()
 
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, picture)
+        async with self._previewing:
+            return await self._decoded(picture, name, data)
+
+    async def _decoded(self, use: Callable[[Image], Result], name: str, data: bytes) -> Result:
+        """Return what is made of an image, in a thread for that; its size is checked before pixels are read."""
+
+        def work() -> Result:
+            return use(decode_image(data, name=name, max_pixels=self.limits.pixels))
+
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, work)
 
     # -- files --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,173 @@
+"""One caller's request, however large, never keeps the others waiting, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.learner.toys import Letters
+from tests.serve.conftest import Api
+from tests.serve.running import until
+from tests.serve.samples import files, rows
+
+from evergrow import Learner
+from evergrow.serve import Limits, routes, service
+from evergrow.serve.backbones import Batcher
+from evergrow.serve.monitoring import Metrics
+
+KELVIN = "\u212a"  # which is the letter K in its normal form
+
+
+def table(rows: Any) -> dict[str, Any]:
+    file = io.BytesIO()
+    np.save(file, np.asarray(rows))
+    return {"files": [("rows", ("rows.npy", file.getvalue()))]}
+
+
+# -- turns --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_request_of_many_samples_takes_turns_with_small_ones(alone: bool) -> None:
+    class Slow(Letters):
+        go_on = threading.Semaphore(0)
+
+        def encode(self, batch: Any) -> Any:
+            assert self.go_on.acquire(timeout=20)
+            return super().encode(batch)
+
+    batcher = Batcher(Slow(), Limits(batch=4), Metrics())
+    texts = list("abcdefghijklmnopqrst")
+    large, other = (batcher.submit(texts[:n], alone=alone) for n in (20, 12))
+    small = batcher.submit(["c"])
+    for _ in range(9 if alone else 3):  # a piece of each that was there before; of a lesson sample by sample
+        Slow.go_on.release()
+    assert small.result(20).argmax() == 2
+    assert not large.done()
+    assert not other.done()
+    for _ in range(40):
+        Slow.go_on.release()
+    for request, n in ((large, 20), (other, 12)):
+        assert request.result(20).argmax(axis=1).tolist() == list(range(n))
+    batcher.close()
+    assert batcher.depth == 0
+
+
+def test_a_form_of_many_images_leaves_decoders_to_others(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty images of 49 megapixels in a form of 3 MB held up all who asked about an image for a minute."""
+    api.taught_images()
+    decode, order, begun, go_on = service.decode_image, [], threading.Event(), threading.Event()
+
+    def slow(data: bytes, *, name: str, max_pixels: int) -> Any:
+        order.append(len(data))
+        begun.set()
+        assert go_on.wait(20)
+        return decode(data, name=name, max_pixels=max_pixels)
+
+    monkeypatch.setattr(service, "decode_image", slow)
+    with ThreadPoolExecutor(2) as callers:
+        large = callers.submit(api.post, "predict", model="pics", files=files(0, 12))
+        assert begun.wait(20)
+        waiting = api.client.app.state.service._decoders._work_queue
+        before = waiting.qsize()
+        (image,) = files(1, 1)
+        sent = [("image", ("x", image[1][1] + b"x"))]
+        small = callers.submit(api.client.post, "/api/v1/preview", files=sent)
+        until(lambda: waiting.qsize() > before or small.done() or len(order) > 1)
+        go_on.set()
+        assert (small.result(20).status_code, large.result(20).status_code) == (200, 200)
+    sizes = {len(file[1][1]) for file in files(0, 12)}
+    assert next(i for i, size in enumerate(order) if size not in sizes) < 6
+
+
+@pytest.mark.parametrize("work", ["learning_curve", "evaluate"])
+def test_whoever_asks_does_not_wait_for_a_study_of_the_same_model(
+    api: Api, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    """A learning curve of a thousand samples held up all who asked the same model until it was done."""
+    api.taught("ab", 8)
+    does, begun, go_on = getattr(Learner, work), threading.Event(), threading.Event()
+
+    def slow(*args: Any, **settings: Any) -> Any:
+        begun.set()
+        assert go_on.wait(20)
+        return does(*args, **settings)
+
+    monkeypatch.setattr(Learner, work, slow)
+    with ThreadPoolExecutor(12) as callers:
+        body = {"rows": rows(0, 8) + rows(1, 8), "labels": ["a"] * 8 + ["b"] * 8}
+        long = [callers.submit(api.post, work.replace("_", "-"), body) for _ in range(10)]
+        assert begun.wait(20)
+        assert callers.submit(api.post, "predict", {"rows": rows(0, 1)}).result(20).status_code == 200
+        assert api.post("teach", {"rows": rows(0, 1), "label": "a"}).status_code == 200
+        go_on.set()
+        assert {answer.result(60).status_code for answer in long} == {200}
+
+
+def test_a_file_is_brought_to_the_disk_beside_everything_else(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte that was sent kept the event loop, and with it everybody, until a slow disk had it."""
+    api.taught()
+    sync, threads = os.fsync, []
+    monkeypatch.setattr(os, "fsync", lambda file: threads.append(threading.current_thread().name) or sync(file))
+    assert api.upload("copy", api.get(path="/download").content).status_code == 201
+    assert threads[0].startswith("answers")
+
+
+# -- sizes --------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_lists_so_many_classes_and_no_more(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand classes for each of a thousand samples: an answer of 50 MB, and 3.6 s for everybody else."""
+    api.taught("abc")
+    monkeypatch.setattr(routes, "_LISTED", 6)
+    assert api.post("predict", {"rows": rows(0, 2), "k": 1000}).status_code == 200
+    refused = api.post("predict", {"rows": rows(0, 3), "k": 1000})
+    assert (refused.status_code, refused.json()["error"]) == (413, "TooMany")
+    assert api.post("predict", {"rows": rows(0, 3), "k": 2}).status_code == 200
+
+
+def test_the_confusion_of_many_classes_is_not_told(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sample, asked of a model of 4,000 classes: an answer of 32 MB, and 7 s for everybody else."""
+    api.taught("abc")
+    monkeypatch.setattr(routes, "_MATRIX", 2)
+    told = api.post("evaluate", {"rows": rows(0, 2), "label": "b"}).json()
+    assert (told["confusion"], told["classes"]) == ([], ["a", "b", "c"])
+    assert told["confused"][0]["n"] == 2
+
+
+def test_feature_vectors_in_a_file_are_no_longer_than_others(api: Api) -> None:
+    """Two rows of a million numbers kept a thread busy for 80 s."""
+    api.create()
+    answer = api.post("teach", data={"label": "a"}, **table(np.zeros((2, 65_537), dtype=np.float32)))
+    assert (answer.status_code, answer.json()["error"]) == (422, "InputError")
+    assert "65,536 columns" in answer.json()["detail"]
+
+
+# -- names --------------------------------------------------------------------------------------------------
+
+
+def test_one_model_has_one_name_in_metrics_until_it_is_deleted(api: Api) -> None:
+    """Of each K in a name there are two, so that a name of 12 has 4,096 forms, and each had counters of its own."""
+    api.taught("ab", 20, model="KKK")
+    sent = table(np.tile(rows(0, 20) + rows(1, 20), (25, 1)))
+    for name in product(f"K{KELVIN}", repeat=3):
+        assert api.post("predict", model="".join(name), **sent).status_code == 200
+    metrics = api.client.app.state.service.metrics
+    assert api.client.get("/metrics").text.count("evergrow_drift_share{") == len(metrics._latest) == 1
+    assert api.client.delete(f"/api/v1/models/K{KELVIN}K").status_code == 204
+    assert api.client.get("/metrics").text.count("evergrow_drift_share{") == len(metrics._latest) == 0
+
+
+def test_of_a_link_only_the_link_is_deleted_in_whatever_form_its_name_comes(api: Api, folder: Path) -> None:
+    api.taught()
+    (folder / "K.evg").symlink_to("m.evg")
+    assert api.client.delete(f"/api/v1/models/{KELVIN}").status_code == 204
+    assert [entry["name"] for entry in api.client.get("/api/v1/models").json()["models"]] == ["m"]
+    assert api.get().status_code == 200
