@@ -94,7 +94,7 @@ def suggest(learner: Learner, data: Any, n: int, unknown_share: float, learned: 
         odd = np.flatnonzero(unknown)[strange.argsort(kind="stable")]
     doubt = _ranks(margins[~unknown]) + TYPICAL * _ranks(-_nearness(_points(head, found.X[~unknown], "plain")))
     doubtful = np.flatnonzero(~unknown)[doubt.argsort(kind="stable")]
-    taken = min(round(n * unknown_share), len(odd))
+    taken = min(max(round(n * unknown_share), n - len(doubtful)), len(odd))
     chosen: list[list[int]] = [[], []]
     held = np.zeros((0, 0)) if learned is None else head.whitened(learner.features(learned).X).astype(np.float32)
     for order, picked, most in ((doubtful, chosen[0], n - taken), (odd, chosen[1], taken)):
