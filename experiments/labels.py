@@ -1,7 +1,8 @@
 """More from fewer labels: samples without labels, which to label next, learning curves, groups, fading, drift.
 
 Command:   python experiments/labels.py FOLDER [--half B] [--parts ...] [--workers 14] > labels.jsonl
-           FOLDER holds cub200_efficientnet_lite0.npz and clinc150_minilm.npz: X_train, y_train, X_test, y_test
+           FOLDER holds cub200_efficientnet_lite0.npz and clinc150_minilm.npz: X_train, y_train, X_test, y_test;
+           for blurred images also birds/*/SPECIES/*.jpg, and files_train and files_test of the first say which they are
 Results:   labels.jsonl beside this file, one JSON object a line, its table by ``python experiments/labels.py --show``
 
 Half A is what constants were chosen on: species 101 to 200, and three quarters of the training sentences (half of the
@@ -162,11 +163,35 @@ def drift(data: Rows, draw: int) -> dict[str, Any]:
     }
 
 
+def blurred(folder: str, _: int, radius: int) -> dict[str, Any]:
+    """Return shares of species with an alarm on blurred pictures, where the other rows of the species were learned."""
+    from PIL import Image, ImageFilter
+
+    from evergrow import Learner
+    from evergrow.features import create_backbone, encode_batch
+
+    kept, backbone = np.load(Path(folder) / FILES["birds"]), create_backbone("tf_efficientnet_lite0")
+    X, y, names = (np.concatenate([kept[f"{key}_train"], kept[f"{key}_test"]]) for key in ("X", "y", "files"))
+    pictures = {f"{path.parent.name}/{path.name}": path for path in sorted((Path(folder) / "birds").glob("*/*/*.jpg"))}
+    asked = np.flatnonzero(np.isin(names, list(pictures)))
+    learned = np.setdiff1d(np.flatnonzero(np.isin(y, y[asked])), asked)
+    learner = Learner(None).fit(X[learned].astype(np.float32), y[learned])
+    found = []
+    for name in names[asked]:
+        image = Image.open(pictures[name]).convert("RGB")
+        prepared = backbone.transform(image.filter(ImageFilter.GaussianBlur(radius)) if radius else image)
+        found.append(encode_batch(backbone, [prepared])[0])
+    rows = np.stack(found)
+    alarms, labelled = learner.drift(rows), learner.drift(rows, y[asked])
+    return {"alarms": alarms.share, "labelled": labelled.share, "right": learner.score(rows, y[asked])}
+
+
 PARTS: dict[str, tuple[Callable[..., dict[str, Any]], list[dict[str, Any]]]] = {
     "unlabelled": (unlabelled, [{"k": k, "strangers": s} for s in (False, True) for k in (1, 2, 5, 20)[: 3 + (not s)]]),
     "suggestions": (suggestions, [{"how": how} for how in ("random", "suggested")]),
     "groups": (groups, [{}]),
     "drift": (drift, [{}]),
+    "blurred": (blurred, [{"radius": radius} for radius in (0, 2, 4, 8)]),
     "fade": (fade, [{}]),
     "curve": (curve, [{}]),
 }
@@ -179,15 +204,16 @@ def run(job: tuple[str, str, str, str, int, dict[str, Any]]) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     folder, half, part, name, draw, settings = job
-    found = PARTS[part][0](read(folder, name, half), draw, **settings)
+    found = PARTS[part][0](folder if part == "blurred" else read(folder, name, half), draw, **settings)
     return {"part": part, "half": half, "data": name, "draw": draw, **settings, **found}
 
 
 def jobs(folder: str, half: str, parts: list[str], trials: int) -> Iterator[tuple[Any, ...]]:
-    """Yield the jobs: three draws of each part, many of the curves."""
+    """Yield the jobs: three draws of each part, many of the curves, all pictures once."""
+    draws = {"curve": trials, "drift": 10, "blurred": 1}
     for part in parts:
-        for draw in range(trials if part == "curve" else 10 if part == "drift" else 3):
-            for name in FILES:
+        for draw in range(draws.get(part, 3)):
+            for name in ("birds",) if part == "blurred" else FILES:
                 for settings in PARTS[part][1]:
                     yield folder, half, part, name, draw, settings
 
@@ -197,7 +223,7 @@ def show(path: Path) -> None:
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     kept: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for record in records:
-        key = record["half"], record["part"], record["data"], record.get("k", 0), record.get("strangers", False)
+        key = record["half"], record["part"], record["data"], record.get("k", record.get("radius", 0)), record.get("strangers", False)
         kept[key if record["part"] != "curve" else (*key[:3], 0, False)].append(record)
     for (half, part, name, k, strangers), found in sorted(kept.items()):
         lines = []

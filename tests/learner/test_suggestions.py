@@ -37,8 +37,12 @@ def test_the_least_sure_come_first_and_none_twice(drawn, learner):
     assert len(found.rows) == len(set(found.rows % len(X))) == 20
     assert not found.unknown.any()
     assert (np.diff(found.margins) >= 0).all()
-    everything = learner.suggest(X, len(X), unknown_share=0).margins
-    assert found.margins[0] == everything.min()
+    everything = learner.suggest(X, len(X), unknown_share=0)
+    assert (found.margins <= np.quantile(everything.margins, 0.2)).all()
+    # Oddities are put back: what is suggested has more that is like it than the least sure have.
+    units = (X - X.mean(axis=0)) / np.linalg.norm(X - X.mean(axis=0), axis=1, keepdims=True)
+    nearness = np.sort(units @ units.T, axis=1)[:, -11:].mean(axis=1)
+    assert nearness[found.rows % len(X)].mean() > nearness[everything.rows[:20]].mean()
 
 
 def test_a_share_of_suggestions_looks_unknown(drawn, learner):

@@ -45,6 +45,17 @@ def test_health_setup_and_predict(words: Any) -> None:
     assert client.post("/label-studio/words/predict", json={"tasks": 1}).status_code == 422
 
 
+def test_tasks_come_in_the_order_of_suggestions_and_copies_last(words: Any) -> None:
+    bodies = ["abxy", "bab", "yxxy", "aabx", "bab"]
+    tasks = [{"data": {"body": body}} for body in bodies]
+    answer = words.client.post("/label-studio/words/predict", json={"tasks": tasks, "label_config": CONFIG})
+    scores = [result["score"] for result in answer.json()["results"]]
+    order = words.client.post("/api/v1/models/words/suggest", json={"texts": bodies, "n": 5}).json()["order"]
+    assert sorted(order, key=lambda row: scores[row]) == order
+    copies = {1, 4} - set(order)
+    assert [scores[row] for row in copies] == [1.0]
+
+
 def test_images_come_with_the_task_or_from_the_label_studio_that_was_named(api: Any) -> None:
     api.taught_images()
     inside = "data:image/png;base64," + base64.b64encode(png(0, 0)).decode()

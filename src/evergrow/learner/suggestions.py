@@ -22,13 +22,19 @@ if TYPE_CHECKING:
 UNKNOWN_SHARE = 0.2
 """Share of suggestions that look unknown, so that new classes are found."""
 
+TYPICAL = 0.1
+"""Share of the samples that a sample far from all others is put back by, among the least sure. Chosen on species and
+sentences that no figure is reported on."""
+
 NEAR = 0.95
 """Cosine of whitened features from which on two samples are near-duplicates."""
 
 _POOL = 5000
 """Rows at most of which a tree is made."""
 
+_NEIGHBOURS = 10
 _MOST_GROUPS = 200
+_STEPS = 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,14 +85,16 @@ def suggest(learner: Learner, data: Any, n: int, unknown_share: float, learned: 
         raise InputError("the model knows one class, so that no answer is doubtful: teach it a second one first")
     ordered = np.sort(head.class_scores(found.X), axis=1)
     margins = (ordered[:, -1] - ordered[:, -2]) / head.temperature_
-    known = learner._taught().calibration
-    novelty = head.novelty_score(found.X)
-    unknown = novelty > known.threshold(FALSE_ALARM) if known.parts else np.zeros(len(margins), dtype=bool)
-    # Of unknown samples those in the middle come first: the least strange are often known, the strangest oddities.
-    strange = np.abs(novelty[unknown] - np.median(novelty[unknown])) if unknown.any() else novelty[unknown]
-    doubtful = np.flatnonzero(~unknown)[margins[~unknown].argsort(kind="stable")]
-    odd = np.flatnonzero(unknown)[strange.argsort(kind="stable")]
-    taken = min(round(n * unknown_share), len(odd))
+    known, unknown, odd = learner._taught().calibration, np.zeros(len(margins), dtype=bool), np.empty(0, dtype=np.int64)
+    if unknown_share and known.parts:
+        novelty = head.novelty_score(found.X)
+        unknown = novelty > known.threshold(FALSE_ALARM)
+        # Those in the middle come first: the least strange are often known, the strangest oddities.
+        strange = np.abs(novelty[unknown] - np.median(novelty[unknown])) if unknown.any() else novelty[unknown]
+        odd = np.flatnonzero(unknown)[strange.argsort(kind="stable")]
+    doubt = _ranks(margins[~unknown]) + TYPICAL * _ranks(-_nearness(_points(head, found.X[~unknown], "plain")))
+    doubtful = np.flatnonzero(~unknown)[doubt.argsort(kind="stable")]
+    taken = min(max(round(n * unknown_share), n - len(doubtful)), len(odd))
     chosen: list[list[int]] = [[], []]
     held = np.zeros((0, 0)) if learned is None else head.whitened(learner.features(learned).X).astype(np.float32)
     for order, picked, most in ((doubtful, chosen[0], n - taken), (odd, chosen[1], taken)):
@@ -100,10 +108,28 @@ def suggest(learner: Learner, data: Any, n: int, unknown_share: float, learned: 
                     picked.append(int(block[place]))
                     near = np.maximum(near, white @ white[place])
                     held = np.concatenate([held.reshape(-1, white.shape[1]), white[place : place + 1]])
+    chosen[0].sort(key=lambda row: float(margins[row]))
     # Those that look unknown are spread evenly among the others.
     places = np.concatenate([(np.arange(len(part)) + 0.5) / max(len(part), 1) for part in chosen]).argsort()
     rows = np.array([*chosen[0], *chosen[1]], dtype=np.int64)[places]
     return Suggestions(found.rows[rows], unknown[rows], margins[rows])
+
+
+def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the share of values (n,) that are smaller than each."""
+    return np.asarray(values.argsort(kind="stable").argsort() / max(len(values), 1))
+
+
+def _nearness(points: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return how like its nearest others each row is: small for oddities, which say little of anything else."""
+    centred = points - points.mean(axis=0) if len(points) else points
+    centred /= np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)
+    others, found = np.arange(0, len(points), len(points) // _POOL + 1), np.empty(len(points), dtype=np.float32)
+    for rows in (np.arange(start, min(start + 256, len(points))) for start in range(0, len(points), 256)):
+        products = centred[rows] @ centred[others].T
+        products[rows[:, None] == others] = -1.0
+        found[rows] = np.sort(products, axis=1)[:, -_NEIGHBOURS:].mean(axis=1)
+    return found
 
 
 # -- groups -------------------------------------------------------------------------------------------------------
@@ -193,9 +219,12 @@ def _clustered(points: NDArray[np.float32], number: int) -> tuple[NDArray[np.int
     if len(points) < 2:
         return np.zeros(len(points), dtype=np.int64), np.ones(len(points), dtype=np.float32)
     codes = np.asarray(fcluster(_tree(points), number, "maxclust"), dtype=np.int64) - 1
-    centres = np.stack([points[:_POOL][codes == code].mean(axis=0) for code in range(codes.max() + 1)])
-    products = points @ (centres / np.maximum(np.linalg.norm(centres, axis=1, keepdims=True), 1e-12)).T
-    codes = np.concatenate([codes, products[_POOL:].argmax(axis=1)])  # the others go where they are nearest
+    for _ in range(_STEPS):  # a branch keeps what joined it early: rows go where they are nearest until none moves
+        centres = np.stack([points[: len(codes)][codes == code].sum(axis=0) for code in range(number)])
+        products = points @ (centres / np.maximum(np.linalg.norm(centres, axis=1, keepdims=True), 1e-12)).T
+        before, codes = codes, products.argmax(axis=1)
+        if np.array_equal(before, codes):
+            break
     return codes, products[np.arange(len(points)), codes]
 
 

@@ -10,10 +10,14 @@ from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 from xml.etree import ElementTree
 
+import numpy as np
 from fastapi import APIRouter
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from evergrow.core.errors import InputError, NotFittedError, UnsupportedError
 from evergrow.learner.calibration import FALSE_ALARM
+from evergrow.learner.learner import Learner
 from evergrow.serve.config import ServeConfig
 from evergrow.serve.requests import PROBLEMS, BoundedRoute, Problem, SentSamples
 from evergrow.serve.service import ModelDep, OpenModel, Service, ServiceDep
@@ -155,19 +159,33 @@ async def predict(model: ModelDep, asked: TaskList, service: ServiceDep) -> dict
         kind = model.version.kind
         names = names_of(asked.label_config, kind)
         samples = await _samples(service, model, [sample_of(task, kind, names) for task in asked.tasks])
-        answers = await service.answers(model, samples, FALSE_ALARM)
+        rows = await service.features(model, samples)
+        answers = await service.answers(model, rows, FALSE_ALARM)
+        ordered = np.sort(np.insert(answers.values, 0, 0.0, axis=1), axis=1)
+        margins = ordered[:, -1] - ordered[:, -2]
+        places = await asyncio.to_thread(model.version.computed, lambda learner: suggested(learner, rows, margins))
         for row, column in enumerate(answers.ranked(1)[:, 0]):
             score = float(answers.values[row, column])
             choice = {"type": "choices", "value": {"choices": [str(answers.classes[column])]}, "score": score}
             region = {"from_name": names.choices, "to_name": names.sample, **choice}
             unknown = answers.unknown is not None and bool(answers.unknown[row])
-            # Label Studio asks about the lowest first: what is unknown, then what has the smallest margin.
-            others = answers.values[row].copy()
-            others[column] = 0.0
-            results[row].update(
-                result=[] if unknown else [region], score=0.0 if unknown else score - float(others.max())
-            )
+            results[row].update(result=[] if unknown else [region], score=float(places[row]))
     return {"results": results, "model_version": version}
+
+
+def suggested(learner: Learner, rows: NDArray[Any], margins: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a score for each task; Label Studio, which asks about the lowest first, so follows :meth:`Learner.suggest`.
+
+    The first gets the smallest margin, and so on, so that tasks that are sent apart can be compared. What is all but the
+    same as an earlier task comes last.
+    """
+    try:
+        order = learner.suggest(rows, len(rows)).rows
+    except (InputError, NotFittedError, UnsupportedError):  # one class, or a method that cannot tell
+        order = margins.argsort(kind="stable")
+    scores = np.ones(len(rows))
+    scores[order] = np.sort(margins)[: len(order)]
+    return scores
 
 
 async def _samples(service: Service, model: OpenModel, found: list[str]) -> SentSamples:

@@ -118,21 +118,21 @@ class Service:
         prepared = samples.texts or await self.prepared(batcher.backbone, samples.images or [])
         return await asyncio.wrap_future(batcher.submit(prepared, **settings))
 
-    async def answers(self, model: OpenModel, samples: SentSamples, false_alarm: float) -> Answers:
+    async def answers(self, model: OpenModel, samples: SentSamples | NDArray[Any], false_alarm: float) -> Answers:
         """Return what a model says about samples, asked together with what others ask it.
 
         Parameters
         ----------
         model : OpenModel
             The model.
-        samples : SentSamples
-            Samples of the kind that it takes.
+        samples : SentSamples or ndarray
+            Samples of the kind that it takes, or their features.
         false_alarm : float
             Share of known things that may be called unknown.
         """
         version = model.version
         version.require_ready()
-        found = await self.features(model, samples, model=version)
+        found = await self.features(model, samples, model=version) if isinstance(samples, SentSamples) else samples
         answers = found if isinstance(found, Answers) else (await asyncio.to_thread(version.ask, [found]))[0]
         self.metrics.samples.labels("predict").inc(len(answers.values))
         self.metrics.note_answers(model.name, version.learner._taught().calibration, answers)
