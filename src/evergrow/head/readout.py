@@ -85,7 +85,7 @@ def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
     """
     stats, n = model.state, model.pooled_rows
     factor = safe_cholesky(stats.gram, shift=readout.alpha)
-    dof = stats.gram.shape[0] - readout.alpha * factor.trace_inverse()
+    dof = stats.gram.shape[0] - readout.alpha * factor.trace_inverse
     learned = float((factor.solve(stats.cross) * stats.cross).sum()) / n
     fresh = 1.0 - (1.0 - learned) / max(1.0 - dof / n, 1e-9)
     return 0.25 * math.sqrt(min(max(fresh, 0.05), 1.0)) / math.log(max(len(model.counts), 2))
@@ -519,8 +519,12 @@ class SolvedCache:
         if choice is None or not choice.holds(self.model.rows) or fixed not in (None, choice.alpha):
             weights = choose_weights(self.model) if denoised else ()
             geometry = ClassGeometry.of(weighted_statistics(self.model, weights), self.model.masses)
+            if choice is None or choice.weights != weights:
+                self.known_scatter = None
             choice = self.choice = self._choose(geometry, fixed, None if choice is None else choice.step, weights)
-            self.known_scatter, self.is_fresh = None, True
+            if self.known_scatter is not None and self.known_scatter[0].alpha != choice.alpha:
+                self.known_scatter = None
+            self.is_fresh = self.known_scatter is None
         if self.known_scatter is None:
             if geometry is None:
                 geometry = ClassGeometry.of(weighted_statistics(self.model, choice.weights), self.model.masses)
@@ -538,7 +542,8 @@ class SolvedCache:
             energy = row_energy(geometry.stats, model.masses, rows)
             whole = float(geometry.stats.gram.diagonal().sum()) / rows
             # Where all rows are the same up to rounding, the scale is that of a whole row, not of a centred one.
-            alpha, step = choose_ridge(geometry, energy if energy > 1e-10 * whole else whole, start)
+            known = None if self.known_scatter is None else self.known_scatter[0]
+            alpha, step = choose_ridge(geometry, energy if energy > 1e-10 * whole else whole, start, known)
         masses = model.masses if self.shape_masses is None else self.shape_masses
         strength = 1.0 if model.shapes is None else ShapeScores(model.shapes, masses).strength
         return Choice(alpha, step, strength, model.rows, weights)

@@ -15,7 +15,7 @@ def close(one: SolvedScatter, other: SolvedScatter, tolerance: float = 1e-10) ->
     scale = float(other.solve_means().abs().max())
     torch.testing.assert_close(one.solve_means() / scale, other.solve_means() / scale, rtol=0, atol=tolerance)
     torch.testing.assert_close(one.means, other.means, rtol=0, atol=1e-10)
-    assert one.trace_inverse() == pytest.approx(other.trace_inverse(), rel=tolerance)
+    assert one.trace_inverse == pytest.approx(other.trace_inverse, rel=tolerance)
     assert one.counts.tolist() == other.counts.tolist()
 
 
@@ -26,7 +26,7 @@ def test_it_is_the_inverse(make_classes):
     torch.testing.assert_close(solved.solve_means(), torch.linalg.solve(matrix, geometry.means))
     rhs = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(solved.quadratic(rhs), (rhs * torch.linalg.solve(matrix, rhs)).sum(dim=0))
-    assert solved.trace_inverse() == pytest.approx(float(torch.linalg.inv(matrix).diagonal().sum()))
+    assert solved.trace_inverse == pytest.approx(float(torch.linalg.inv(matrix).diagonal().sum()))
 
 
 def test_a_thousand_changes(make_classes):
@@ -61,7 +61,7 @@ def test_a_class_of_one_row_changes_no_scatter(make_classes):
     made = make_classes(4, 8, 5)
     before = SolvedScatter.of(made.geometry(), ALPHA)
     after = before.select([0, 1, 2, 3, -1]).follow(made.rows[:1] + 3.0, torch.tensor([4]))
-    assert after.trace_inverse() == before.trace_inverse()
+    assert after.trace_inverse == before.trace_inverse
     assert after.counts.tolist() == [5, 5, 5, 5, 1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,10 +43,10 @@ class CholeskyFactor:
         solved: Tensor = torch.linalg.solve_triangular(self.lower, rhs, upper=False)
         return solved
 
-    def trace_inverse(self, block: int = 256) -> float:
-        """Return ``trace((A + jitter I)^-1)`` as the squared Frobenius norm of ``lower^-1``."""
-        n = self.lower.shape[0]
-        total = 0.0
+    @cached_property
+    def trace_inverse(self) -> float:
+        """``trace((A + jitter I)^-1)``, the squared Frobenius norm of ``lower^-1``."""
+        n, block, total = self.lower.shape[0], 256, 0.0
         for start in range(0, n, block):
             # Columns start.. of lower^-1 vanish above row `start`: solve only the trailing triangle.
             stop = min(start + block, n)

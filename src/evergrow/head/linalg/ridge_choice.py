@@ -34,7 +34,7 @@ from torch import Tensor
 
 from evergrow.core.seeding import generator
 from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky, symmetric_eigh
-from evergrow.head.linalg.scatter import ClassGeometry
+from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
 from evergrow.head.linalg.statistics import RidgeStatistics
 
 MAX_LEVERAGE = 0.25
@@ -145,7 +145,9 @@ def choose_by_gcv(stats: RidgeStatistics, energy: float) -> tuple[float, float]:
     return grid[lowest], grid[best]
 
 
-def choose_ridge(geometry: ClassGeometry, energy: float, start: int | None = None) -> tuple[float, int]:
+def choose_ridge(
+    geometry: ClassGeometry, energy: float, start: int | None = None, known: SolvedScatter | None = None
+) -> tuple[float, int]:
     """Choose the ridge of ``S_w + alpha I``.
 
     Returns the ridge, and where the search ended on its grid (quarters of a decade of a row's energy), to begin there
@@ -159,6 +161,8 @@ def choose_ridge(geometry: ClassGeometry, energy: float, start: int | None = Non
         Mean energy of a centred row, which sets the scale.
     start : int, optional
         Where an earlier search ended.
+    known : SolvedScatter, optional
+        Solved at the ridge chosen then, which stays while the best is no more than a quarter of a decade away.
 
     Examples
     --------
@@ -178,6 +182,8 @@ def choose_ridge(geometry: ClassGeometry, energy: float, start: int | None = Non
     within = float(geometry.scatter.diagonal().sum())
     if search.free < 1.0 or within <= 1e-10 * float(geometry.stats.gram.diagonal().sum()):
         return search.energy, 0  # one row of each class, or copies: nothing is known of the spread within classes
+    if start is not None and known is not None and search.keeps(start, known):
+        return known.alpha, start
     if start is not None and (step := search.at_bound(start)) is not None:
         return search.alpha(step), step
     # The minimiser that an earlier search found lies half a decade above the ridge.
@@ -191,12 +197,11 @@ class _Search:
 
     def __init__(self, geometry: ClassGeometry, energy: float) -> None:
         self.geometry, self.energy = geometry, energy
-        counts, means, basis = geometry.counts, geometry.means, geometry.stats.basis
-        self.rows = float(counts.sum())
-        kept = counts > 0
-        self.counts = counts[kept]
+        means, basis = geometry.means, geometry.stats.basis
+        self.rows = float(geometry.counts.sum())
+        self.counts = geometry.counts[geometry.counts > 0]
         self.free = self.rows - len(self.counts)
-        self.means = means[:, kept] - (means @ counts / max(self.rows, 1.0))[:, None]
+        self.means = self._centred(means)
         self.width = len(means) if basis is None else len(basis)
         self.is_exact = self.free < EXACT_BELOW and self.width > EXACT_ABOVE
         source = generator(0, "ridge search", self.width)
@@ -207,6 +212,11 @@ class _Search:
         is_large = len(means) > SINGLE_ABOVE and not self.is_exact
         self._single = geometry.scatter.to(torch.float32) if is_large else None
 
+    def _centred(self, columns: Tensor) -> Tensor:
+        """Return columns (k, C) of the classes that have rows, less the mean of all rows."""
+        counts = self.geometry.counts
+        return columns[:, counts > 0] - (columns @ counts / max(self.rows, 1.0))[:, None]
+
     def alpha(self, step: int) -> float:
         return float(self.energy * 10.0 ** (step / _PER_DECADE))
 
@@ -215,6 +225,19 @@ class _Search:
 
     def gcv(self, step: int) -> float:
         return self.judge(step)[1]
+
+    def keeps(self, start: int, known: SolvedScatter) -> bool:
+        """Return whether the ridge of a solution is within a quarter of a decade of the best: no more is judged."""
+        energy, half = known.alpha / 10.0 ** (start / _PER_DECADE), _PER_DECADE // 2
+        if not 0.9 < energy / self.energy < 1.1:
+            return False
+        self.energy = energy  # the grid goes through that ridge
+        self._tried[start] = self._judged(known.alpha, known)
+        if self.leverage(start) > MAX_LEVERAGE:
+            return False
+        if self.leverage(start) > 0.65 * MAX_LEVERAGE < 0.65 * self.leverage(start - half):
+            return self.gcv(start - half) < self.gcv(start)
+        return self.gcv(start + half) <= min(self.gcv(start), self.gcv(start + 2 * half))
 
     def at_bound(self, start: int) -> int | None:
         """Return the step at which leverage meets its bound while the score still falls; None if not just below one."""
@@ -282,14 +305,19 @@ class _Search:
 
     def judge(self, step: int) -> tuple[float, float]:
         """Return the mean leverage at a step, and the score of centred ridge regression on one-hot targets."""
-        if step in self._tried:
-            return self._tried[step]
-        alpha, counts, means = self.alpha(step), self.counts, self.means
-        if 2 * len(counts) > self.width:
-            _, trace = self._solve(self._factor(alpha), means[:, :0])
+        if step not in self._tried:
+            self._tried[step] = self._judged(self.alpha(step))
+        return self._tried[step]
+
+    def _judged(self, alpha: float, known: SolvedScatter | None = None) -> tuple[float, float]:
+        counts, means, are_many = self.counts, self.means, 2 * len(self.counts) > self.width
+        if known is None:
+            solved, trace = self._solve(self._factor(alpha), means[:, :0] if are_many else means)
+        else:
+            solved, trace = self._centred(known.solve_means()), self._trace(known, known.solve(self.signs))
+        if are_many:
             explained, total = self._explained_by_total(alpha)
         else:
-            solved, trace = self._solve(self._factor(alpha), means)
             inner = means.T @ solved
             inner = 0.5 * (inner + inner.T)
             inner.diagonal().add_(counts.reciprocal())
@@ -305,7 +333,6 @@ class _Search:
         is_known = rss > 1e-10 * targets and slack > 1e-8 * self.rows
         score = self.rows * rss / slack**2 if is_known else math.inf
         leverage = min(max((self.order - alpha * trace) / self.free, 0.0), 1.0)
-        self._tried[step] = leverage, score
         return leverage, score
 
     def _factor(self, alpha: float) -> CholeskyFactor:
@@ -333,4 +360,7 @@ class _Search:
         """Return a solution, and the trace of the inverse, which is estimated from the signs where they serve."""
         both = torch.cat([rhs, self.signs], dim=1).to(factor.lower.dtype)
         solved, probes = torch.split(factor.solve(both).to(rhs), [rhs.shape[1], PROBES], dim=1)
-        return solved, factor.trace_inverse() if self.is_exact else float((self.signs * probes).sum()) / PROBES
+        return solved, self._trace(factor, probes)
+
+    def _trace(self, solver: CholeskyFactor | SolvedScatter, probes: Tensor) -> float:
+        return solver.trace_inverse if self.is_exact else float((self.signs * probes).sum()) / PROBES

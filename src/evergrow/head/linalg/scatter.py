@@ -108,8 +108,6 @@ class SolvedScatter:
         The ridge.
     factor : CholeskyFactor
         Of ``A_0``.
-    trace : float
-        Trace of P.
     counts : Tensor of shape (C,)
         Rows per class, or the sum of their weights, float64.
     means : Tensor of shape (k, C)
@@ -139,7 +137,6 @@ class SolvedScatter:
 
     alpha: float
     factor: CholeskyFactor
-    trace: float
     counts: Tensor
     means: Tensor
     solved_means: Tensor
@@ -153,8 +150,7 @@ class SolvedScatter:
         factor = geometry.factor(alpha)
         means = geometry.means
         no_columns, no_signs, counts = means.new_zeros(means.shape[0], 0), means.new_zeros(0), geometry.counts.to(means)
-        solved, trace = factor.solve(means), factor.trace_inverse()
-        return cls(alpha, factor, trace, counts, means, solved, no_columns, no_columns, no_signs)
+        return cls(alpha, factor, counts, means, factor.solve(means), no_columns, no_columns, no_signs)
 
     def select(self, columns: Sequence[int]) -> SolvedScatter:
         """Return the solution with classes reordered; -1 is a new one without rows. None may be left out."""
@@ -231,14 +227,19 @@ class SolvedScatter:
             return self.solved_means
         return self.solved_means - self.solved_columns @ self._correct(self.solved_columns.T @ self.means)
 
+    def solve(self, rhs: Tensor) -> Tensor:
+        """Return ``A^-1 rhs`` of shape (k, m)."""
+        return self.factor.solve(rhs) - self.solved_columns @ self._correct(self.solved_columns.T @ rhs)
+
     def quadratic(self, rhs: Tensor) -> Tensor:
         """Return ``x^T A^-1 x`` (m,) for every column x of ``rhs`` (k, m)."""
         across = self.solved_columns.T @ rhs
         return self.factor.half_solve(rhs).square().sum(dim=0) - (across * self._correct(across)).sum(dim=0)
 
+    @property
     def trace_inverse(self) -> float:
-        """Return ``tr A^-1``."""
-        return self.trace - float(self._correct(self.solved_columns.T @ self.solved_columns).diagonal().sum())
+        """``tr A^-1``."""
+        return self.factor.trace_inverse - float(self._correct(self.solved_columns.T @ self.solved_columns).diagonal().sum())
 
     @property
     def freedom(self) -> float:
@@ -251,7 +252,7 @@ class SolvedScatter:
         Zero where the rows tell nothing of their spread: one row of each class, or copies of it.
         """
         order, free = self.means.shape[0], float(self.counts.sum()) - len(self.counts)
-        within = order - (self.alpha + self.factor.jitter) * self.trace_inverse()
+        within = order - (self.alpha + self.factor.jitter) * self.trace_inverse
         if free < 1.0 or within <= 1e-8:
             return 0.0
         return within if inside else within / (1.0 - min(within / free, _MAX_LEVERAGE))
