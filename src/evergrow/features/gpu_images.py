@@ -6,10 +6,10 @@ that need a border, and large ones, go through Pillow.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby, repeat
 from typing import Any, NamedTuple
 
@@ -135,18 +135,17 @@ class GpuPreparation:
         if self._device.type == "cpu":
             yield from map(self._prepared, batches)
             return
-        stream, reading = _stream_beside(self._device), iter(batches)
+        stream = _stream_beside(self._device)
 
-        def work() -> tuple[LoadedBatch, Any] | None:
-            batch = next(reading, None)
-            if batch is None:
-                return None
-            with torch.inference_mode(), torch.cuda.stream(stream):
-                loaded, done = self._prepared(batch), torch.cuda.Event()  # type: ignore[no-untyped-call]
-                done.record(stream)
-            return loaded, done
+        def prepared() -> Iterator[tuple[LoadedBatch, Any]]:
+            for batch in batches:
+                with torch.inference_mode(), torch.cuda.stream(stream):
+                    loaded, done = self._prepared(batch), torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    done.record(stream)
+                yield loaded, done
 
-        with ThreadPoolExecutor(1, "evergrow-images") as pool, closing(run_ahead(repeat(work), _AHEAD, pool)) as ready:
+        calls = repeat(partial(next, prepared(), None))
+        with ThreadPoolExecutor(1, "evergrow-images") as pool, closing(run_ahead(calls, _AHEAD, pool)) as ready:
             for loaded, done in iter(lambda: next(ready), None):
                 if isinstance(loaded.batch, Tensor):
                     current = torch.cuda.current_stream(self._device)
