@@ -230,7 +230,7 @@ def test_an_answer_and_an_error_go_with_what_they_are_about(
     visit.open("#/m/live")
     page.set_input_files("#live-file", tools.images(birds, "test", tools.MALLARD)[0])
     visit.verdict(tools.MALLARD)
-    visit.expect(".live .hint", "only 6 images")  # so percentages say little
+    visit.expect(".live .hint", "fewer than 10 images")  # so percentages say little
     held: list[Any] = []
     page.route("**/live/predict", lambda route: held.append(route))
     with page.expect_request("**/live/predict"):

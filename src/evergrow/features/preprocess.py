@@ -229,7 +229,8 @@ class Preprocessing:
         """
         result = pixels / 255
         if any(self.mean) or any(value != 1 for value in self.std):
-            result.sub_(_channels(self.mean, result.device)).div_(_channels(self.std, result.device))
+            channels = _channels.__wrapped__ if torch.compiler.is_compiling() else _channels  # a graph needs its own
+            result.sub_(channels(self.mean, result.device)).div_(channels(self.std, result.device))
         return result
 
     def window(self, height: int, width: int) -> tuple[tuple[int, int], int, int] | None:

@@ -66,8 +66,8 @@ def _check_model_name(name: str) -> str:
     name = unicodedata.normalize("NFC", name)
     if not is_model_name(name):
         raise ValueError(
-            "a model name has at most 64 printable characters (fewer if many are emoji), contains no / and no \\, "
-            f"does not begin with a dot or a space, and does not end in a dot, a space or {MODEL_SUFFIX!r}"
+            "a model name has at most 64 printable characters (fewer if many are emoji), no slash and no "
+            f"backslash, does not begin with a dot or a space, and does not end in a dot, a space or {MODEL_SUFFIX!r}"
         )
     return name
 
