@@ -223,7 +223,13 @@ def show(path: Path) -> None:
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     kept: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for record in records:
-        key = record["half"], record["part"], record["data"], record.get("k", record.get("radius", 0)), record.get("strangers", False)
+        key = (
+            record["half"],
+            record["part"],
+            record["data"],
+            record.get("k", record.get("radius", 0)),
+            record.get("strangers", False),
+        )
         kept[key if record["part"] != "curve" else (*key[:3], 0, False)].append(record)
     for (half, part, name, k, strangers), found in sorted(kept.items()):
         lines = []
@@ -249,7 +255,7 @@ def show(path: Path) -> None:
             if part == "groups":
                 sizes, true = [r["found_groups"] for r in found], found[0]["true_groups"]
                 lines.append(f"found {sizes} of {true} groups, {found[0]['metric']}")
-        said = f"{part} {name}{f' k={k}' if k else ''}{' strangers' if strangers else ''}"
+        said = f"{part} {name}{f' {k}' if k else ''}{' strangers' if strangers else ''}"
         sys.stdout.write(f"{half} {said}: {'; '.join(lines)}\n")
 
 

@@ -95,7 +95,7 @@ def find_drift(
     false_alarm : float
         Share of unchanged classes that may be called changed.
     """
-    from scipy.stats import norm
+    from scipy.stats import norm, pearson3
 
     check_number("false_alarm", false_alarm, low=0, high=1, low_open=True, high_open=True)
     points = np.sort(np.concatenate([part.points for part in calibration.parts]))
@@ -112,8 +112,11 @@ def find_drift(
     p = norm.sf(means[tested] / np.sqrt(between + noise + 1.0 / len(points)))
     if labels is not None:  # the share of wrong answers beyond what their probabilities say
         excess = (np.bincount(codes, probability - (labels == answers)) / counts)[tested]
-        expected = ((np.bincount(codes, probability * (1.0 - probability)) + 0.25) / counts**2)[tested]
-        wrong = norm.sf(excess / np.sqrt(_between(excess, expected) + expected))
+        chance = probability * (1.0 - probability)
+        expected = ((np.bincount(codes, chance) + 0.25) / counts**2)[tested]
+        variance = _between(excess, expected) + expected
+        third = (np.bincount(codes, chance * (2.0 * probability - 1.0)) / counts**3)[tested]  # few errors are skewed
+        wrong = pearson3.sf(excess / np.sqrt(variance), third / variance**1.5)
         p = 1.0 - (1.0 - np.minimum(p, wrong)) ** 2
     found = [
         ClassDrift(str(names[code]), int(counts[code]), float(means[code]), unlikely, unlikely < false_alarm)

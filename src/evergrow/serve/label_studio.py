@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from http.client import HTTPException
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
@@ -15,7 +16,7 @@ from fastapi import APIRouter
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from evergrow.core.errors import InputError, NotFittedError, UnsupportedError
+from evergrow.core.errors import InputError, UnsupportedError
 from evergrow.learner.calibration import FALSE_ALARM
 from evergrow.learner.learner import Learner
 from evergrow.serve.config import ServeConfig
@@ -161,9 +162,7 @@ async def predict(model: ModelDep, asked: TaskList, service: ServiceDep) -> dict
         samples = await _samples(service, model, [sample_of(task, kind, names) for task in asked.tasks])
         rows = await service.features(model, samples)
         answers = await service.answers(model, rows, FALSE_ALARM)
-        ordered = np.sort(np.insert(answers.values, 0, 0.0, axis=1), axis=1)
-        margins = ordered[:, -1] - ordered[:, -2]
-        places = await asyncio.to_thread(model.version.computed, lambda learner: suggested(learner, rows, margins))
+        places = await service.study(model, rows, suggested)
         for row, column in enumerate(answers.ranked(1)[:, 0]):
             score = float(answers.values[row, column])
             choice = {"type": "choices", "value": {"choices": [str(answers.classes[column])]}, "score": score}
@@ -173,18 +172,16 @@ async def predict(model: ModelDep, asked: TaskList, service: ServiceDep) -> dict
     return {"results": results, "model_version": version}
 
 
-def suggested(learner: Learner, rows: NDArray[Any], margins: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a score for each task; Label Studio, which asks about the lowest first, so follows :meth:`Learner.suggest`.
+def suggested(learner: Learner, rows: NDArray[Any]) -> NDArray[np.float64]:
+    """Return a score for each task, by which Label Studio, that asks about the lowest first, follows ``suggest``.
 
-    The first gets the smallest margin, and so on, so that tasks that are sent apart can be compared. What is all but the
-    same as an earlier task comes last.
+    The first gets the smallest margin, and so on, so that tasks that are sent apart can be compared. Copies of earlier
+    tasks come last.
     """
-    try:
-        order = learner.suggest(rows, len(rows)).rows
-    except (InputError, NotFittedError, UnsupportedError):  # one class, or a method that cannot tell
-        order = margins.argsort(kind="stable")
     scores = np.ones(len(rows))
-    scores[order] = np.sort(margins)[: len(order)]
+    with suppress(InputError, UnsupportedError):  # there is one class, or the method cannot tell
+        found = learner.suggest(rows, len(rows))
+        scores[found.rows] = np.sort(np.tanh(found.margins / 2.0))
     return scores
 
 

@@ -138,10 +138,12 @@ class Service:
         self.metrics.note_answers(model.name, version.learner._taught().calibration, answers)
         return version.judged(answers, false_alarm)
 
-    async def study(self, model: OpenModel, samples: SentSamples, work: Callable[[Learner, Any], Result]) -> Result:
+    async def study(
+        self, model: OpenModel, samples: SentSamples | NDArray[Any], work: Callable[[Learner, Any], Result]
+    ) -> Result:
         """Return what a copy of a model's learner works out of samples, in threads that answers do not need."""
         model.version.require_ready()
-        rows = await self.features(model, samples)
+        rows = await self.features(model, samples) if isinstance(samples, SentSamples) else samples
         learner = model.version.learner
         return await asyncio.get_running_loop().run_in_executor(self._studies, lambda: work(learner.copy(), rows))
 
