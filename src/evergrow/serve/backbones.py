@@ -114,7 +114,7 @@ class Batcher:
         self.backbone = backbone
         self.depth = 0  # samples that wait or are being computed
         self._limits, self._metrics = limits, metrics
-        self._piece = 2 * cores()  # samples of a lesson that are encoded before questions have their turn
+        self._pieces = min(limits.batch, 8 * cores()), 2 * cores()  # of questions, of lessons: until others have a turn
         self._questions: deque[_Waiting] = deque()
         self._lessons: deque[_Waiting] = deque()
         self._guard = threading.Lock()
@@ -154,7 +154,7 @@ class Batcher:
         with self._guard:
             self.check_room(len(samples))
             try:
-                for _ in range(0, len(samples), self._piece if alone else self._limits.batch):
+                for _ in range(0, len(samples), self._pieces[alone]):
                     self._worker.submit(self._work)
             except RuntimeError as error:  # it was closed
                 raise Problem(503, "the service is shutting down", "ShuttingDown", retry_after=5) from error
@@ -190,7 +190,7 @@ class Batcher:
         """Encode a piece of each request, answer those that are whole, and put the others at the end of the queue."""
         results: Sequence[Any] | BaseException
         alone = queue is self._lessons
-        size = self._piece if alone else self._limits.batch
+        size = self._pieces[alone]
         pieces = [entry.samples[:size] for entry in requests]
         whole = [entry for entry in requests if len(entry.samples) <= size]
         try:
