@@ -35,7 +35,9 @@ def table(rows: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_request_of_many_samples_takes_turns_with_small_ones(alone: bool) -> None:
+def test_a_request_of_many_samples_takes_turns_with_small_ones(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergrow.serve.backbones.cores", lambda: 2)
+
     class Slow(Letters):
         go_on = threading.Semaphore(0)
 

@@ -133,6 +133,16 @@ def test_a_job_belongs_to_the_model_it_was_started_for(api: Any, held: Any) -> N
     assert api.counts("pics") == {}
 
 
+def test_a_job_belongs_to_its_model_whichever_process_replaces_it(api: Any, held: Any, serve: Any) -> None:
+    job, other = start(api, ENTRIES), serve()
+    assert other.client.delete("/api/v1/models/pics").status_code == 204
+    other.create("pics", "images", backbone="colours")
+    held.set()
+    told = ended(api, job)
+    assert (told["state"], told["error"]) == ("failed", "there is no model 'pics' any more: another has its name")
+    assert other.counts("pics") == {}
+
+
 def test_so_many_jobs_and_no_more(serve: Any, api: Any, held: Any) -> None:
     places = [start(api, ENTRIES).headers["location"] for _ in range(api.client.app.state.service.limits.jobs)]
     refused = send(api, zipped(ENTRIES))

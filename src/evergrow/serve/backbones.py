@@ -83,9 +83,6 @@ def limit_torch(n: int) -> None:
 # -- one backbone -----------------------------------------------------------------------------------------------
 
 
-_ALONE = 4  # samples of a lesson that are encoded before questions have their turn
-
-
 @dataclass(eq=False)
 class _Waiting:
     """What is left of a request in the queue, its features so far, and the model that is asked; None for features."""
@@ -117,6 +114,7 @@ class Batcher:
         self.backbone = backbone
         self.depth = 0  # samples that wait or are being computed
         self._limits, self._metrics = limits, metrics
+        self._pieces = min(limits.batch, 8 * cores()), 2 * cores()  # of questions, of lessons: until others have a turn
         self._questions: deque[_Waiting] = deque()
         self._lessons: deque[_Waiting] = deque()
         self._guard = threading.Lock()
@@ -156,7 +154,7 @@ class Batcher:
         with self._guard:
             self.check_room(len(samples))
             try:
-                for _ in range(0, len(samples), _ALONE if alone else self._limits.batch):
+                for _ in range(0, len(samples), self._pieces[alone]):
                     self._worker.submit(self._work)
             except RuntimeError as error:  # it was closed
                 raise Problem(503, "the service is shutting down", "ShuttingDown", retry_after=5) from error
@@ -184,18 +182,15 @@ class Batcher:
                     questions.append(entry)
                     self._questions.remove(entry)
                     left -= len(entry.samples)
-        for requests, queue, size in (
-            (lessons, self._lessons, _ALONE),
-            (questions, self._questions, self._limits.batch),
-        ):
+        for requests, queue in ((lessons, self._lessons), (questions, self._questions)):
             if requests:
-                unfinished = self._answer(requests, size, queue is self._lessons)
-                with self._guard:
-                    queue.extend(unfinished)
+                self._answer(requests, queue)
 
-    def _answer(self, requests: list[_Waiting], size: int, alone: bool) -> list[_Waiting]:
-        """Encode a piece of each request, and answer those that are whole; return the others."""
+    def _answer(self, requests: list[_Waiting], queue: deque[_Waiting]) -> None:
+        """Encode a piece of each request, answer those that are whole, and put the others at the end of the queue."""
         results: Sequence[Any] | BaseException
+        alone = queue is self._lessons
+        size = self._pieces[alone]
         pieces = [entry.samples[:size] for entry in requests]
         whole = [entry for entry in requests if len(entry.samples) <= size]
         try:
@@ -209,9 +204,10 @@ class Batcher:
             results, whole = error, requests
         for entry in requests:
             n = len(entry.samples) if entry in whole or entry.result.cancelled() else size
+            entry.samples = entry.samples[n:]
             with self._guard:
                 self.depth -= n
-            entry.samples = entry.samples[n:]
+                queue.extend([entry] if entry.samples else ())
         for i, entry in enumerate(whole):
             if not entry.result.set_running_or_notify_cancel():  # the caller left
                 continue
@@ -219,7 +215,6 @@ class Batcher:
                 entry.result.set_exception(results)
             else:
                 entry.result.set_result(results[i])
-        return [entry for entry in requests if entry.samples]
 
     def _encode(self, samples: list[Any], alone: bool) -> FeatureRows:
         """Return the features of samples: one by one, or in batches, which the cores share."""

@@ -146,8 +146,9 @@ class Jobs:
         try:
             rows, labels = await self._encode(job, model, archive, images)
             job.state = "writing"
-            taught = model.file.edit(lambda learner: learner.partial_fit((rows, labels)), request, len(rows))
-            job.change = await asyncio.shield(taught)
+            taught = (rows, labels)
+            edited = model.file.edit(lambda learner: learner.partial_fit(taught), model.version, request, len(rows))
+            job.change = await asyncio.shield(edited)
             self.service.metrics.samples.labels("teach").inc(len(rows))
             job.state = "done"
         except Exception as error:

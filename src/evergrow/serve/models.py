@@ -250,13 +250,15 @@ class ServedModel:
 
     # -- changing -----------------------------------------------------------------------------------------------
 
-    async def edit(self, edit: Edit, request: ChangeRequest, n_samples: int = 0) -> schemas.ChangeAnswer:
+    async def edit(self, edit: Edit, seen: Version, request: ChangeRequest, n_samples: int = 0) -> schemas.ChangeAnswer:
         """Make a change after all that came before it, and return once it is on disk.
 
         Parameters
         ----------
         edit : callable
             Changes a learner that nobody else holds.
+        seen : Version
+            The model when the change was asked for; another that has its file by now is left alone.
         request : ChangeRequest
             Its conditions.
         n_samples : int
@@ -269,6 +271,8 @@ class ServedModel:
         """
 
         def work(version: Version) -> Change | None:
+            if version.learner.history_[:1] != seen.learner.history_[:1]:
+                raise errors.ModelNotFoundError(f"there is no model {self.path.stem!r} any more: another has its name")
             learner = version.learner.copy()
             n_changes = len(learner.history_)
             few = version.n_samples + n_samples <= _FEW_SAMPLES

@@ -320,7 +320,7 @@ class RequestedChange:
 
     async def edit(self, work: str, asked: Any, edit: Edit) -> schemas.ChangeAnswer:
         """Make a change that needs no samples."""
-        return self.done(await self.model.file.edit(edit, self.asking(work, asked)))
+        return self.done(await self.model.file.edit(edit, self.model.version, self.asking(work, asked)))
 
     async def learn(
         self, work: str, body: SentSamples, learn: Callable[[Learner, Any], object]
@@ -330,7 +330,8 @@ class RequestedChange:
         request = self.request.with_content(work.encode(), *body.content, note=body.fields.note)
         rows = await self.service.features(self.model, body, alone=True)
         given = rows if labels is None else (rows, labels)
-        answer = await self.model.file.edit(lambda learner: learn(learner, given), request, len(rows))
+        file, seen = self.model.file, self.model.version
+        answer = await file.edit(lambda learner: learn(learner, given), seen, request, len(rows))
         if not answer.replayed:
             self.service.metrics.samples.labels(work).inc(len(rows))
         return self.done(answer)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import Depends, Request
@@ -28,9 +28,6 @@ from evergrow.serve.lan import LanAccess
 from evergrow.serve.models import ModelStore, ServedModel, Version
 from evergrow.serve.monitoring import Metrics, log
 from evergrow.serve.requests import Problem, SentSamples
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Result = TypeVar("Result")
 _WARM = 8
@@ -180,7 +177,7 @@ class Service:
     async def preview(self, name: str, data: bytes, side: int) -> bytes:
         """Return an image as a JPEG whose longer side has at most so many pixels."""
 
-        def picture(image: Image) -> bytes:
+        def picture(image: Any) -> bytes:
             buffer = io.BytesIO()
             image.thumbnail((side, side))
             image.save(buffer, "JPEG", quality=90)
@@ -189,7 +186,7 @@ class Service:
         async with self._previewing:
             return await self._decoded(picture, name, data)
 
-    async def _decoded(self, use: Callable[[Image], Result], name: str, data: bytes) -> Result:
+    async def _decoded(self, use: Callable[[Any], Result], name: str, data: bytes) -> Result:
         """Return what is made of an image, in a thread for that; its size is checked before pixels are read."""
 
         def work() -> Result:
