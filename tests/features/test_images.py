@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import struct
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import PIL
@@ -14,7 +16,6 @@ import pytest
 from PIL import Image
 
 from evergrow.core.errors import ImageError
-from evergrow.data import items as image_formats
 from evergrow.features import decode_image
 
 PILLOW = tuple(int(part) for part in PIL.__version__.split(".")[:1])
@@ -207,7 +208,7 @@ def test_names_in_messages_and_other_types() -> None:
         decode_image(3)
 
 
-# -- HEIC, by a plugin ----------------------------------------------------------------------------------------
+# -- HEIC and camera RAW, by plugins --------------------------------------------------------------------------
 
 
 def test_heic_is_read_as_a_file_and_as_bytes(tmp_path: Path) -> None:
@@ -219,16 +220,49 @@ def test_heic_is_read_as_a_file_and_as_bytes(tmp_path: Path) -> None:
         assert np.abs(np.asarray(image).astype(int) - GRADIENT.astype(int)).mean() < 8
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"), [("photo.heic", r"pip install 'evergrow\[heic\]'"), ("photo.NEF", "save them as JPEG or PNG")]
-)
-def test_without_the_plugin_the_error_says_what_helps(
-    name: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "extra"), [("photo.heic", "heic"), ("photo.NEF", "raw")])
+def test_without_the_plugin_the_error_says_what_to_install(
+    name: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_formats, "reads_heic", lambda: False)
+    for module in ("evergrow.data.items", "evergrow.features.images"):
+        monkeypatch.setattr(f"{module}.has_plugin", lambda extra: False)
     (tmp_path / name).write_bytes(b"not read by Pillow")
-    with pytest.raises(ImageError, match=advice):
+    with pytest.raises(ImageError, match=rf"pip install 'evergrow\[{extra}\]'"):
         decode_image(tmp_path / name)
+
+
+class _Raw:
+    """What rawpy hands out for a file, as far as it is used."""
+
+    def __init__(self, width: int) -> None:
+        self.sizes = SimpleNamespace(raw_width=width, raw_height=64)
+
+    def __enter__(self) -> _Raw:
+        return self
+
+    def __exit__(self, *rest: object) -> None:
+        return None
+
+    def postprocess(self, **options: object) -> np.ndarray:
+        return GRADIENT
+
+
+def test_raw_goes_through_its_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evergrow.features.images.has_plugin", lambda extra: True)
+    opened: list[object] = []
+
+    def imread(source: object) -> _Raw:
+        opened.append(source)
+        return _Raw(64)
+
+    monkeypatch.setitem(sys.modules, "rawpy", SimpleNamespace(imread=imread))
+    (tmp_path / "photo.cr2").write_bytes(b"raw")
+    assert decode_image(tmp_path / "photo.cr2").size == (60, 40)
+    assert decode_image(b"raw", name="inside.zip/photo.dng").size == (60, 40)
+    assert opened[0] == str(tmp_path / "photo.cr2")
+    assert isinstance(opened[1], io.BytesIO)
+    with pytest.raises(ImageError, match="at most 100 pixels"):
+        decode_image(tmp_path / "photo.cr2", max_pixels=100)
 
 
 def test_damaged_files_of_both_are_typed_errors(tmp_path: Path) -> None:

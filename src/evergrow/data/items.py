@@ -694,19 +694,23 @@ IMAGE_SUFFIXES = frozenset(
 )
 """Endings of images that are read without any plugin."""
 
-HEIC_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
-
-_UNREAD = {
-    "HEIC": HEIC_SUFFIXES,
-    "camera RAW": frozenset({".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw"}),
-    "AVIF, JPEG XL, JPEG 2000, SVG or PSD": frozenset({".avif", ".jxl", ".jp2", ".svg", ".psd"}),
+_PLUGINS = {
+    "heic": ("HEIC", "pillow_heif", (".heic", ".heif", ".hif")),
+    "raw": ("camera RAW", "rawpy", (".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw")),
 }
+_UNREAD = (".avif", ".jxl", ".jp2", ".svg", ".psd")
 
 
 @cache
-def reads_heic() -> bool:
-    """Return whether the plugin for HEIC images is installed; nothing is imported."""
-    return importlib.util.find_spec("pillow_heif") is not None
+def has_plugin(extra: str) -> bool:
+    """Return whether the plugin that an extra of evergrow brings is installed; nothing is imported."""
+    return importlib.util.find_spec(_PLUGINS[extra][1]) is not None
+
+
+def plugin_of(name: str) -> str | None:
+    """Return the extra whose plugin reads an image file; None for other files."""
+    suffix = os.path.splitext(name)[1].lower()
+    return next((extra for extra, (_, _, suffixes) in _PLUGINS.items() if suffix in suffixes), None)
 
 
 def unread_format(name: str) -> tuple[str, str] | None:
@@ -718,11 +722,11 @@ def unread_format(name: str) -> tuple[str, str] | None:
     >>> unread_format("drawing.PSD")[1], unread_format("a.jpg")
     ('save them as JPEG or PNG', None)
     """
-    suffix = os.path.splitext(name)[1].lower()
-    title = next((title for title, suffixes in _UNREAD.items() if suffix in suffixes), None)
-    if title == "HEIC":
-        return None if reads_heic() else (title, "pip install 'evergrow[heic]' reads them")
-    return None if title is None else (title, "save them as JPEG or PNG")
+    extra = plugin_of(name)
+    if extra is not None and not has_plugin(extra):
+        return _PLUGINS[extra][0], f"pip install 'evergrow[{extra}]' reads them"
+    unread = name.lower().endswith(_UNREAD)
+    return ("AVIF, JPEG XL, JPEG 2000, SVG or PSD", "save them as JPEG or PNG") if unread else None
 
 
 def is_image(name: str) -> bool:
@@ -734,5 +738,5 @@ def is_image(name: str) -> bool:
     >>> is_image("a.JPEG"), is_image("labels.txt"), is_image("drawing.psd")
     (True, False, False)
     """
-    suffix = os.path.splitext(name)[1].lower()
-    return suffix in IMAGE_SUFFIXES or (suffix in HEIC_SUFFIXES and reads_heic())
+    extra = plugin_of(name)
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES or (extra is not None and has_plugin(extra))

@@ -25,7 +25,6 @@ from evergrow.data.readers import (
     DEFAULTS,
     DataOptions,
     file_suffixes,
-    has_files,
     read_folder,
     reader_of_file,
     reader_of_folder,
@@ -171,8 +170,6 @@ def _reader(tree: Tree, pattern: str) -> str:
     if not pattern:
         if tree.remote:
             tree.listing(deep=False)  # of a place that is refused drivers list everything below as nothing
-        if has_files(tree, ".arrow"):
-            raise InputError(f"{tree.place()} was written by save_to_disk; write it by to_parquet() to have it read.")
         return reader_of_folder(unwrapped(tree))
     known = reader_of_file(pattern)
     if known is None:

@@ -1,9 +1,12 @@
-"""Parquet files: images, texts or vectors in columns, read by groups of rows."""
+"""Parquet files, and Arrow files of Hugging Face: images, texts or vectors in columns, read by groups of rows."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+import posixpath
+import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +20,7 @@ from evergrow.data.archives import sound
 from evergrow.data.items import Images, Samples, Texts, check_widths, listed
 from evergrow.data.readers import has_files, register_reader
 from evergrow.data.sources import Shard, Source, as_features, class_labels, spans, where_of
-from evergrow.data.storage import LARGEST_IMAGE, RATIO, ROOM
+from evergrow.data.storage import LARGEST_IMAGE, RATIO, ROOM, Tree
 from evergrow.data.tables import NAME_COLUMNS, SPLIT_COLUMN, choose_columns
 
 if TYPE_CHECKING:
@@ -51,7 +54,7 @@ class _Table:
         Rows and bytes of every row group.
     """
 
-    file: pq.ParquetFile
+    file: pq.ParquetFile | _ArrowFile
     kind: str
     sample: str
     label: str
@@ -93,6 +96,33 @@ def _label_names(schema: pa.Schema, label: str) -> dict[int, str]:
     return dict(enumerate(names)) if good and len(set(names)) == len(names) else {}
 
 
+class _ArrowFile:
+    """An Arrow stream whose record batches are its row groups; files on disk are mapped, not read."""
+
+    def __init__(self, tree: Tree, name: str) -> None:
+        self._tree, self._name = tree, name
+        self.schema_arrow: pa.Schema = self.stream().schema
+
+    def opened(self) -> Any:
+        """Return the file from its first byte on."""
+        import pyarrow as pa
+
+        if self._tree.on_disk and self._tree.size(self._name):  # an empty file cannot be mapped
+            return pa.memory_map(str(self._tree.root / self._name))
+        return pa.PythonFile(self._tree.open(self._name, 2**20), mode="r")
+
+    def stream(self) -> pa.RecordBatchStreamReader:
+        """Return the batches from the first on."""
+        import pyarrow as pa
+
+        return pa.ipc.open_stream(self.opened())
+
+    def iter_batches(self, _: int, *, row_groups: range, columns: list[str], **__: Any) -> Iterator[pa.RecordBatch]:
+        """Yield some batches, as :class:`pyarrow.parquet.ParquetFile` does."""
+        batches = itertools.islice(self.stream(), row_groups.start, row_groups.stop)
+        return (batch.select(columns) for batch in batches)
+
+
 class ParquetSource(Source):
     """Rows of Parquet files: images as bytes or as the ``{bytes, path}`` of Hugging Face, texts, or feature vectors.
 
@@ -104,11 +134,9 @@ class ParquetSource(Source):
     suffixes = (".parquet",)
 
     def _open_file(self, name: str) -> _Table:
-        import pyarrow.parquet as pq
-
         title = self.tree.place(name)
-        with sound(title, "Parquet file"):
-            file = pq.ParquetFile(self.tree.open(name), pre_buffer=False)
+        with sound(title, f"{self.format.capitalize()} file"):
+            file = self._file(name)
             schema = file.schema_arrow
             if len(set(schema.names)) != len(schema.names):
                 raise FileFormatError(f"{title} must have every column once, got {listed(schema.names, most=8)}")
@@ -122,6 +150,11 @@ class ParquetSource(Source):
             own = next(names, "")
             groups = self._row_groups(file, [sample, label, own], title)
             return _Table(file, kind, sample, label, own, _label_names(schema, label), groups)
+
+    def _file(self, name: str) -> Any:
+        import pyarrow.parquet as pq
+
+        return pq.ParquetFile(self.tree.open(name), pre_buffer=False)
 
     def _row_groups(self, file: Any, wanted: list[str], title: str) -> list[tuple[int, int]]:
         """Return rows and bytes of every row group, of the columns that are read; impossible claims are refused."""
@@ -200,7 +233,7 @@ class ParquetSource(Source):
             raise FileFormatError(f"{title} must hold {last} row groups, as when shards were made")
         left = RATIO * self.tree.size(name) + ROOM
         kept, count = [], 0
-        with sound(title, "Parquet file"):
+        with sound(title, f"{self.format.capitalize()} file"):
             for batch in table.file.iter_batches(
                 _BATCH[table.kind], row_groups=range(first, last), columns=wanted, use_threads=False
             ):
@@ -274,3 +307,48 @@ def _vectors(column: Any, title: str) -> NDArray[Any]:
 
 _is_parquet = partial(has_files, suffixes=".parquet")
 register_reader("parquet", suffixes=(".parquet",), fits=_is_parquet, rank=20)(ParquetSource)
+
+
+def _is_packed(flatbuffer: bytes) -> bool:
+    """Return whether a record batch is compressed: Arrow would unpack it whole to tell its size, however large."""
+
+    def entry(table: int, number: int) -> int:
+        """Return where an entry of a table begins, counted from the table; 0 where it has none."""
+        names = table - struct.unpack_from("<i", flatbuffer, table)[0]
+        (size,) = struct.unpack_from("<H", flatbuffer, names)
+        return int(struct.unpack_from("<H", flatbuffer, names + 4 + 2 * number)[0]) if 4 + 2 * number < size else 0
+
+    (message,) = struct.unpack_from("<I", flatbuffer)
+    header = message + entry(message, 2)
+    return bool(entry(header + struct.unpack_from("<I", flatbuffer, header)[0], 3))
+
+
+class ArrowSource(ParquetSource):
+    """Rows of a data set that ``save_to_disk`` of the Hugging Face library wrote, one split or a dictionary of them."""
+
+    format = "arrow"
+    suffixes = (".arrow",)
+
+    @cached_property
+    def _every_file(self) -> dict[str, int]:
+        every = super()._every_file
+        found = {name: size for name, size in every.items() if not posixpath.basename(name).startswith("cache-")}
+        if any(name.endswith("indices.arrow") for name in found):
+            raise FileFormatError(f"{self.tree.place()} must be saved without indices: run flatten_indices() before")
+        return found
+
+    def _file(self, name: str) -> Any:
+        return _ArrowFile(self.tree, name)
+
+    def _row_groups(self, file: Any, wanted: list[str], title: str) -> list[tuple[int, int]]:
+        from pyarrow.ipc import MessageReader
+
+        messages = iter(MessageReader.open_stream(file.opened()))
+        next(messages)  # the schema
+        if any(message.type != "record batch" or _is_packed(message.metadata.to_pybytes()) for message in messages):
+            raise FileFormatError(f"{title} must hold plain batches, as save_to_disk writes them, got packed ones")
+        return [(batch.num_rows, batch.nbytes) for batch in file.stream()]
+
+
+_is_saved = partial(has_files, suffixes=(".arrow", "dataset_dict.json"))
+register_reader("arrow", suffixes=(".arrow",), fits=_is_saved, rank=10)(ArrowSource)

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 from evergrow.core.errors import ImageError, InputError
 from evergrow.core.record import UNWRITTEN
 from evergrow.core.seeding import generator
-from evergrow.data.items import Items, reads_heic, unread_format
+from evergrow.data.items import Items, has_plugin, plugin_of, unread_format
 from evergrow.features.preprocess import Preprocessing
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def decode_image(source: ImageSource, *, name: str | None = None, max_pixels: in
         name = name or str(opened)
     else:
         raise ImageError(f"image must be a path, bytes, a PIL image or a uint8 array, got {type(source).__name__}")
+    if plugin_of(name) == "raw" and has_plugin("raw"):
+        return _from_raw(opened, name, max_pixels)
     with _readable(name), opened_image(opened) as image:
         _check_size(*image.size, max_pixels)
         image.load()
@@ -171,8 +173,18 @@ def _prepare_pillow() -> None:
     from PIL import Image
 
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    if reads_heic():
+    if has_plugin("heic"):
         importlib.import_module("pillow_heif").register_heif_opener()
+
+
+def _from_raw(opened: Any, name: str, max_pixels: int) -> Image:
+    """Return the image that a camera's own file holds, developed as the camera would."""
+    from PIL import Image
+
+    rawpy = importlib.import_module("rawpy")
+    with _readable(name), rawpy.imread(opened if isinstance(opened, io.BytesIO) else os.fspath(opened)) as raw:
+        _check_size(raw.sizes.raw_width, raw.sizes.raw_height, max_pixels)
+        return Image.fromarray(raw.postprocess(use_camera_wb=True)).convert("RGB")
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:

@@ -81,11 +81,18 @@ def write_parquet(path: Path) -> None:
     pytest.importorskip("pyarrow.parquet").write_table(images_table(6), path, row_group_size=3)
 
 
+def write_arrow(path: Path) -> None:
+    """Write five images as one file of the Hugging Face library."""
+    image_set(5).save_to_disk(path.parent / "whole")
+    next((path.parent / "whole").glob("*.arrow")).rename(path)
+
+
 ROWS = {"X": np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32), "y": np.arange(60)}
 FILES: dict[str, Callable[[Path], object]] = {
     "a.npz": lambda path: np.savez(path, **ROWS),
     "b.npz": lambda path: np.savez_compressed(path, **ROWS),
     "a.parquet": write_parquet,
+    "a.arrow": write_arrow,
     "a.tar": lambda path: write_tar(path, labelled(0, 10)),
 }
 """Names of small files of every format, and what writes them."""

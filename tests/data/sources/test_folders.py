@@ -454,14 +454,14 @@ def test_images_that_need_a_plugin_are_said(tree: Tree, monkeypatch: pytest.Monk
     root = tree({"cat": 6, "dog": 6})
     for name in ("cat/1.HEIC", "cat/2.heic", "dog/1.CR2", "dog/1.psd"):
         (root / name).write_bytes(b"x")
-    monkeypatch.setattr(image_formats, "reads_heic", lambda: False)
+    monkeypatch.setattr(image_formats, "has_plugin", lambda extra: False)
     with pytest.warns(DataWarning) as said:
         data = load_data(root)
     text = str(said[0].message)
     assert len(data.train) + len(data.test) == 12
     assert "HEIC images left out: 2; pip install 'evergrow[heic]' reads them" in text
-    assert "camera RAW images left out: 1; save them as JPEG or PNG" in text
+    assert "camera RAW images left out: 1; pip install 'evergrow[raw]' reads them" in text
     assert "PSD images left out: 1; save them as JPEG or PNG" in text
-    monkeypatch.setattr(image_formats, "reads_heic", lambda: True)
+    monkeypatch.setattr(image_formats, "has_plugin", lambda extra: extra == "heic")
     with pytest.warns(DataWarning, match="PSD images left out: 1"):
         assert counts(load_data(root, test_size=0), "train") == [8, 6]

@@ -86,7 +86,7 @@ def test_shards_that_say_nothing_are_refused(vectors: Path) -> None:
     for where in ({}, {**shard.where, "start": -1}, {**shard.where, "file": 5}, {**shard.where, "stop": 10**9}):
         with pytest.raises(FileFormatError):
             source.read(replace(shard, where=where))
-    for name in ("arrays", "parquet", "webdataset", "table"):
+    for name in ("arrays", "parquet", "arrow", "webdataset", "table"):
         with pytest.raises(EvergrowError):
             make_source(name, source.tree, "a.npz", source.options).read(Shard(0, 1, 0, {}))
 
@@ -103,7 +103,9 @@ def test_limits_are_checked(vectors: Path) -> None:
 HEAD, TAIL, ENDS = (0, 2048), (-2500, 0), (-200, 200)
 
 
-@pytest.mark.parametrize(("name", "places"), [("a.npz", ENDS), ("b.npz", ENDS), ("a.parquet", TAIL), ("a.tar", HEAD)])
+@pytest.mark.parametrize(
+    ("name", "places"), [("a.npz", ENDS), ("b.npz", ENDS), ("a.parquet", TAIL), ("a.arrow", HEAD), ("a.tar", HEAD)]
+)
 def test_damaged_files_never_end_in_another_error(name: str, places: tuple[int, int], tmp_path: Path) -> None:
     path = tmp_path / name
     FILES[name](path)

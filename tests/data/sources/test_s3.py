@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fsspec.config
 import pytest
-from tests.data.sources.samples import FILES, LARGE, bodies, labelled, write_tar
+from tests.data.sources.samples import FILES, LARGE, bodies, image_set, labelled, write_tar
 from tests.engine.object_storage import upload
 
 from evergrow.core.errors import DatasetNotFoundError, EngineError
@@ -23,6 +23,7 @@ def content(data: Samples) -> object:
 SETS: dict[str, Callable[[Path], object]] = {
     **FILES,
     "*.tar": lambda path: [write_tar(path.with_name(f"{n}.tar"), labelled(5 * n, 5)) for n in range(3)],
+    "saved": lambda path: image_set(20).save_to_disk(path, num_shards=2),
     "classes": lambda path: None,
 }
 
