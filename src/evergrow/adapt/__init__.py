@@ -1,8 +1,21 @@
 """Training of networks: tuners, the loop, first-session adaptation."""
 
-from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adapted_from
-from evergrow.adapt.loop import TrainingError, TrainLog, train
-from evergrow.adapt.settings import FsaConfig, TrainConfig
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evergrow.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from evergrow.adapt.fsa import Adaptation, AdaptedBackbone, adapt, adapted_from
+    from evergrow.adapt.loop import TrainingError, TrainLog, train
+    from evergrow.adapt.settings import FsaConfig, TrainConfig
+
+_HOMES = {
+    "fsa": ("Adaptation", "AdaptedBackbone", "adapt", "adapted_from"),
+    "loop": ("TrainLog", "TrainingError", "train"),
+    "settings": ("FsaConfig", "TrainConfig"),
+}
 
 __all__ = [
     "Adaptation",
@@ -15,3 +28,7 @@ __all__ = [
     "adapted_from",
     "train",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__, {name: f"{__name__}.{module}" for module, names in _HOMES.items() for name in names}
+)

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 from typing_extensions import Self
 
-from evergrow.adapt.loop import TrainLog, train
 from evergrow.adapt.settings import FsaConfig
 from evergrow.adapt.tuners import (
     Tuner,
@@ -33,6 +32,9 @@ from evergrow.core.seeding import generator
 from evergrow.core.validation import check_choice, resolve_device, to_plain
 from evergrow.data.items import Items
 from evergrow.features import Backbone, BackboneSpec, ImageBackbone, hash_weights
+
+if TYPE_CHECKING:
+    from evergrow.adapt.loop import TrainLog  # what trains takes time to import, and most models are only loaded
 
 
 class CosineHead(nn.Module):
@@ -395,6 +397,8 @@ def adapt(
     >>> adapted.spec.name, adapted.spec.weights_hash == backbone.spec.weights_hash
     ('test_vit+ssf', False)
     """
+    from evergrow.adapt.loop import train
+
     config = config or FsaConfig()
     classes, codes = np.unique(y, return_inverse=True)
     if len(classes) < 2:
