@@ -247,7 +247,7 @@ class _Search(ABC):
     def minimum(self, ridges: Tensor, *, is_near: bool = False) -> tuple[Tensor | None, float]:
         """Return the best logarithms of ridges and their score, or None where no ridge can be judged."""
         value, slopes = self._judge(ridges)
-        for _ in range(0 if is_near else 5):
+        for _ in range(5):
             # Where rows are many a small ridge changes nothing, and no slope shows which block would do without.
             more, above = self._judge(ridges + _DECADE)
             if math.isfinite(value) and not more < value + _FREE:
