@@ -111,3 +111,15 @@ def test_one_class_to_begin_with(data: Data) -> None:
     assert one.score(X, y) > 0.9
     with pytest.raises(LabelError, match="at least 2 classes"):
         SCLClassifier(n_units=20).fit(X[y == 0], y[y == 0])
+
+
+def test_targets_of_many_classes_have_columns_of_their_own(monkeypatch):
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(120, 6)), np.arange(120) % 30
+    weights = rng.uniform(0.5, 2.0, size=120)
+    plain, many = (Classifier(n_units=40, random_state=0) for _ in range(2))
+    plain.partial_fit(X, y, sample_weight=weights)
+    monkeypatch.setattr("evergrow.head.ridge_model.MANY_CLASSES", 1)
+    many.partial_fit(X, y, sample_weight=weights).unlearn(X[:7], y[:7], weights[:7])
+    many.partial_fit(X[:7], y[:7], sample_weight=weights[:7])
+    assert torch.allclose(many.model_.state.cross, plain.model_.state.cross, rtol=1e-10, atol=1e-12)

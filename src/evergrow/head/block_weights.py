@@ -56,13 +56,14 @@ training rows of birds and intents: 1 to 4 do alike."""
 
 PROBES = 32
 
-_START = 0.1
+_START = 1.0
 """Common ridge at which the search begins, in units of a row's energy."""
 
 _DECADE = math.log(10.0)
 
 _FREE = 1.0
-"""What a ten times larger ridge may cost, as a log-likelihood, to be where the search begins."""
+"""What a ten times larger ridge may cost, as a log-likelihood, to be where the search begins, and what weights in use
+may cost against others to stay."""
 
 _NO_SCORE = 1e6
 """What stands for the score of ridges that have none, above that of the start."""
@@ -71,7 +72,8 @@ _ENOUGH = 0.02
 """Gain of a step, as a log-likelihood, below which the search ends."""
 
 _MOST_TRIED = 8
-"""Ridges that are tried, but for those that end a line search: where a block is mere noise its ridge has no best."""
+"""Ridges that are tried, but for those that end a line search: where a block is mere noise its ridge has no best. From
+weights in use, half as many."""
 
 
 def first_blocks(Z: Tensor, codes: Tensor, sizes: Sequence[int] | None) -> FeatureBlocks | None:
@@ -132,6 +134,7 @@ def choose_block_weights(
     blocks: Sequence[int],
     given: Sequence[float] | None = None,
     basis: Tensor | None = None,
+    start: Sequence[float] | None = None,
 ) -> tuple[float, ...]:
     """Choose the weights of blocks of columns.
 
@@ -151,6 +154,9 @@ def choose_block_weights(
     basis : Tensor of shape (d, k), optional
         V, where the sums over columns are ``V G V^T`` and ``V Q``; without it they are G and Q. The columns of V can
         also be the rows themselves, with the identity for G and one-hot targets for Q.
+    start : sequence of float, optional
+        Weights in use, where the search begins and which stay where others are hardly better. By default it begins
+        where all blocks count alike, whatever they were multiplied by.
 
     Examples
     --------
@@ -184,11 +190,20 @@ def choose_block_weights(
     energy = float(search.energies.sum())
     if not energy > 1e-10 * (energy + rows * float(mean.square().sum())):
         return even
-    # The search begins where all blocks count alike, whatever they were multiplied by: a block that is all but switched
-    # off has no slope that would lead back.
-    plain = float((search.energies / search.given.exp()).sum()) / rows
-    ridges = search.minimum(math.log(_START * plain) + search.given)
-    return even if ridges is None else _weights(ridges, search.energies)
+    # Equal weights, by the logarithms of their ridges, or those in use: but a block that is all but switched off has no
+    # slope that would lead back.
+    begin, limit = search.given, 2.0 * math.log(MOST_OF_FIRST)
+    if start is not None:
+        used = -2.0 * torch.tensor(start, dtype=torch.float64).log()
+        apart = used - search.given
+        begin = search.given + (apart - apart.mean()).clamp(-limit, limit)
+    plain = float((search.energies / begin.exp()).sum()) / rows
+    ridges, score = search.minimum(math.log(_START * plain) + begin, is_near=start is not None)
+    if ridges is None:
+        return even
+    if start is not None and search._judge(used + (ridges - used).mean())[0] < score + _FREE:
+        return tuple(start)
+    return _weights(ridges, search.energies)
 
 
 def _weights(ridges: Tensor, energies: Tensor) -> tuple[float, ...]:
@@ -229,8 +244,8 @@ class _Search(ABC):
         """Return the sum of values (d,) over the columns of each block, on the CPU."""
         return values.new_zeros(len(self.blocks)).index_add_(0, self.owner, values).cpu()
 
-    def minimum(self, ridges: Tensor) -> Tensor | None:
-        """Return the best logarithms of ridges, or None where no ridge can be judged."""
+    def minimum(self, ridges: Tensor, *, is_near: bool = False) -> tuple[Tensor | None, float]:
+        """Return the best logarithms of ridges and their score, or None where no ridge can be judged."""
         value, slopes = self._judge(ridges)
         for _ in range(5):
             # Where rows are many a small ridge changes nothing, and no slope shows which block would do without.
@@ -239,7 +254,7 @@ class _Search(ABC):
                 break
             ridges, value, slopes = ridges + _DECADE, more, above
         if not math.isfinite(value):
-            return None
+            return None, value
         # In units of SPREAD, so that the first step is that long: a third fewer steps than in units of one.
         start, known = ridges.numpy() / SPREAD, (value, SPREAD * slopes.numpy())
 
@@ -250,11 +265,12 @@ class _Search(ABC):
             # A line search goes back from where there is no score.
             return (found if math.isfinite(found) else value + _NO_SCORE), SPREAD * bent.numpy()
 
-        enough = {"ftol": _ENOUGH / max(abs(value), 1.0), "gtol": _ENOUGH, "maxfun": _MOST_TRIED}
+        most = _MOST_TRIED // 2 if is_near else _MOST_TRIED
+        enough = {"ftol": _ENOUGH / max(abs(value), 1.0), "gtol": _ENOUGH, "maxfun": most}
         from scipy import optimize  # takes longer to import than most choices take
 
         found = optimize.minimize(judge, start, jac=True, method="L-BFGS-B", options=enough)
-        return torch.from_numpy(SPREAD * found.x)
+        return torch.from_numpy(SPREAD * found.x), float(found.fun)
 
     def _judge(self, ridges: Tensor) -> tuple[float, Tensor]:
         """Return the penalised score and its slopes."""

@@ -240,7 +240,11 @@ class Classifier(IncrementalClassifier):
         Z = normalize(Z, rule)
         blocks = first_blocks(Z, codes, self.blocks)
         Z = Z if blocks is None else blocks.apply(Z)
-        layer, alpha = self._build(Z, torch.nn.functional.one_hot(codes).to(Z.dtype)), self._fixed_alpha()
+        kind, alpha = self._chosen_layer(), self._fixed_alpha()
+        # A matrix of all rows and many classes would be large: the default layer looks at no targets.
+        is_drawn = isinstance(kind, FourierLayer)
+        Y = Z.new_empty(len(Z), 0) if is_drawn else torch.nn.functional.one_hot(codes).to(Z.dtype)
+        layer = kind.build(Z, Y, seed=self._seed, alpha=alpha, verbose=self.verbose > 0)
         check_contrast(layer, Z)
         some = Z[:: max(len(Z) // _FLOOR_ROWS, 1)]
         floor = alpha or GCV_FLOOR * max(layer.centred_energy(some) / len(some), 1e-12)
@@ -251,11 +255,6 @@ class Classifier(IncrementalClassifier):
     def _empty_state(self, width: int, floor: float, device: torch.device) -> RidgeStatistics:
         """Return statistics of no rows, in the form that costs least; no ridge will be below ``floor``."""
         return RidgeStatistics.create(width, 0, "auto", floor=floor, device=device)
-
-    def _build(self, Z: Tensor, Y: Tensor) -> FeatureMap:
-        """Build the layer on features and one-hot targets of the first batch."""
-        layer = self._chosen_layer()
-        return layer.build(Z, Y, seed=self._seed, alpha=self._fixed_alpha(), verbose=self.verbose > 0)
 
     def _commit(self, model: RidgeModel, solved: SolvedCache | None, guesses: Guesses | None) -> None:
         """Make a new model the current one; what was solved for the old one is solved anew when needed."""

@@ -128,15 +128,20 @@ class Choice:
         check_weights(self.weights)
 
 
-def choose_weights(model: RidgeModel) -> tuple[float, ...]:
-    """Choose the weights of the blocks of the direct link; none where there are no blocks or no link."""
+def choose_weights(model: RidgeModel, choice: Choice | None) -> tuple[float, ...]:
+    """Choose the weights of the blocks of the direct link; none where there are no blocks or no link.
+
+    The search begins with the weights in use, or with those that the first task fixed.
+    """
     link, blocks = model.layer.link_columns(), model.blocks
     if blocks is None or link is None or len(blocks.sizes) < 2:
         return ()
     if float(model.masses.sum()) < ENOUGH_ROWS:
         return tuple(w / g for w, g in zip(cautious_weights(len(blocks.sizes)), blocks.weights, strict=True))
     gram, cross, basis = model.state.part(link)
-    return choose_block_weights(gram, cross, model.masses, blocks.sizes, blocks.weights, basis)
+    start = choice.weights if choice is not None and choice.rows else ()
+    start = start or (1.0,) * len(blocks.sizes)
+    return choose_block_weights(gram, cross, model.masses, blocks.sizes, blocks.weights, basis, start)
 
 
 def column_scale(model: RidgeModel, weights: tuple[float, ...]) -> Tensor | None:
@@ -517,7 +522,7 @@ class SolvedCache:
         # Ridge regression has a ridge of its own; that of the scatter, for novelty, is always chosen.
         fixed, choice = self.fixed if denoised else None, self.choice
         if choice is None or not choice.holds(self.model.rows) or fixed not in (None, choice.alpha):
-            weights = choose_weights(self.model) if denoised else ()
+            weights = choose_weights(self.model, choice) if denoised else ()
             geometry = ClassGeometry.of(weighted_statistics(self.model, weights), self.model.masses)
             if choice is None or choice.weights != weights:
                 self.known_scatter = None

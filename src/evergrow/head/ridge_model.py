@@ -22,10 +22,13 @@ from evergrow.head.linalg.class_shapes import ClassShapes, ShapeScores, counts_o
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.ridge_choice import alpha_grid
 from evergrow.head.linalg.scatter import ClassGeometry
-from evergrow.head.linalg.statistics import RidgeStatistics, sum_columns
+from evergrow.head.linalg.statistics import Batch, RidgeStatistics, sum_columns
 
 LARGEST_MASS = 1e15
 """Sums of weights beyond this are no longer exact to one sample."""
+
+MANY_CLASSES = 1024
+"""Classes beyond which targets of a batch have columns of its own classes only."""
 
 
 @record("ridge-model", version=2)
@@ -98,16 +101,17 @@ class RidgeModel:
         same = self.blocks == other.blocks and self.normalization == other.normalization
         return same and self.layer.same_map(other.layer)
 
-    def _batches(
-        self, Z: Tensor, codes: Tensor, n_classes: int, weights: Tensor | None
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, Z: Tensor, codes: Tensor, n_classes: int, weights: Tensor | None) -> Iterator[Batch]:
         """Yield activations and targets; sums of w h h^T and w h y^T are those of both times the root of w."""
         for rows, H in self.activations(Z):
-            targets = torch.nn.functional.one_hot(codes[rows], n_classes).to(H.dtype)
+            own, columns = codes[rows], None
+            if n_classes > MANY_CLASSES:
+                columns, own = torch.unique(own, return_inverse=True)
+            targets = torch.nn.functional.one_hot(own, n_classes if columns is None else len(columns)).to(H.dtype)
             if weights is not None:
                 root = weights[rows].sqrt()[:, None]
                 H, targets = H * root, targets * root
-            yield H, targets
+            yield H, targets, columns
 
     def learn(self, Z: Tensor, codes: Tensor, columns: Sequence[int], weights: Tensor | None = None) -> RidgeModel:
         """Return the model with rows Z of classes ``codes`` learned; ``columns`` places the old classes."""
@@ -117,7 +121,7 @@ class RidgeModel:
             shapes = shapes.add(shapes.rows(self.inputs(Z)), codes, weights=weights)
         return dataclasses.replace(
             old,
-            state=old.state.accumulate(self._batches(Z, codes, n_classes, weights)),
+            state=old.state.accumulate(self._batches(Z, codes, n_classes, weights), rows=len(Z)),
             counts=old.counts + torch.bincount(codes, minlength=n_classes),
             masses=old.masses + torch.bincount(codes, weights, minlength=n_classes),
             lineage=self.lineage or frozenset([_fingerprint(Z, codes)]),
@@ -142,7 +146,7 @@ class RidgeModel:
         # Rows that were learned satisfy H (G + alpha I)^-1 H^T < I; others usually do not.
         stats = self.state
         factor = safe_cholesky(stats.gram, shift=alpha)
-        for H, _ in self._batches(Z, codes, n_classes, weights):
+        for H, *_ in self._batches(Z, codes, n_classes, weights):
             for part in torch.split(H, 1024):
                 half = factor.half_solve(stats.project(part).T)
                 try:

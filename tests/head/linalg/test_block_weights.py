@@ -173,3 +173,11 @@ def test_the_coordinates_of_the_same_rows_do_not_matter(rows):
 def test_copies_of_one_row_are_equal_in_their_own_coordinates():
     H, Y = torch.ones(8, 40, dtype=torch.float64), torch.nn.functional.one_hot(torch.arange(8) % 2, 2).double()
     assert choose_block_weights(torch.eye(8).double(), Y, Y.sum(dim=0), (20, 20), basis=H.T) == (1.0, 1.0)
+
+
+def test_weights_in_use_stay_where_others_are_hardly_better():
+    gram, cross, counts = statistics(2000)
+    best = choose_block_weights(gram, cross, counts, SIZES, start=choose_block_weights(gram, cross, counts, SIZES))
+    assert choose_block_weights(gram, cross, counts, SIZES, start=best) == best
+    useful, noise, _ = choose_block_weights(gram, cross, counts, SIZES, start=best[::-1])
+    assert useful > 2 * noise

@@ -11,7 +11,7 @@ from evergrow.core.errors import NumericalError
 from evergrow.head.linalg import ridge_choice as module
 from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
 from evergrow.head.linalg.ridge_choice import alpha_grid, choose_by_gcv, choose_ridge, gcv_scores
-from evergrow.head.linalg.scatter import ClassGeometry
+from evergrow.head.linalg.scatter import ClassGeometry, SolvedScatter
 from evergrow.head.linalg.statistics import RidgeStatistics
 
 
@@ -174,3 +174,15 @@ def test_the_form_of_the_same_rows_does_not_matter(make_classes, rows, classes):
     for step in (-8, -4, 0):
         mine, other = (search.judge(step) for search in searches)
         assert mine == pytest.approx(other, rel=1e-8)
+
+
+def test_a_ridge_in_use_stays_while_it_is_within_a_quarter_of_a_decade(make_classes):
+    made = make_classes(10, 60, 40)
+    geometry = made.geometry()
+    energy = float((made.rows - made.rows.mean(dim=0)).square().sum(dim=1).mean())
+    alpha, step = choose_ridge(geometry, energy)
+    known = SolvedScatter.of(geometry, 1.02 * alpha)  # as chosen from a little less
+    found = choose_ridge(geometry, energy, step, known)
+    assert found == (known.alpha, step)
+    far = SolvedScatter.of(geometry, alpha * 10**2)
+    assert abs(choose_ridge(geometry, energy, step + 8, far)[1] - step) <= 1

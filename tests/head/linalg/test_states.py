@@ -189,9 +189,9 @@ def test_auto_leaves_the_compact_form_in_the_middle_of_a_batch(rng, monkeypatch)
     """Rows of full rank are not all taken in compactly first: after two blocks it is plain what is coming."""
     given, original = [], RidgeStatistics._accumulate_compact
 
-    def accumulate(self, H, Y, sign):
+    def accumulate(self, H, *others):
         given.append(len(H))
-        return original(self, H, Y, sign)
+        return original(self, H, *others)
 
     monkeypatch.setattr(RidgeStatistics, "_accumulate_compact", accumulate)
     monkeypatch.setattr(module, "BLOCK_ROWS", 50)

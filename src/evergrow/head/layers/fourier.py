@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -90,19 +90,19 @@ class FourierMap(FeatureMap):
         """Number B of blocks of n units."""
         return math.ceil(self.width / self.order)
 
-    def drawn(self) -> tuple[Tensor, Tensor]:
-        """Return signs (3, B, n) of the turns of B blocks, and phases (L,)."""
-        signs, phases = _drawn(self.seed, self.order, self.blocks)
+    def drawn(self, *kind: Any) -> tuple[Tensor, Tensor]:
+        """Return signs (3, B, n) of the turns of B blocks, and phases (L,), of a device and a type if given."""
+        signs, phases = _drawn(self.seed, self.order, self.blocks, *kind)
         return signs, phases[: self.width]
 
-    def factors(self) -> tuple[Tensor, Tensor]:
+    def factors(self, *kind: Any) -> tuple[Tensor, Tensor]:
         """Return the Hadamard matrices of order b and a, with ``a b`` the order of the whole."""
         second = 1 << (self.order.bit_length() - 1) // 2
-        return hadamard(self.order // second), hadamard(second)
+        return hadamard(self.order // second, *kind), hadamard(second, *kind)
 
     def hidden(self, Z: Tensor) -> Tensor:
         """Return the activations (n, L) of the units, in the floating type of ``Z``."""
-        phases, out = self.drawn()[1].to(Z), Z.new_empty(len(Z), self.width)
+        phases, out = self.drawn(Z.device, Z.dtype)[1], Z.new_empty(len(Z), self.width)
         step = max(_AT_ONCE // self.order, 1) if Z.device.type == "cpu" else max(len(Z), 1)
         for rows, H in zip(torch.split(Z, step), torch.split(out, step), strict=True):
             for units, turned in self._turned(rows, together=1 if Z.device.type == "cpu" else self.blocks):
@@ -118,7 +118,7 @@ class FourierMap(FeatureMap):
         entry ``i b + j`` at ``j a + i``; the pass that puts it there multiplies by the next signs. One block at a time
         stays in the cache of a core; a GPU takes them together, since there every step costs alike.
         """
-        signs, (first, second) = self.drawn()[0].to(Z), (matrix.to(Z) for matrix in self.factors())
+        (signs, _), (first, second) = self.drawn(Z.device, Z.dtype), self.factors(Z.device, Z.dtype)
         rows, a, b = len(Z), len(second), len(first)
         buffers = [Z.new_empty(together * self.order, rows) for _ in range(2)]
         padded = Z.new_zeros(self.order, rows)
@@ -149,19 +149,22 @@ class FourierMap(FeatureMap):
             yield units, X[: units.stop - start]
 
 
-@lru_cache(maxsize=8)
-def _drawn(seed: int, order: int, blocks: int) -> tuple[Tensor, Tensor]:
-    """Return signs (3, B, n) and phases (B n,), which nobody may change in place; the first do not depend on B."""
+@lru_cache(maxsize=16)
+def _drawn(seed: int, order: int, blocks: int, *kind: Any) -> tuple[Tensor, Tensor]:
+    """Return signs (3, B, n) and phases (B n,), which nobody may change in place; the first do not depend on B.
+
+    Those of a GPU are kept there: a batch that brought them to it would wait for it.
+    """
     signs, phases = [], []
     for block in range(blocks):
         source = generator(seed, "fourier", block)
         signs.append(2.0 * torch.randint(0, 2, (_TURNS, order), generator=source).to(torch.float64) - 1.0)
         phases.append(torch.rand(order, generator=source, dtype=torch.float64) * (2.0 * math.pi))
-    return torch.stack(signs, dim=1), torch.cat(phases)
+    return torch.stack(signs, dim=1).to(*kind), torch.cat(phases).to(*kind)
 
 
 @lru_cache(maxsize=16)
-def hadamard(order: int) -> Tensor:
+def hadamard(order: int, *kind: Any) -> Tensor:
     """Return the Hadamard matrix of an order that is a power of two; nobody may change it in place.
 
     Examples
@@ -171,7 +174,8 @@ def hadamard(order: int) -> Tensor:
     [[1.0, 1.0], [1.0, -1.0]]
     """
     one = torch.ones(1, 1, dtype=torch.float64)
-    return one if order == 1 else torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]).to(one), hadamard(order // 2))
+    whole = one if order == 1 else torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]).to(one), hadamard(order // 2))
+    return whole.to(*kind)
 
 
 @LAYERS.register("fourier")

@@ -36,7 +36,9 @@ class CholeskyFactor:
 
     def solve(self, rhs: Tensor) -> Tensor:
         """Return ``(A + jitter I)^-1 rhs`` for ``rhs`` of shape (n, m)."""
-        return torch.cholesky_solve(rhs, self.lower)
+        # cholesky_solve copies the factor first, which takes longer than a few columns.
+        solved: Tensor = torch.linalg.solve_triangular(self.lower.T, self.half_solve(rhs), upper=True)
+        return solved
 
     def half_solve(self, rhs: Tensor) -> Tensor:
         """Return ``lower^-1 rhs``; the squared norm of a column is its quadratic form in ``A^-1``."""

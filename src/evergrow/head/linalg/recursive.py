@@ -75,15 +75,16 @@ class RecursiveState(RidgeStatistics):
         """``"recursive"``."""
         return "recursive"
 
-    def _accumulate(self, batches: Iterable[Batch], sign: int) -> Self:
+    def _accumulate(self, batches: Iterable[Batch], sign: int, rows: int) -> Self:
         inverse, weights = self.inverse.clone(), self.weights
 
         def followed() -> Iterator[Batch]:
             nonlocal weights
-            for H, Y in batches:
-                for rows, targets in zip(torch.split(H, BLOCK_ROWS), torch.split(Y, BLOCK_ROWS), strict=True):
-                    weights = _woodbury_step(inverse, weights, rows, targets, sign)
-                yield H, Y
+            for H, Y, columns in batches:
+                Y = Y if columns is None else Y.new_zeros(len(Y), self.n_targets).index_copy_(1, columns, Y)
+                for part, targets in zip(torch.split(H, BLOCK_ROWS), torch.split(Y, BLOCK_ROWS), strict=True):
+                    weights = _woodbury_step(inverse, weights, part, targets, sign)
+                yield H, Y, None
 
         summed = self._accumulate_dense(followed(), sign)
         if not bool(torch.isfinite(weights).all()):

@@ -239,8 +239,8 @@ class SolvedScatter:
     @property
     def trace_inverse(self) -> float:
         """``tr A^-1``."""
-        corrected = self._correct(self.solved_columns.T @ self.solved_columns)
-        return self.factor.trace_inverse - float(corrected.diagonal().sum())
+        across = self.solved_columns.T @ self.solved_columns
+        return self.factor.trace_inverse - float(self._correct(across).diagonal().sum())
 
     @property
     def freedom(self) -> float:

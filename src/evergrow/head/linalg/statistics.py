@@ -64,7 +64,8 @@ BUDGET_SHARE = 1.0 / 16.0
 PART_SHARE = 5
 """Parts of a dense whole are compact up to a rank of one in so many columns: then they are a quarter of the bytes."""
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, Tensor, Tensor | None]
+"""Rows (n, L), their targets (n, c), and which of the C columns of targets these are; None for all."""
 
 
 @record("readout")
@@ -293,13 +294,13 @@ class RidgeStatistics:
         """Return the state with rows ``H`` (n, L) of targets ``Y`` (n, C) learned."""
         return self.accumulate([(H, Y)])
 
-    def accumulate(self, batches: Iterable[Batch], sign: int = 1) -> Self:
-        """Return the state with several batches learned, or with ``sign=-1`` unlearned, as one step."""
-        return self._accumulate((self._checked(H, Y) for H, Y in batches), sign)
+    def accumulate(self, batches: Iterable[Batch | tuple[Tensor, Tensor]], sign: int = 1, rows: int = 0) -> Self:
+        """Return the state with several batches learned, or with ``sign=-1`` unlearned, as one step of so many rows."""
+        return self._accumulate((self._checked(*batch) for batch in batches), sign, rows)
 
-    def _checked(self, H: Tensor, Y: Tensor) -> Batch:
+    def _checked(self, H: Tensor, Y: Tensor, columns: Tensor | None = None) -> Batch:
         check_size("H", H)
-        return H.to(self.device, ACCUMULATION_DTYPE), Y.to(self.device, ACCUMULATION_DTYPE)
+        return H.to(self.device, ACCUMULATION_DTYPE), Y.to(self.device, ACCUMULATION_DTYPE), columns
 
     def _plus(self, count: int, sq_targets: float, sign: int) -> dict[str, Any]:
         return {"count": self.count + sign * count, "sq_targets": self.sq_targets + sign * sq_targets}
@@ -333,11 +334,11 @@ class RidgeStatistics:
     def _expanded(self) -> Self:
         return dataclasses.replace(self, gram=self.full_gram(), cross=self.lift(self.cross), basis=None)
 
-    def _accumulate(self, batches: Iterable[Batch], sign: int) -> Self:
+    def _accumulate(self, batches: Iterable[Batch], sign: int, rows: int) -> Self:
         """Take in blocks of rows, compactly as long as that pays: it costs most while the rank is growing."""
         blocks = (
-            block
-            for H, Y in batches
+            (*block, columns)
+            for H, Y, columns in batches
             for block in zip(torch.split(H, BLOCK_ROWS), torch.split(Y, BLOCK_ROWS), strict=True)
         )
         state, growth = self, self.growth if self.rank_limit else 0.0  # new directions per row of the block before
@@ -345,27 +346,26 @@ class RidgeStatistics:
             block = next(blocks, None)
             if block is None:
                 return state
-            if state.solver == "auto" and not state.stays_compact(state.order + growth * len(block[0])):
+            coming = max(self.count + rows - state.count, len(block[0])) if growth else 0
+            whole = dataclasses.replace(state, count=state.count + coming)
+            if state.solver == "auto" and not whole.stays_compact(state.order + growth * coming):
                 return state._expanded()._accumulate_dense(itertools.chain([block], blocks), sign)
             before, state = state.order, state._accumulate_compact(*block, sign)._relieved()
             growth = (state.order - before) / max(len(block[0]), 1)  # a batch may be empty
         return state._accumulate_dense(blocks, sign)
 
     def _accumulate_dense(self, batches: Iterable[Batch], sign: int) -> Self:
-        # The first batch makes the new matrices, in one pass over the old; those after it are added in place.
-        gram, cross, count, sq_targets = self.gram, self.cross, 0, 0.0
-        for H, Y in batches:
-            if gram is self.gram:
-                gram, cross = torch.addmm(gram, H.T, H, alpha=sign), torch.addmm(cross, H.T, Y, alpha=sign)
-            else:
-                gram.addmm_(H.T, H, alpha=sign)
-                cross.addmm_(H.T, Y, alpha=sign)
+        # The first batch makes the new matrix, in one pass over the old; those after it are added in place.
+        gram, cross, count, sq_targets = self.gram, self.cross.clone(), 0, 0.0
+        for H, Y, columns in batches:
+            gram = torch.addmm(gram, H.T, H, alpha=sign) if gram is self.gram else gram.addmm_(H.T, H, alpha=sign)
+            _add_products(cross, H, Y, columns, sign)
             count += H.shape[0]
             sq_targets += float(Y.square().sum())
         return dataclasses.replace(self, gram=gram, cross=cross, **self._plus(count, sq_targets, sign))
 
-    def _accumulate_compact(self, H: Tensor, Y: Tensor, sign: int) -> Self:
-        basis, gram, cross, lost = self.basis, self.gram, self.cross, 0.0
+    def _accumulate_compact(self, H: Tensor, Y: Tensor, columns: Tensor | None, sign: int) -> Self:
+        basis, gram, cross, lost = self.basis, self.gram, self.cross.clone(), 0.0
         rows = self.project(H)
         if sign > 0 and basis is not None:
             extension, lost = _extension(basis, H, rows, BUDGET_SHARE * self.left)
@@ -375,11 +375,12 @@ class RidgeStatistics:
                 rows = torch.cat([rows, H @ extension], dim=1)
                 gram = torch.nn.functional.pad(gram, (0, extra, 0, extra))
                 cross = torch.nn.functional.pad(cross, (0, 0, 0, extra))
+        _add_products(cross, rows, Y, columns, sign)
         return dataclasses.replace(
             self,
             basis=basis,
             gram=torch.addmm(gram, rows.T, rows, alpha=sign),
-            cross=torch.addmm(cross, rows.T, Y, alpha=sign),
+            cross=cross,
             left=self.left - lost,
             dropped=self.dropped + lost,
             **self._plus(H.shape[0], float(Y.square().sum()), sign),
@@ -412,7 +413,7 @@ class RidgeStatistics:
         rows = factor if other.basis is None else factor @ other.basis.T.to(self.device)
         grown = self
         for part in torch.split(rows, BLOCK_ROWS):
-            grown = grown._accumulate_compact(part, part.new_zeros(part.shape[0], self.n_targets), sign)
+            grown = grown._accumulate_compact(part, part.new_zeros(part.shape[0], self.n_targets), None, sign)
         seen["dropped"] += grown.dropped - self.dropped
         cross = grown.cross + sign * grown.project(other.lift(other.cross).to(self.device).T).T
         return dataclasses.replace(grown, cross=cross, **seen)._relieved()
@@ -426,6 +427,14 @@ class RidgeStatistics:
             # Orthonormal columns have entries up to 1; the product of all pairs would cost as much as learning.
             lengths = self.basis.square().sum(dim=0)
             require(bool((lengths - 1.0).abs().amax() < 1e-6), "the columns of its basis are not of length 1")
+
+
+def _add_products(cross: Tensor, rows: Tensor, Y: Tensor, columns: Tensor | None, sign: int) -> None:
+    """Add products of rows (n, k) and targets to the sums (k, C), in place."""
+    if columns is None:
+        cross.addmm_(rows.T, Y, alpha=sign)
+    else:
+        cross.index_add_(1, columns, rows.T @ Y, alpha=sign)
 
 
 def _extension(basis: Tensor, H: Tensor, rows: Tensor, allowance: float) -> tuple[Tensor | None, float]:
