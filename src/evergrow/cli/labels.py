@@ -103,7 +103,7 @@ def suggest_command(
     n
         How many to name.
     unknown_share
-        Share of them that look like no learned class.
+        Share of them that look like no learned class; 0 does not ask for novelty.
     learned : DATA
         What has labels already: it, and what is all but the same, is not named.
     out

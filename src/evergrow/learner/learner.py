@@ -866,7 +866,7 @@ class Learner(Estimator):
         )
 
     def suggest(self, data: Any, n: int = 20, *, unknown_share: float = 0.2, learned: Any = None) -> Suggestions:
-        """Say which samples to label next: the least sure first, none twice, and some that look unknown.
+        """Say which samples to label next: the least sure but no oddities, none twice, and some that look unknown.
 
         Parameters
         ----------
@@ -875,7 +875,7 @@ class Learner(Estimator):
         n : int
             How many to suggest; fewer where the data hold no more.
         unknown_share : float
-            Share of them that look like no learned class, so that new classes are found.
+            Share of them that look like no learned class, so that new classes are found; 0 does not ask for novelty.
         learned : object, optional
             Samples that have labels already, as for :meth:`predict`: they and what is all but the same are left out.
 
