@@ -20,6 +20,7 @@ from tests.learner.toys import Letters, image, write_folder
 from evergrow.core.errors import InputError
 from evergrow.data.items import Images, Samples, Texts
 from evergrow.features import create_backbone
+from evergrow.features.images import median_side
 from evergrow.learner.evaluation import evaluate_predictions, open_world
 from evergrow.learner.levels import try_levels
 
@@ -99,7 +100,7 @@ def test_levels_are_tried_on_the_same_held_out_samples() -> None:
         expected = np.sqrt(trial.accuracy * (1 - trial.accuracy) / 30)
         assert trial.error == pytest.approx(max(expected, 1 / 60))
         assert trial.seconds > 0
-    assert trials[2].blocks == network.with_recipe("best").spec.blocks.blocks
+    assert trials[2].blocks == network.with_recipe("best", median_side(images)).spec.blocks.blocks
     few = try_levels(Samples("image", images, labels=labels), network, budget=0.0)
     assert {trial.samples for trial in few} == {6}  # two classes, three samples each
 

@@ -161,22 +161,23 @@ def test_a_backbone_may_be_named_for_features_of_its_own(data: Any) -> None:
     assert made.spec_.n_features == 96
 
 
-@pytest.mark.parametrize(("side", "size"), [(40, 224), (300, 256)])
-def test_the_first_images_choose_the_size_which_is_frozen_and_told(
-    side: int, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("side", "size", "seen"), [(40, 224, ", the whole image"), (180, 224, ""), (300, 256, "")])
+def test_the_first_images_choose_the_view_which_is_frozen_and_told(
+    side: int, size: int, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 256, (side, side + 20, 3), dtype=np.uint8) // (1 + row % 2) for row in range(8)]
     network = create_backbone("test_resnet", weights="random", device="cpu", img_size=224)
     learner = Learner(network, options=UNITS, cache=False).fit(images, ["light", "dark"] * 4)
-    assert learner.backbone_().transform.size == (size, size)
+    transform = learner.backbone_().transform
+    assert (transform.size, transform.resize == transform.size) == ((size, size), bool(seen))
     later = [image[::2, ::2] for image in images]  # later ones change nothing
     learner.partial_fit(later, ["small light", "small dark"] * 4).save(tmp_path / "m.evg")
     loaded = Learner.load(tmp_path / "m.evg", backbone=network, cache=False)
-    assert loaded.backbone_().transform.size == (size, size)
+    assert loaded.backbone_().transform == transform
     np.testing.assert_allclose(loaded.predict_proba(images), learner.predict_proba(images), atol=1e-6)
     told = " ".join(evergrow("inspect", str(tmp_path / "m.evg")).stdout.split())
-    assert f"({size} px, since images have {side} px on their shorter side (median))" in told
+    assert f"({size} px{seen}, since images have {side} px on their shorter side (median))" in told
     other = Learner(network, options=UNITS, cache=False).fit([image[:-1] for image in images], ["light", "dark"] * 4)
     assert other.spec_.recipe.note != learner.spec_.recipe.note  # another median, and no other backbone
     assert backbone_differences(learner.spec_, other.spec_) == []

@@ -333,7 +333,7 @@ class ImageBackbone(Backbone):
                 first = small
             elif side is not None and side * SMALL <= height and whole.whole < height:
                 first = whole
-            seen = str(first or height) + (" px, the whole image" if first == whole else " px")
+            seen = f"{first.size if first else height} px" + (", the whole image" if first == whole else "")
             found = Views(
                 (first,),
                 note="" if side is None else f"{seen}, since images have {side} px on their shorter side (median)",
