@@ -455,9 +455,9 @@ class SolvedCache:
         return SolvedCache(model, self.kind, fixed, self.choice, known)
 
     def followed(
-        self, model: RidgeModel, Z: Tensor, codes: Tensor, columns: list[int] | None, weights: Tensor | None
+        self, model: RidgeModel, Z: Tensor, codes: Tensor, groups: list[list[int]] | None, weights: Tensor | None
     ) -> SolvedCache:
-        """Return the cache of a model that learned rows, or unlearned them where ``columns`` is None.
+        """Return the cache of a model that learned rows, or unlearned them where ``groups`` is None.
 
         Parameters
         ----------
@@ -467,8 +467,8 @@ class SolvedCache:
             The rows.
         codes : Tensor of shape (n,)
             Their classes, as the model after numbers them.
-        columns : list of int or None
-            Where the classes before are among those after; -1 is new.
+        groups : list of list of int or None
+            For each class after, its column before; none where it is new.
         weights : Tensor of shape (n,) or None
             What the rows count for, where that is not one.
         """
@@ -477,8 +477,8 @@ class SolvedCache:
             before, stats = self.known_scatter
             if stats.basis is None and len(before.signs) + len(codes) <= MAX_CORRECTIONS:
                 H = weighted_rows(model, self.choice.weights, Z)
-                old = before if columns is None else before.select(columns)
-                scatter = old.follow(H, codes, weights, -1 if columns is None else 1)
+                old = before if groups is None else before.group(groups)
+                scatter = old.follow(H, codes, weights, -1 if groups is None else 1)
         return self.after(model, self.fixed, scatter)
 
     def reordered(self, model: RidgeModel, order: list[int]) -> SolvedCache:
@@ -487,7 +487,7 @@ class SolvedCache:
         if solution is not None:
             solution = replace(solution, weights=solution.weights[:, order], offset=solution.offset[order])
         if self.known_scatter is not None and self.known_scatter[1].basis is None:
-            known = self.known_scatter[0].select(order), model.state
+            known = self.known_scatter[0].group([[old] for old in order]), model.state
         made = replace(self, model=model, solution=solution, known_scatter=known)
         if "expected_terms" in vars(self):
             made.expected_terms = self.expected_terms

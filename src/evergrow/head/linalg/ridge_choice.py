@@ -341,7 +341,7 @@ class _Search:
             factor = safe_cholesky(self._single, shift=alpha)
             if factor.jitter == 0.0:
                 return factor
-        return self.geometry.factor(alpha)
+        return safe_cholesky(self.geometry.scatter, shift=alpha)
 
     def _explained_by_total(self, alpha: float) -> tuple[float, float]:
         """Return what the regression explains and ``tr (T + alpha I)^-1``, by factoring T: for many classes."""

@@ -497,11 +497,6 @@ def _orthonormal(columns: Tensor) -> Tensor:
 # -- columns and checks -----------------------------------------------------------------------------------------------
 
 
-def take_columns(matrix: Tensor, index: Sequence[int], dim: int = 1) -> Tensor:
-    """Return columns ``index`` of a matrix, or with ``dim=0`` rows; zeros where the index is -1."""
-    return sum_columns(matrix, [[place] if place >= 0 else [] for place in index], dim)
-
-
 def sum_columns(matrix: Tensor, groups: Sequence[Sequence[int]], dim: int = 1) -> Tensor:
     """Return one column for each of ``groups``: the sum of the columns of ``matrix`` that it lists, zero for none.
 
