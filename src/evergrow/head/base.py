@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -179,12 +179,6 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     fold_outs: Any = Lacking("score learned rows as if they had not been learned")
     calibrate: Any = Lacking("be calibrated")
     linear_map: Any = Lacking("be written as plain matrices")
-
-    if TYPE_CHECKING:
-
-        @property
-        def class_counts_(self) -> NDArray[np.int64]:
-            """Samples learned of each class."""
 
     def require_weights(self) -> None:
         """Raise :class:`UnsupportedError` unless samples may count for more or less than one."""

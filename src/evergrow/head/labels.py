@@ -72,11 +72,9 @@ class LabelUpdate:
         """Fit new labels into the table of known classes."""
         import torch
 
-        if known is None or len(known) == 0:
-            known, classes = labels[:0], np.unique(labels)
-        else:
-            check_kind(known, labels)
-            classes = np.union1d(known, labels)
+        known = labels[:0] if known is None or len(known) == 0 else known
+        check_kind(known, labels)
+        classes = np.union1d(known, labels)
         codes = torch.from_numpy(np.searchsorted(classes, labels).astype(np.int64)).to(device)
         return cls(classes, old_columns(known, classes), codes, weights)
 

@@ -282,9 +282,8 @@ class RidgeModel:
 
     def empty(self) -> RidgeModel:
         """Return a model with the same layer that has learned nothing."""
-        shapes = None if self.shapes is None else self.shapes.group([])
-        state = self.state.empty_like().group_targets([])
-        return RidgeModel.start(self.layer, self.normalization, state, shapes=shapes, blocks=self.blocks)
+        bare = self.group([])
+        return dataclasses.replace(bare, state=bare.state.empty_like(), lineage=frozenset())
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless the parts of a file fit each other."""
@@ -311,8 +310,7 @@ def row_energy(stats: RidgeStatistics, masses: Tensor, rows: float) -> float:
 
 def _fingerprint(Z: Tensor, codes: Tensor) -> str:
     """Identify a batch by its content."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(Z.cpu().contiguous().numpy().data)
+    digest = hashlib.blake2b(Z.cpu().contiguous().numpy().data, digest_size=16)
     digest.update(codes.cpu().contiguous().numpy().data)
     return digest.hexdigest()
 

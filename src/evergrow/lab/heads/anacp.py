@@ -16,7 +16,7 @@ from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap
-from evergrow.head.layers.feature_map import chunk_rows, normalize
+from evergrow.head.layers.feature_map import normalize
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.statistics import check_gram
 from evergrow.head.ridge_model import RidgeModel
@@ -189,7 +189,7 @@ class AnaCPClassifier(IncrementalClassifier):
         last layer instead of d.
         """
         X = X.to(self._work_dtype())
-        step = chunk_rows(self.n_units, X.element_size(), CHUNK_BYTES)
+        step = max(1, CHUNK_BYTES // (self.n_units * X.element_size()))
         for start in range(0, X.shape[0], step):
             rows = slice(start, min(start + step, X.shape[0]))
             total = X.new_zeros(rows.stop - rows.start, len(self._maps.prototypes))

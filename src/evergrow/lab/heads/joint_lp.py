@@ -168,7 +168,7 @@ class JointLinearProbe(IncrementalClassifier):
 
     def _solve(self) -> Readout:
         alpha = None if isinstance(self.alpha, str) else float(self.alpha)
-        return solve_ridge(self._model.state, self._model.counts, alpha)
+        return solve_ridge(self._model, alpha)
 
     def _train(self) -> Readout:
         """Train ``scale * cos(z, w_c)`` by stochastic gradient descent, in float32."""
