@@ -15,6 +15,7 @@ from benchmarks.paper_equations import PaperConstruction
 from benchmarks.timing import Row, seconds
 from evergrow.head.layers import FeatureMap, GuidedLayer
 from evergrow.head.layers.guided import UnitSampler
+from evergrow.lab.bench.analyses import held_bytes
 
 SEED, BLOCK, CANDIDATES = 0, 50, 10
 
@@ -79,14 +80,14 @@ def _growth_cell(n: int, width: int) -> Row:
     first = seconds(update, repeat=1)
     again = seconds(update, repeat=1)
     state = states[0]
-    form = layer.construction.form
-    figure = f"build {build:.2f} s ({form}), first update {first:.2f} s, next {again:.2f} s ({state.form})"
+    form, held = layer.construction.form, "dense" if state.basis is None else "compact"
+    figure = f"build {build:.2f} s ({form}), first update {first:.2f} s, next {again:.2f} s ({held})"
     values = {
         "build_s": build,
         "form": form,
         "first_update_s": first,
         "update_s": again,
-        "state_bytes": state.nbytes,
+        "state_bytes": held_bytes(state),
     }
     return Row(f"growth N={n:,}, L={width:,}", figure, "", None, values)
 

@@ -14,6 +14,7 @@ from benchmarks.timing import Row, seconds
 from evergrow.head.layers import FeatureMap, GuidedLayer
 from evergrow.head.linalg.recursive import RecursiveState
 from evergrow.head.linalg.statistics import RidgeStatistics
+from evergrow.lab.bench.analyses import held_bytes
 
 ALPHA = 0.01
 
@@ -61,7 +62,7 @@ def compact_against_dense(quick: bool) -> list[Row]:
         f"bound {compact.error_bound(ALPHA):.1e}"
     )
     values = {"ratio": ratio, "compact_s": compact_s, "dense_s": dense_total, "relative": error, "agree": agree}
-    values |= {"rank": compact.order, "bound": compact.error_bound(ALPHA), "compact_bytes": compact.nbytes}
+    values |= {"rank": compact.order, "bound": compact.error_bound(ALPHA), "compact_bytes": held_bytes(compact)}
     reached = ratio >= 10 and error <= 1e-3 and agree >= 0.9999
     bar = ">= 10x, within 1e-3, 99.99 % equal"
     return [Row(f"{updates} updates at L={width:,}, C=200", figure, bar, reached, values)]
@@ -76,8 +77,8 @@ def memory(quick: bool) -> list[Row]:
     for task in range(0, 200, 50):
         Z, Y = source.sample(list(range(task, task + 50)), 600)
         state = state.update(layer.transform(Z), Y)
-    held = state.nbytes / 1e6
-    figure = f"{held:.0f} MB ({state.form}, {state.count:,} samples) against {8 * width**2 / 1e6:,.0f} MB dense"
+    held, form = held_bytes(state) / 1e6, "dense" if state.basis is None else "compact"
+    figure = f"{held:.0f} MB ({form}, {state.count:,} samples) against {8 * width**2 / 1e6:,.0f} MB dense"
     return [Row(f"memory of the state at L={width:,}", figure, "< 200 MB", held < 200, {"megabytes": held})]
 
 
@@ -101,7 +102,8 @@ def precision(quick: bool) -> list[Row]:
     q, r = scipy.linalg.qr(A, mode="economic")
     truth = H @ torch.from_numpy(scipy.linalg.solve_triangular(r, q.T @ B))
     kappa = float(np.linalg.cond(r)) ** 2
-    errors = {s.form: relative(H @ s.solve(ALPHA).weights, truth) for s in (dense, recursive)}
+    forms = {"dense": dense, "recursive": recursive}
+    errors = {form: relative(H @ state.solve(ALPHA).weights, truth) for form, state in forms.items()}
     return [
         Row(
             f"{kind} = batch ridge after {updates} updates",

@@ -7,9 +7,9 @@ import importlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,28 +28,10 @@ from evergrow.core.errors import (
     UnsupportedError,
 )
 from evergrow.core.estimator import Estimator, not_fitted, plain_value
-from evergrow.core.record import (
-    Between,
-    check_kind,
-    make_archive,
-    read_fields,
-    record,
-    require,
-    to_values,
-    written_values,
-)
+from evergrow.core.record import Between, check_kind, make_archive, read_fields, record, require, written_values
 from evergrow.core.registry import Registry
 from evergrow.core.validation import as_weights, check_keys, check_matrix, resolve_device
-from evergrow.head.labels import (
-    BUILT_IN,
-    ClassChange,
-    LabelUpdate,
-    NamedClasses,
-    SavedHead,
-    StoredLabels,
-    as_labels,
-    update_labels,
-)
+from evergrow.head.labels import BUILT_IN, ClassChange, LabelUpdate, NamedClasses, SavedHead, StoredLabels, as_labels
 from evergrow.head.ridge_model import RidgeModel
 
 Seed = Annotated[int, Between(-(2**63), 2**64)]
@@ -198,12 +180,6 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
     calibrate: Any = Lacking("be calibrated")
     linear_map: Any = Lacking("be written as plain matrices")
 
-    if TYPE_CHECKING:
-
-        @property
-        def class_counts_(self) -> NDArray[np.int64]:
-            """Samples learned of each class."""
-
     def require_weights(self) -> None:
         """Raise :class:`UnsupportedError` unless samples may count for more or less than one."""
         if not self.takes_weights:
@@ -252,7 +228,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         device, before = resolve_device(self.device), vars(self).copy()
         try:
             Z, labels, weights = self._labelled(X, y, sample_weight, device, reset=True)
-            update = update_labels(None, labels, weights, device)
+            update = LabelUpdate.of(None, labels, device, weights)
             for name in ("classes_", "_unknown_fields"):
                 self.__dict__.pop(name, None)
             self._reset()
@@ -267,7 +243,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
 
     def _labelled(
         self, X: Any, y: Any, sample_weight: Any, device: torch.device, *, reset: bool = False
-    ) -> tuple[Tensor, NDArray[Any], NDArray[np.float64] | None]:
+    ) -> tuple[Tensor, NDArray[Any], Tensor | None]:
         """Return rows and labels of some weight, and the weights; None where every one is one."""
         Z = self._features(X, device, reset=reset)
         labels, weights = as_labels(y, len(Z)), as_weights(sample_weight, len(Z))
@@ -275,7 +251,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
             return Z, labels, None
         self.require_weights()
         rows = np.flatnonzero(weights)
-        return Z[torch.from_numpy(rows).to(device)], labels[rows], weights[rows]
+        return Z[torch.from_numpy(rows).to(device)], labels[rows], torch.from_numpy(weights[rows]).to(device)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Learn one more batch: new classes, old classes or both, of any size.
@@ -311,7 +287,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         if "classes_" not in vars(self):
             return self._begin(X, y, sample_weight)
         Z, labels, weights = self._labelled(X, y, sample_weight, self.device_)
-        update = update_labels(self.classes_, labels, weights, self.device_)
+        update = LabelUpdate.of(self.classes_, labels, self.device_, weights)
         self._learn(Z, update)
         self.classes_ = update.classes
         return self
@@ -452,7 +428,7 @@ class IncrementalClassifier(NamedClasses, Estimator, ABC):
         # What a later version wrote beside that, and this one does not know, goes back where it was.
         for name, value in self._unknown_fields.items():
             archive.meta.setdefault(name, value)
-        labels = to_values(StoredLabels.of(self.classes_))
+        labels = asdict(StoredLabels.of(self.classes_))
         archive.meta.update(params=params, labels=labels, n_features=self.n_features_in_)
         if hasattr(self, "feature_names_in_"):
             archive.meta["feature_names"] = self.feature_names_in_.tolist()

@@ -102,7 +102,13 @@ def first_blocks(Z: Tensor, codes: Tensor, sizes: Sequence[int] | None) -> Featu
         return None
     sizes, rows = tuple(int(size) for size in sizes), Z.to(torch.float64)
     targets = torch.nn.functional.one_hot(codes).to(rows)
-    found = cautious_weights(len(sizes)) if len(rows) < ENOUGH_ROWS else _chosen_weights(rows, targets, sizes)
+    if len(rows) < ENOUGH_ROWS:
+        found = cautious_weights(len(sizes))
+    elif 2 * len(rows) > width:
+        found = choose_block_weights(rows.T @ rows, rows.T @ targets, targets.sum(dim=0), sizes)
+    else:
+        one = torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
+        found = choose_block_weights(one, targets, targets.sum(dim=0), sizes, basis=rows.T)
     return FeatureBlocks(sizes, tuple(min(max(weight, 1.0 / MOST_OF_FIRST), MOST_OF_FIRST) for weight in found))
 
 
@@ -117,14 +123,6 @@ def cautious_weights(blocks: int) -> tuple[float, ...]:
     """
     first = math.sqrt(blocks / (1.0 + (blocks - 1) / MOST_OF_FIRST**2))
     return (first, *(first / MOST_OF_FIRST for _ in range(blocks - 1)))
-
-
-def _chosen_weights(rows: Tensor, targets: Tensor, sizes: Sequence[int]) -> tuple[float, ...]:
-    counts = targets.sum(dim=0)
-    if 2 * len(rows) > rows.shape[1]:
-        return choose_block_weights(rows.T @ rows, rows.T @ targets, counts, sizes)
-    one = torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
-    return choose_block_weights(one, targets, counts, sizes, basis=rows.T)
 
 
 def choose_block_weights(
@@ -203,15 +201,10 @@ def choose_block_weights(
         return even
     if start is not None and search._judge(used + (ridges - used).mean())[0] < score + _FREE:
         return tuple(start)
-    return _weights(ridges, search.energies)
-
-
-def _weights(ridges: Tensor, energies: Tensor) -> tuple[float, ...]:
-    """Return the weights of blocks with these logarithms of ridges, all columns' energy staying what it is."""
     limit = 0.5 * math.log(LARGEST_BLOCK_WEIGHT)
     weights = (-0.5 * (ridges - ridges.mean())).clamp(-limit, limit).exp()
-    kept = float((weights.square() * energies).sum())
-    weights = weights * math.sqrt(float(energies.sum()) / kept) if kept > 0.0 else weights
+    kept = float((weights.square() * search.energies).sum())
+    weights = weights * math.sqrt(energy / kept) if kept > 0.0 else weights  # all columns' energy stays what it is
     return tuple(weights.clamp(1.0 / LARGEST_BLOCK_WEIGHT, LARGEST_BLOCK_WEIGHT).tolist())
 
 
@@ -230,9 +223,7 @@ class _Search(ABC):
         Weights of blocks before.
     """
 
-    def __init__(
-        self, columns: Tensor, counts: Tensor, blocks: Sequence[int], given: Sequence[float] | None = None
-    ) -> None:
+    def __init__(self, columns: Tensor, counts: Tensor, blocks: Sequence[int], given: Sequence[float] | None) -> None:
         self.blocks, self.rows = list(blocks), float(counts.sum())
         self.targets = self.rows - float(counts.square().sum()) / self.rows
         self.owner = torch.repeat_interleave(torch.arange(len(blocks)), torch.tensor(self.blocks)).to(columns.device)

@@ -12,21 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
-from evergrow.core.errors import (
-    LabelError,
-    MergeError,
-    NothingLeftError,
-    ParameterError,
-    UnlearnError,
-    UnsupportedError,
-)
+from evergrow.core.errors import LabelError, MergeError, NothingLeftError, ParameterError, UnsupportedError
 from evergrow.core.record import record, require
 from evergrow.core.seeding import resolve_seed
 from evergrow.core.validation import as_weights, check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Positive, Seed
 from evergrow.head.block_weights import first_blocks
 from evergrow.head.guesses import Guesses, GuessReport, guess_rows, merged_guesses
-from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind, column_map, known_codes
+from evergrow.head.labels import ClassChange, LabelUpdate, as_labels, check_kind, known_codes, old_columns
 from evergrow.head.layers.feature_map import (
     LAYERS,
     MOST_BLOCKS,
@@ -225,10 +218,10 @@ class Classifier(IncrementalClassifier):
         if "_model" not in vars(self):
             self._seed = resolve_seed(self.random_state)
             self._commit(self._first_model(Z, labels.codes), None, None)
-        learned, guesses = self._model.learn(Z, labels.codes, labels.columns, labels.weights), self._guesses
+        learned, guesses = self._model.learn(Z, labels.codes, labels.groups, labels.weights), self._guesses
         if guesses is not None:  # a label replaces the guess about its row
-            guesses = guesses.group([[old] if old >= 0 else [] for old in labels.columns]).without(learned, Z)
-        solved = self._solved.followed(learned, Z, labels.codes, labels.columns, labels.weights)
+            guesses = guesses.group(labels.groups).without(learned, Z)
+        solved = self._solved.followed(learned, Z, labels.codes, labels.groups, labels.weights)
         self._commit(learned, solved, guesses)
 
     def _first_model(self, Z: Tensor, codes: Tensor) -> RidgeModel:
@@ -575,10 +568,10 @@ class Classifier(IncrementalClassifier):
                 raise MergeError(
                     f"base must be part of both learners, but they lack its classes {missing[:5].tolist()}"
                 )
-        places = [column_map(head.classes_, classes) for head in heads]
-        mine, *others = (head._model.select(columns) for head, columns in zip(heads, places, strict=True))
+        groups = [old_columns(head.classes_, classes) for head in heads]
+        mine, *others = (head._model.group(own) for head, own in zip(heads, groups, strict=True))
         merged = mine.merge(*others)
-        self._commit(merged, None, merged_guesses([head._guesses for head in heads], places, mine))
+        self._commit(merged, None, merged_guesses([head._guesses for head in heads], groups, mine))
         self.classes_ = classes
         return self
 
@@ -602,9 +595,8 @@ class Classifier(IncrementalClassifier):
             If more samples of a class are given than were learned, or some lie where nothing was learned.
         """
         self._require_fitted()
-        Z, labels, found = self._labelled(X, y, sample_weight, self.device_)
+        Z, labels, weights = self._labelled(X, y, sample_weight, self.device_)
         codes = known_codes(self.classes_, labels).to(Z.device)
-        weights = None if found is None else torch.from_numpy(found).to(Z.device)
         alpha = self._fixed_alpha()
         model = self._model.unlearn(Z, codes, alpha or 1e-3 * max(self._model.row_energy, 1e-12), weights)
         kept = torch.nonzero(model.counts).ravel().tolist()
@@ -636,7 +628,7 @@ class Classifier(IncrementalClassifier):
         codes = known_codes(self.classes_, as_labels(names, len(names))).tolist()
         kept = [column for column in range(len(self.classes_)) if column not in codes]
         if not kept:
-            raise UnlearnError("at least one class must remain; call fit to start anew")
+            raise NothingLeftError("at least one class must remain; call fit to start anew")
         self._keep(self._model, kept)
         return self
 

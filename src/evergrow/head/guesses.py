@@ -193,25 +193,23 @@ class Guesses:
 
 
 def merged_guesses(
-    sides: Sequence[Guesses | None], places: Sequence[Sequence[int]], model: RidgeModel
+    sides: Sequence[Guesses | None], groups: Sequence[Sequence[Sequence[int]]], model: RidgeModel
 ) -> Guesses | None:
-    """Return the guesses of two learners, and of their base where there is one, with classes placed as ``places`` say.
+    """Return the guesses of two learners, and of their base where there is one, with classes grouped as ``groups`` say.
 
     Parameters
     ----------
     sides : sequence of Guesses or None
         Of this learner, of the other, and of what both began as.
-    places : sequence of sequences of int
-        For each, the old column of every class of the merged model, -1 where it is new there.
+    groups : sequence of sequences of sequences of int
+        For each, the old column of every class of the merged model, none where it is new there.
     model : RidgeModel
         With the merged classes.
     """
     if not any(sides):
         return None
-    placed = [
-        Guesses.none(model) if side is None else side.group([[old] if old >= 0 else [] for old in columns])
-        for side, columns in zip(sides, places, strict=True)
-    ]
+    pairs = zip(sides, groups, strict=True)
+    placed = [Guesses.none(model) if side is None else side.group(own) for side, own in pairs]
     return placed[0].merged(*placed[1:]) or None
 
 

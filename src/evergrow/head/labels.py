@@ -44,18 +44,39 @@ class LabelUpdate:
     ----------
     classes : ndarray of shape (C,)
         All classes after the batch, sorted.
-    columns : list of int
-        For each of them its column before the batch, -1 where it is new.
+    groups : list of list of int
+        For each of them its column before the batch, none where it is new.
     codes : Tensor of shape (n,)
         Position of every label in ``classes``, on the head's device.
     weights : Tensor of shape (n,) or None
         What each sample counts for; None where each counts as one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from evergrow.head.labels import LabelUpdate
+    >>> change = LabelUpdate.of(np.array([1, 5]), np.array([3, 5]), "cpu")
+    >>> change.classes.tolist(), change.groups, change.codes.tolist()
+    ([1, 3, 5], [[0], [], [1]], [1, 2])
     """
 
     classes: NDArray[Any]
-    columns: list[int]
+    groups: list[list[int]]
     codes: Tensor
     weights: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, known: NDArray[Any] | None, labels: NDArray[Any], device: torch.device | str, weights: Tensor | None = None
+    ) -> LabelUpdate:
+        """Fit new labels into the table of known classes."""
+        import torch
+
+        known = labels[:0] if known is None or len(known) == 0 else known
+        check_kind(known, labels)
+        classes = np.union1d(known, labels)
+        codes = torch.from_numpy(np.searchsorted(classes, labels).astype(np.int64)).to(device)
+        return cls(classes, old_columns(known, classes), codes, weights)
 
 
 def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
@@ -87,34 +108,6 @@ def as_labels(y: Any, n_rows: int) -> NDArray[Any]:
     return np.asarray(labels)
 
 
-def update_labels(
-    known: NDArray[Any] | None,
-    labels: NDArray[Any],
-    weights: NDArray[np.float64] | None = None,
-    device: torch.device | str = "cpu",
-) -> LabelUpdate:
-    """Fit new labels into the table of known classes.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from evergrow.head.labels import update_labels
-    >>> change = update_labels(np.array([1, 5]), np.array([3, 5]))
-    >>> change.classes.tolist(), change.columns, change.codes.tolist()
-    ([1, 3, 5], [0, -1, 1], [1, 2])
-    """
-    import torch
-
-    if known is None or len(known) == 0:
-        known, classes = labels[:0], np.unique(labels)
-    else:
-        check_kind(known, labels)
-        classes = np.union1d(known, labels)
-    codes = torch.from_numpy(np.searchsorted(classes, labels).astype(np.int64)).to(device)
-    heavy = None if weights is None else torch.from_numpy(weights).to(device)
-    return LabelUpdate(classes, column_map(known, classes), codes, heavy)
-
-
 def check_kind(known: NDArray[Any], labels: NDArray[Any]) -> None:
     """Raise :class:`LabelError` if new labels are of another kind than the known ones."""
     old, new = _KINDS.get(known.dtype.kind), _KINDS.get(labels.dtype.kind)
@@ -122,10 +115,10 @@ def check_kind(known: NDArray[Any], labels: NDArray[Any]) -> None:
         raise LabelError(f"labels must be {old} as before, got {new} ({labels[:1].tolist()[0]!r})")
 
 
-def column_map(known: NDArray[Any], classes: NDArray[Any]) -> list[int]:
-    """Return for each of ``classes`` its position in ``known``, -1 where it is new."""
-    place = {label: index for index, label in enumerate(known.tolist())}
-    return [place.get(label, -1) for label in classes.tolist()]
+def old_columns(known: NDArray[Any], classes: NDArray[Any]) -> list[list[int]]:
+    """Return for each of ``classes`` its position in ``known``, none where it is new."""
+    places = {label: [index] for index, label in enumerate(known.tolist())}
+    return [places.get(label, []) for label in classes.tolist()]
 
 
 def known_codes(known: NDArray[Any], labels: NDArray[Any]) -> Tensor:

@@ -56,24 +56,20 @@ of image and text features the calibrated temperature is 0.03 to 0.12 of that en
 # -- ridge regression -----------------------------------------------------------------------------------------
 
 
-def solve_ridge(state: RidgeStatistics, masses: Tensor, alpha: float | None, rows: float | None = None) -> Readout:
+def solve_ridge(model: RidgeModel, alpha: float | None) -> Readout:
     """Solve the ridge regression on one-hot targets.
 
     Parameters
     ----------
-    state : RidgeStatistics
+    model : RidgeModel
         The statistics.
-    masses : Tensor of shape (C,)
-        Samples per class, or the sum of their weights.
     alpha : float or None
         The ridge; None chooses it by generalised cross-validation.
-    rows : float, optional
-        Rows behind the statistics, where that is not their count.
     """
     if alpha is None:
-        stats = state if rows is None else replace(state, count=round(rows))
-        alpha = choose_by_gcv(stats, row_energy(stats, masses, float(max(stats.count, 1))))[0]
-    return state.solve(alpha)
+        stats = replace(model.state, count=round(model.pooled_rows))
+        alpha = choose_by_gcv(stats, row_energy(stats, model.masses, float(max(stats.count, 1))))[0]
+    return model.state.solve(alpha)
 
 
 def ridge_temperature(model: RidgeModel, readout: Readout) -> float:
@@ -165,11 +161,6 @@ def weighted_statistics(model: RidgeModel, weights: tuple[float, ...]) -> RidgeS
     """Return the statistics with the weights of blocks."""
     scale = column_scale(model, weights)
     return model.state if scale is None else model.state.scaled(scale)
-
-
-def guessed_temperature(spread: float) -> float:
-    """Return a temperature for scores of class means with this energy around their centre."""
-    return 1.0 + UNCALIBRATED * spread
 
 
 # -- terms of novelty ---------------------------------------------------------------------------------------------
@@ -396,9 +387,7 @@ def mean_log_losses(scores: Tensor, codes: Tensor) -> NDArray[np.float64]:
     """
     total = np.zeros(len(TEMPERATURES))
     block = max(_BLOCK // max(scores.shape[1], 1), 1)
-    for start in range(0, len(codes), block):
-        part = scores[start : start + block].to(torch.float64)
-        right = codes[start : start + block]
+    for part, right in zip(torch.split(scores.to(torch.float64), block), torch.split(codes, block), strict=True):
         for place, warmth in enumerate(TEMPERATURES):
             total[place] += float(torch.nn.functional.cross_entropy(part / warmth, right, reduction="sum"))
     return np.asarray(total / max(len(codes), 1))
@@ -455,9 +444,9 @@ class SolvedCache:
         return SolvedCache(model, self.kind, fixed, self.choice, known)
 
     def followed(
-        self, model: RidgeModel, Z: Tensor, codes: Tensor, columns: list[int] | None, weights: Tensor | None
+        self, model: RidgeModel, Z: Tensor, codes: Tensor, groups: list[list[int]] | None, weights: Tensor | None
     ) -> SolvedCache:
-        """Return the cache of a model that learned rows, or unlearned them where ``columns`` is None.
+        """Return the cache of a model that learned rows, or unlearned them where ``groups`` is None.
 
         Parameters
         ----------
@@ -467,8 +456,8 @@ class SolvedCache:
             The rows.
         codes : Tensor of shape (n,)
             Their classes, as the model after numbers them.
-        columns : list of int or None
-            Where the classes before are among those after; -1 is new.
+        groups : list of list of int or None
+            For each class after, its column before; none where it is new.
         weights : Tensor of shape (n,) or None
             What the rows count for, where that is not one.
         """
@@ -477,8 +466,8 @@ class SolvedCache:
             before, stats = self.known_scatter
             if stats.basis is None and len(before.signs) + len(codes) <= MAX_CORRECTIONS:
                 H = weighted_rows(model, self.choice.weights, Z)
-                old = before if columns is None else before.select(columns)
-                scatter = old.follow(H, codes, weights, -1 if columns is None else 1)
+                old = before if groups is None else before.group(groups)
+                scatter = old.follow(H, codes, weights, -1 if groups is None else 1)
         return self.after(model, self.fixed, scatter)
 
     def reordered(self, model: RidgeModel, order: list[int]) -> SolvedCache:
@@ -487,7 +476,7 @@ class SolvedCache:
         if solution is not None:
             solution = replace(solution, weights=solution.weights[:, order], offset=solution.offset[order])
         if self.known_scatter is not None and self.known_scatter[1].basis is None:
-            known = self.known_scatter[0].select(order), model.state
+            known = self.known_scatter[0].group([[old] for old in order]), model.state
         made = replace(self, model=model, solution=solution, known_scatter=known)
         if "expected_terms" in vars(self):
             made.expected_terms = self.expected_terms
@@ -506,11 +495,11 @@ class SolvedCache:
         """Return the linear class scores."""
         model = self.model
         if self.solution is None and self.kind == "ridge":
-            self.solution = solve_ridge(model.state, model.masses, self.fixed, model.pooled_rows)
+            self.solution = solve_ridge(model, self.fixed)
         elif self.solution is None:
             choice, scatter, stats = self.scatter()
             estimates, scale = scatter.estimate_means(), column_scale(model, choice.weights)
-            self.warmth = guessed_temperature(estimates.spread)
+            self.warmth = 1.0 + UNCALIBRATED * estimates.spread
             lifted = stats.lift(estimates.weights)
             lifted = lifted if scale is None else scale[:, None] * lifted
             self.solution = Readout(lifted, estimates.offset, choice.alpha, scatter.factor.jitter)
@@ -584,7 +573,7 @@ class SolvedCache:
         if self.warmth is None and self.kind == "ridge":
             self.warmth = ridge_temperature(self.model, readout)
         elif self.warmth is None:
-            self.warmth = guessed_temperature(self.scatter()[1].estimate_means().spread)
+            self.warmth = 1.0 + UNCALIBRATED * self.scatter()[1].estimate_means().spread
         return self.warmth
 
     @cached_property
@@ -643,4 +632,4 @@ class SolvedCache:
         found = np.asarray(terms.cpu().numpy())
         if self.kind == "ridge":
             return FoldOuts(found)
-        return FoldOuts(found, mean_log_losses(scores, codes), guessed_temperature(spread))
+        return FoldOuts(found, mean_log_losses(scores, codes), 1.0 + UNCALIBRATED * spread)

@@ -96,11 +96,6 @@ class RidgeModel:
         """Return the rows' activations, one chunk of bounded size after the other."""
         return self.layer.iter_transform(self.inputs(Z))
 
-    def same_map(self, other: RidgeModel) -> bool:
-        """Return whether features become the same activations in both, bit for bit."""
-        same = self.blocks == other.blocks and self.normalization == other.normalization
-        return same and self.layer.same_map(other.layer)
-
     def _batches(self, Z: Tensor, codes: Tensor, n_classes: int, weights: Tensor | None) -> Iterator[Batch]:
         """Yield activations and targets; sums of w h h^T and w h y^T are those of both times the root of w."""
         for rows, H in self.activations(Z):
@@ -113,9 +108,11 @@ class RidgeModel:
                 H, targets = H * root, targets * root
             yield H, targets, columns
 
-    def learn(self, Z: Tensor, codes: Tensor, columns: Sequence[int], weights: Tensor | None = None) -> RidgeModel:
-        """Return the model with rows Z of classes ``codes`` learned; ``columns`` places the old classes."""
-        old, n_classes = self.select(columns), len(columns)
+    def learn(
+        self, Z: Tensor, codes: Tensor, groups: Sequence[Sequence[int]], weights: Tensor | None = None
+    ) -> RidgeModel:
+        """Return the model with rows Z of classes ``codes`` learned; ``groups`` places the old classes."""
+        old, n_classes = self.group(groups), len(groups)
         shapes = old.shapes
         if shapes is not None:
             shapes = shapes.add(shapes.rows(self.inputs(Z)), codes, weights=weights)
@@ -183,7 +180,7 @@ class RidgeModel:
         if 1e3 * rounding < floor:  # so that a factorisation is spared where it cannot fail
             return
         try:
-            ClassGeometry.of(stats, self.masses).factor(floor)
+            safe_cholesky(ClassGeometry.of(stats, self.masses).scatter, shift=floor)
         except NumericalError as error:
             raise UnlearnError(
                 "samples to take out must not be so large beside the others that rounding of them drowns those, but "
@@ -200,7 +197,7 @@ class RidgeModel:
         sums = stats.lift(stats.cross[:, dropped])
         rows = (sums / counts_or_one(self.masses[dropped].to(sums)).sqrt()).T.contiguous()
         state = self.state.accumulate([(rows, rows.new_zeros(rows.shape[0], len(self.counts)))], sign=-1)
-        left = dataclasses.replace(self, state=state).select(columns)
+        left = dataclasses.replace(self, state=state).group([[column] for column in columns])
         # Rows of the classes that are gone still count where the spread of all is looked at.
         state = dataclasses.replace(left.state, count=self.state.count, sq_targets=float(left.masses.sum()))
         return dataclasses.replace(left, state=state)
@@ -230,17 +227,13 @@ class RidgeModel:
             shapes=None if self.shapes is None else self.shapes.faded(factor),
         )
 
-    def select(self, columns: Sequence[int]) -> RidgeModel:
-        """Return the model with classes reordered, and new ones without samples where ``columns`` has -1."""
-        return self.group([[column] if column >= 0 else [] for column in columns])
-
     def merge(self, other: RidgeModel, base: RidgeModel | None = None) -> RidgeModel:
         """Return what both models know; of two that went on from ``base``, its samples count once.
 
         Parameters
         ----------
         other, base : RidgeModel
-            With the same layer and the same classes in the same order (:meth:`select`).
+            With the same layer and the same classes in the same order (:meth:`group`).
 
         Raises
         ------
@@ -250,7 +243,8 @@ class RidgeModel:
         parts = [other] if base is None else [other, base]
         state, counts, masses, shapes = self.state, self.counts, self.masses, self.shapes
         for part in parts:
-            if not self.same_map(part):
+            same = self.blocks == part.blocks and self.normalization == part.normalization
+            if not (same and self.layer.same_map(part.layer)):
                 raise MergeError(
                     "learners to merge must share one frozen layer, got two different ones: make the second "
                     "with spawn(), or load both from files of the same origin"
@@ -288,9 +282,8 @@ class RidgeModel:
 
     def empty(self) -> RidgeModel:
         """Return a model with the same layer that has learned nothing."""
-        shapes = None if self.shapes is None else self.shapes.group([])
-        state = self.state.empty_like().group_targets([])
-        return RidgeModel.start(self.layer, self.normalization, state, shapes=shapes, blocks=self.blocks)
+        bare = self.group([])
+        return dataclasses.replace(bare, state=bare.state.empty_like(), lineage=frozenset())
 
     def check(self) -> None:
         """Raise :class:`FileFormatError` unless the parts of a file fit each other."""
@@ -317,8 +310,7 @@ def row_energy(stats: RidgeStatistics, masses: Tensor, rows: float) -> float:
 
 def _fingerprint(Z: Tensor, codes: Tensor) -> str:
     """Identify a batch by its content."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(Z.cpu().contiguous().numpy().data)
+    digest = hashlib.blake2b(Z.cpu().contiguous().numpy().data, digest_size=16)
     digest.update(codes.cpu().contiguous().numpy().data)
     return digest.hexdigest()
 

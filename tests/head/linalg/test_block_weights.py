@@ -29,7 +29,7 @@ def statistics(rows: int, seed: int = 0, noise: float = 1.0) -> tuple[torch.Tens
 def search(gram: torch.Tensor, cross: torch.Tensor, counts: torch.Tensor) -> module._DenseSearch:
     mean = cross.sum(dim=1) / counts.sum()
     total = gram - counts.sum() * torch.outer(mean, mean)
-    return module._DenseSearch(total, cross - torch.outer(mean, counts), counts, SIZES)
+    return module._DenseSearch(total, cross - torch.outer(mean, counts), counts, SIZES, None)
 
 
 def test_score_is_that_of_a_diagonal_ridge_by_hand(monkeypatch):
@@ -133,8 +133,8 @@ def searches(rows: int) -> list[module._Search]:
     """Return the search for few rows from the rows themselves, and from sums of products of columns."""
     H, Y = few(rows)
     one, counts, centred = torch.eye(rows).double() - 1.0 / rows, Y.sum(dim=0), H - H.mean(dim=0)
-    sums = module._ThinSearch(centred.T @ centred, centred.T @ Y, None, counts, WIDE)
-    return [module._ThinSearch(one, Y - Y.mean(dim=0), H.T, counts, WIDE), sums]
+    sums = module._ThinSearch(centred.T @ centred, centred.T @ Y, None, counts, WIDE, None)
+    return [module._ThinSearch(one, Y - Y.mean(dim=0), H.T, counts, WIDE, None), sums]
 
 
 @pytest.mark.parametrize("rows", [15, 60])

@@ -52,7 +52,7 @@ def test_new_classes_are_placed_among_the_old(make_classes):
     shrunk = make_classes(6, 20, 10)
     shrunk.rows, shrunk.codes, shrunk.classes = made.rows[old], made.codes[old].clone(), 4
     shrunk.codes = torch.tensor([{0: 0, 1: 1, 3: 2, 4: 3}[code] for code in shrunk.codes.tolist()])
-    followed = SolvedScatter.of(shrunk.geometry(), ALPHA).select([0, 1, -1, 2, 3, -1])
+    followed = SolvedScatter.of(shrunk.geometry(), ALPHA).group([[0], [1], [], [2], [3], []])
     followed = followed.follow(made.rows[new], made.codes[new])
     close(followed, SolvedScatter.of(made.geometry(), ALPHA))
 
@@ -60,7 +60,7 @@ def test_new_classes_are_placed_among_the_old(make_classes):
 def test_a_class_of_one_row_changes_no_scatter(make_classes):
     made = make_classes(4, 8, 5)
     before = SolvedScatter.of(made.geometry(), ALPHA)
-    after = before.select([0, 1, 2, 3, -1]).follow(made.rows[:1] + 3.0, torch.tensor([4]))
+    after = before.group([[0], [1], [2], [3], []]).follow(made.rows[:1] + 3.0, torch.tensor([4]))
     assert after.trace_inverse == before.trace_inverse
     assert after.counts.tolist() == [5, 5, 5, 5, 1]
 

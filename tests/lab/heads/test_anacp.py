@@ -45,8 +45,8 @@ def test_code_covariance_gives_task_t_the_weight_of_one_in_t_plus_one() -> None:
     expected = 1e-4 * torch.eye(3, dtype=torch.float64)
     for task in range(1, 4):
         X = torch.randn(20, 3, generator=rng, dtype=torch.float64)
-        columns = [*range(task - 1), -1]
-        gaussian = gaussian.add(X, torch.full((20,), task - 1), columns)
+        groups = [*([column] for column in range(task - 1)), []]
+        gaussian = gaussian.add(X, torch.full((20,), task - 1), groups)
         own = torch.cov(X.T, correction=0)
         expected = (1 - 1 / (task + 1)) * expected + own / (task + 1)
         torch.testing.assert_close(gaussian.covariance(), expected)
@@ -56,7 +56,7 @@ def test_paper_covariance_is_the_pooled_one() -> None:
     rng = torch.Generator().manual_seed(0)
     X = torch.randn(60, 3, generator=rng, dtype=torch.float64)
     codes = torch.arange(60) % 2
-    gaussian = SharedGaussian.empty(3, "paper", X).add(X[:25], codes[:25], [-1, -1]).add(X[25:], codes[25:], [0, 1])
+    gaussian = SharedGaussian.empty(3, "paper", X).add(X[:25], codes[:25], [[], []]).add(X[25:], codes[25:], [[0], [1]])
     centred = torch.cat([X[codes == c] - X[codes == c].mean(dim=0) for c in (0, 1)])
     pooled = centred.T @ centred / 60 + 1e-4 * torch.eye(3, dtype=torch.float64)
     torch.testing.assert_close(gaussian.covariance(), pooled)

@@ -287,7 +287,7 @@ class FeatureMap(ABC):
 
     def iter_transform(self, Z: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
         """Yield (slice of rows, their transformed rows) so that no yielded matrix exceeds ``chunk_bytes``."""
-        step = chunk_rows(self.n_outputs, Z.element_size(), chunk_bytes)
+        step = max(1, chunk_bytes // max(1, self.n_outputs * Z.element_size()))
         for start in range(0, Z.shape[0], step):
             rows = slice(start, min(start + step, Z.shape[0]))
             yield rows, self.transform(Z[rows])
@@ -387,20 +387,6 @@ def link_only(Z: Tensor) -> FeatureMap:
     )
 
 
-def with_link(units: FeatureMap, Z: Tensor) -> FeatureMap:
-    """Return units with a direct link beside them, as in RVFL networks.
-
-    The two parts are scaled to equal energy on features Z (n, d) of the first task: the sum of the variances of the
-    link's columns equals that of the units'.
-    """
-    rows = Z.to(torch.float64)
-    centre = rows.mean(dim=0)
-    energy = units.centred_energy(Z)
-    link = float((rows - centre).square().sum())
-    scale = (energy / link) ** 0.5 if energy > 1e-12 * max(Z.shape[0] - 1, 1) and link > 0.0 else 1.0
-    return dataclasses.replace(units, centre=centre, scale=scale)
-
-
 def check_contrast(layer: FeatureMap, Z: Tensor, *, least: float = LEAST_CONTRAST) -> None:
     """Raise :class:`InputError` if rows differ and their activations do not.
 
@@ -439,11 +425,6 @@ def check_contrast(layer: FeatureMap, Z: Tensor, *, least: float = LEAST_CONTRAS
             f"{float(rows.abs().amax()):.3g} whose activations are all but the same: bring features to about 1, or "
             "normalise them"
         )
-
-
-def chunk_rows(columns: int, itemsize: int, chunk_bytes: int) -> int:
-    """Return how many rows of ``columns`` numbers fit in ``chunk_bytes`` (at least one)."""
-    return max(1, chunk_bytes // max(1, columns * itemsize))
 
 
 # -- layers ---------------------------------------------------------------------------------------------------------
@@ -497,7 +478,14 @@ class Layer(ABC):
         if self.n_units == 0:
             return link_only(Z)
         units = self.draw(Z, Y, seed=seed, alpha=alpha, verbose=verbose)
-        return with_link(units, Z) if self.direct_link else units
+        if not self.direct_link:
+            return units
+        # The link, as in RVFL networks, is scaled to the energy that the units have: the sum of their variances.
+        rows, energy = Z.to(torch.float64), units.centred_energy(Z)
+        centre = rows.mean(dim=0)
+        link = float((rows - centre).square().sum())
+        scale = (energy / link) ** 0.5 if energy > 1e-12 * max(Z.shape[0] - 1, 1) and link > 0.0 else 1.0
+        return dataclasses.replace(units, centre=centre, scale=scale)
 
     def to_plain(self) -> dict[str, Any]:
         """Return the parameters as plain values, with the name of the kind."""
@@ -528,6 +516,5 @@ def centred_rms(Z: Tensor) -> float:
     A weight vector of independent unit normals gives pre-activations of exactly this standard deviation
     (in expectation), so ``spread / centred_rms(Z)`` is the scale that gives a wanted spread.
     """
-    several = len(Z) > 1
-    value = float((Z - Z.mean(dim=0)).square().sum(dim=1).mean().sqrt() if several else Z.norm())
+    value = float((Z - Z.mean(dim=0)).square().sum(dim=1).mean().sqrt() if len(Z) > 1 else Z.norm())
     return value if value > 0.0 else 1.0

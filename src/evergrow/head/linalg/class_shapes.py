@@ -118,8 +118,7 @@ class ClassShapes:
     def first(cls, Z: Tensor, directions: int) -> ClassShapes:
         """Return the directions of the first task's rows Z (n, d), with nothing learned in them yet."""
         centre = Z.mean(dim=0)
-        centred = Z - centre
-        values, vectors = _principal(centred, directions)
+        values, vectors = _principal(Z - centre, directions)
         rank = int((values > 1e-10 * float(values.max().clamp_min(1e-300))).sum())
         kept = max(min(directions, rank), 1)
         basis = vectors[:, -kept:].flip(1)
@@ -247,7 +246,7 @@ class ClassShapes:
 
     def is_plausible(self, counts: Tensor) -> bool:
         """Return whether samples with these sums can exist: no class has less than no spread in any direction."""
-        upper = _upper(self.directions, self.sums.device)
+        upper = torch.triu_indices(self.directions, self.directions, device=self.sums.device)
         diagonal = upper[0] == upper[1]
         found = [part.square().sum(dim=0) if part.dim() == 2 else part[diagonal] for part in self._parts]
         squares = torch.stack(found) if found else torch.zeros_like(self.sums)  # by class and direction
@@ -434,7 +433,7 @@ def _has_few_rows(pieces: _Pieces, k: int) -> bool:
 
 def _triangle(pieces: _Pieces, k: int) -> Tensor:
     """Return the upper triangle of the sum of pieces."""
-    upper = _upper(k, pieces[0][0].device)
+    upper = torch.triu_indices(k, k, device=pieces[0][0].device)
     total = pieces[0][0].new_zeros(k * (k + 1) // 2)
     for part, weight in pieces:
         if part.dim() == 1:
@@ -497,13 +496,9 @@ def _lower(covariances: Tensor) -> Tensor:
     return factors
 
 
-def _upper(k: int, device: torch.device) -> Tensor:
-    return torch.triu_indices(k, k, device=device)
-
-
 def _unpacked(packed: Tensor, k: int) -> Tensor:
     """Return the symmetric matrix (k, k) of an upper triangle."""
-    rows, columns = _upper(k, packed.device)
+    rows, columns = torch.triu_indices(k, k, device=packed.device)
     full = packed.new_zeros(k, k)
     full[rows, columns] = packed
     full[columns, rows] = packed

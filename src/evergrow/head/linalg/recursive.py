@@ -70,11 +70,6 @@ class RecursiveState(RidgeStatistics):
         """Return a recursion of the same shape and ridge that has seen nothing."""
         return self.of(super().empty_like(), self.alpha)
 
-    @property
-    def form(self) -> str:
-        """``"recursive"``."""
-        return "recursive"
-
     def _accumulate(self, batches: Iterable[Batch], sign: int, rows: int) -> Self:
         inverse, weights = self.inverse.clone(), self.weights
 

@@ -96,7 +96,7 @@ GCV_REACH = 10.0**0.5
 """How far below the minimiser that choice may lie: where GCV is flat, far smaller ridges gain nothing."""
 
 
-def alpha_grid(energy: float, per_decade: int = 4) -> list[float]:
+def alpha_grid(energy: float) -> list[float]:
     """Return the ridges from 1e-6 to 1e2 times ``energy``, the mean energy of a centred row.
 
     Examples
@@ -106,7 +106,7 @@ def alpha_grid(energy: float, per_decade: int = 4) -> list[float]:
     (33, 1e-06)
     """
     energy = energy if energy > 0.0 else 1.0
-    return [energy * 10.0 ** (-6.0 + step / per_decade) for step in range(8 * per_decade + 1)]
+    return [energy * 10.0 ** (step / _PER_DECADE) for step in range(_LOWEST, _HIGHEST + 1)]
 
 
 def choose_by_gcv(stats: RidgeStatistics, energy: float) -> tuple[float, float]:
@@ -316,7 +316,9 @@ class _Search:
         else:
             solved, trace = self._centred(known.solve_means()), self._trace(known, known.solve(self.signs))
         if are_many:
-            explained, total = self._explained_by_total(alpha)
+            whole, cross = self._total
+            weights, total = self._solve(safe_cholesky(whole, shift=alpha), cross)
+            explained = float((weights * cross).sum()) + alpha * float(weights.square().sum())
         else:
             inner = means.T @ solved
             inner = 0.5 * (inner + inner.T)
@@ -341,13 +343,7 @@ class _Search:
             factor = safe_cholesky(self._single, shift=alpha)
             if factor.jitter == 0.0:
                 return factor
-        return self.geometry.factor(alpha)
-
-    def _explained_by_total(self, alpha: float) -> tuple[float, float]:
-        """Return what the regression explains and ``tr (T + alpha I)^-1``, by factoring T: for many classes."""
-        total, cross = self._total
-        weights, trace = self._solve(safe_cholesky(total, shift=alpha), cross)
-        return float((weights * cross).sum()) + alpha * float(weights.square().sum()), trace
+        return safe_cholesky(self.geometry.scatter, shift=alpha)
 
     @cached_property
     def _total(self) -> tuple[Tensor, Tensor]:

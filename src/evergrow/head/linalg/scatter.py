@@ -40,7 +40,7 @@ from torch import Tensor
 from evergrow.core.errors import UnlearnError
 from evergrow.head.linalg.class_shapes import counts_or_one
 from evergrow.head.linalg.factor import CholeskyFactor, safe_cholesky, symmetric_eigh
-from evergrow.head.linalg.statistics import RidgeStatistics, take_columns
+from evergrow.head.linalg.statistics import RidgeStatistics, sum_columns
 
 MAX_CORRECTIONS = 192
 """Rows that are followed before it is cheaper to factor anew."""
@@ -93,10 +93,6 @@ class ClassGeometry:
         scatter = torch.addmm(stats.gram, roots, roots.T, alpha=-1.0)
         return cls(means, scatter, counts, stats)
 
-    def factor(self, alpha: float) -> CholeskyFactor:
-        """Factor ``S_w + alpha I``."""
-        return safe_cholesky(self.scatter, shift=alpha)
-
 
 @dataclass(frozen=True, eq=False)
 class SolvedScatter:
@@ -147,20 +143,17 @@ class SolvedScatter:
     @classmethod
     def of(cls, geometry: ClassGeometry, alpha: float) -> SolvedScatter:
         """Factor the scatter and solve for the class means."""
-        factor = geometry.factor(alpha)
-        means = geometry.means
+        factor, means = safe_cholesky(geometry.scatter, shift=alpha), geometry.means
         no_columns, no_signs, counts = means.new_zeros(means.shape[0], 0), means.new_zeros(0), geometry.counts.to(means)
         return cls(alpha, factor, counts, means, factor.solve(means), no_columns, no_columns, no_signs)
 
-    def select(self, columns: Sequence[int]) -> SolvedScatter:
-        """Return the solution with classes reordered; -1 is a new one without rows. None may be left out."""
-        if list(columns) == list(range(len(self.counts))):
-            return self
+    def group(self, groups: Sequence[Sequence[int]]) -> SolvedScatter:
+        """Return the solution with each class at another place, and new ones without rows; none may be left out."""
         return replace(
             self,
-            counts=take_columns(self.counts, columns, dim=0),
-            means=take_columns(self.means, columns),
-            solved_means=take_columns(self.solved_means, columns),
+            counts=sum_columns(self.counts, groups, dim=0),
+            means=sum_columns(self.means, groups),
+            solved_means=sum_columns(self.solved_means, groups),
         )
 
     def follow(self, H: Tensor, codes: Tensor, weights: Tensor | None = None, sign: int = 1) -> SolvedScatter:

@@ -131,8 +131,8 @@ class RidgeStatistics:
     >>> state.solve(alpha=1.0).weights.ravel().round(decimals=9).tolist()
     [0.5, 1.5]
     >>> wide = RidgeStatistics.create(2000, 1, "auto", floor=1.0).update(torch.ones(5, 2000), torch.ones(5, 1))
-    >>> wide.form, wide.order
-    ('compact', 1)
+    >>> wide.basis.shape
+    torch.Size([2000, 1])
     """
 
     gram: Annotated[Tensor, Spec(("k", "k"), symmetric=True)]
@@ -198,11 +198,6 @@ class RidgeStatistics:
         return dataclasses.replace(self, rank_limit=0 if compact else self.n_features // PART_SHARE)
 
     @property
-    def form(self) -> str:
-        """``"dense"`` or ``"compact"``."""
-        return "dense" if self.basis is None else "compact"
-
-    @property
     def n_features(self) -> int:
         """L, the width of the rows."""
         return int((self.gram if self.basis is None else self.basis).shape[0])
@@ -226,11 +221,6 @@ class RidgeStatistics:
         """Where the statistics live."""
         return self.cross.device
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(value.nbytes for value in vars(self).values() if isinstance(value, Tensor))
-
     def faded(self, factor: float) -> Self:
         """Return the statistics of the same rows with their weights times a factor."""
         sums = {name: factor * getattr(self, name) for name in ("gram", "cross", "sq_targets")}
@@ -252,10 +242,6 @@ class RidgeStatistics:
     def project(self, H: Tensor) -> Tensor:
         """Map rows (n, L) to the coordinates of the statistics (n, k)."""
         return H if self.basis is None else H @ self.basis
-
-    def full_gram(self) -> Tensor:
-        """Return G in feature coordinates (L, L)."""
-        return self.gram if self.basis is None else self.basis @ self.gram @ self.basis.T
 
     def scaled(self, scale: Tensor) -> Self:
         """Return the statistics of rows whose columns were multiplied by ``scale`` (L,), in coordinates of their own.
@@ -332,7 +318,8 @@ class RidgeStatistics:
         return self._expanded()
 
     def _expanded(self) -> Self:
-        return dataclasses.replace(self, gram=self.full_gram(), cross=self.lift(self.cross), basis=None)
+        gram = self.gram if self.basis is None else self.basis @ self.gram @ self.basis.T
+        return dataclasses.replace(self, gram=gram, cross=self.lift(self.cross), basis=None)
 
     def _accumulate(self, batches: Iterable[Batch], sign: int, rows: int) -> Self:
         """Take in blocks of rows, compactly as long as that pays: it costs most while the rank is growing."""
@@ -402,9 +389,9 @@ class RidgeStatistics:
         seen = self._plus(other.count, other.sq_targets, sign)
         seen["dropped"] = self.dropped + max(sign, 0) * other.dropped
         if self.basis is None or (other.basis is None and self.solver == "auto"):
-            own = self._expanded()
-            gram = own.gram + sign * other.full_gram().to(self.device)
-            cross = own.cross + sign * other.lift(other.cross).to(self.device)
+            own, added = self._expanded(), other._expanded()
+            gram = own.gram + sign * added.gram.to(self.device)
+            cross = own.cross + sign * added.cross.to(self.device)
             return dataclasses.replace(own, gram=gram, cross=cross, **seen)
         # G_2 = F^T F with F = sqrt(D) U^T V_2^T: the other side's second moments act as k pseudo-rows.
         values, vectors = symmetric_eigh(other.gram.to(self.device))
@@ -495,11 +482,6 @@ def _orthonormal(columns: Tensor) -> Tensor:
 
 
 # -- columns and checks -----------------------------------------------------------------------------------------------
-
-
-def take_columns(matrix: Tensor, index: Sequence[int], dim: int = 1) -> Tensor:
-    """Return columns ``index`` of a matrix, or with ``dim=0`` rows; zeros where the index is -1."""
-    return sum_columns(matrix, [[place] if place >= 0 else [] for place in index], dim)
 
 
 def sum_columns(matrix: Tensor, groups: Sequence[Sequence[int]], dim: int = 1) -> Tensor:

@@ -304,8 +304,8 @@ def construction(head: IncrementalClassifier) -> dict[str, Any]:
         "rmse": figure(log[-1].rmse) if log else None,
         "construction_s": figure(log[-1].seconds) if log else None,
         "candidates": sum(block.tried for block in log),
-        "layer_bytes": sum(part.nbytes for part in vars(model.layer).values() if isinstance(part, Tensor)),
-        "state_bytes": int(model.state.nbytes),
+        "layer_bytes": held_bytes(model.layer),
+        "state_bytes": held_bytes(model.state),
     }
 
 
@@ -339,6 +339,11 @@ def _figures(values: Mapping[str, float]) -> dict[str, Any]:
 
 def _construction_log(head: IncrementalClassifier) -> list[BlockRecord]:
     return list(getattr(head, "construction_log_", []))
+
+
+def held_bytes(part: Any) -> int:
+    """Return the bytes of the tensors of a layer or of statistics."""
+    return sum(value.nbytes for value in vars(part).values() if isinstance(value, Tensor))
 
 
 def _model(head: IncrementalClassifier) -> RidgeModel:

@@ -16,7 +16,7 @@ from evergrow.core.validation import check_choice, check_number
 from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap
-from evergrow.head.layers.feature_map import chunk_rows, normalize
+from evergrow.head.layers.feature_map import normalize
 from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.statistics import check_gram
 from evergrow.head.ridge_model import RidgeModel
@@ -158,17 +158,16 @@ class AnaCPClassifier(IncrementalClassifier):
             layers = [self._layer(index + 1, Z) for index in range(self.n_ensembles)]
             heads = [empty_model(layer, ridge, "l2") for layer in layers]
             gaussian = SharedGaussian.empty(Z.shape[1], self.variant, Z)
-        learned = [head.learn(Z, codes, labels.columns) for head in heads]
-        self._commit(learned, gaussian.add(normalize(Z, "l2"), codes, labels.columns), output)
+        learned = [head.learn(Z, codes, labels.groups) for head in heads]
+        self._commit(learned, gaussian.add(normalize(Z, "l2"), codes, labels.groups), output)
 
     def _regroup(self, change: ClassChange) -> None:
-        order = change.order
-        if order is None:
+        if change.order is None:
             raise UnsupportedError("method 'anacp' cannot make several classes one")
         # The running covariance of the official code is centred batch by batch on the means there were, so that two
         # classes cannot become one as if they had been learned so; their order can change.
         heads = [head.group(change.groups) for head in self._heads]
-        self._commit(heads, self._gaussian.select(order), self._output)
+        self._commit(heads, self._gaussian.group(change.groups), self._output)
 
     def _commit(self, heads: list[RidgeModel], gaussian: SharedGaussian, output: FeatureMap) -> None:
         self._heads, self._gaussian, self._output = heads, gaussian, output
@@ -190,7 +189,7 @@ class AnaCPClassifier(IncrementalClassifier):
         last layer instead of d.
         """
         X = X.to(self._work_dtype())
-        step = chunk_rows(self.n_units, X.element_size(), CHUNK_BYTES)
+        step = max(1, CHUNK_BYTES // (self.n_units * X.element_size()))
         for start in range(0, X.shape[0], step):
             rows = slice(start, min(start + step, X.shape[0]))
             total = X.new_zeros(rows.stop - rows.start, len(self._maps.prototypes))

@@ -12,6 +12,7 @@ from evergrow.core.validation import check_number
 from evergrow.head.base import HEADS
 from evergrow.head.layers import GuidedLayer, Layer
 from evergrow.head.layers.feature_map import check_contrast, normalize, resolve_normalization
+from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.ridge_choice import choose_by_gcv
 from evergrow.head.linalg.scatter import ClassGeometry
 from evergrow.head.linalg.statistics import Readout
@@ -79,7 +80,7 @@ class SCLDiscriminantClassifier(RandomLayerRidge):
             model = self._model
             geometry = ClassGeometry.of(model.state, model.masses)
             alpha = choose_by_gcv(geometry.stats, model.row_energy)[1]
-            factor = geometry.factor(alpha)
+            factor = safe_cholesky(geometry.scatter, shift=alpha)
             solved = factor.solve(geometry.means)
             # Scatter is a sum: times the degrees of freedom, scores are log-likelihoods up to a constant.
             scale = float(max(geometry.stats.count - len(model.counts), 1))

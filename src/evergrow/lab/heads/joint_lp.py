@@ -103,9 +103,9 @@ class JointLinearProbe(IncrementalClassifier):
         if "_seed" not in vars(self):
             self._seed = resolve_seed(self.random_state)
         if self.solver == "analytic":
-            self._model = self._statistics(Z).learn(Z, codes, labels.columns)
+            self._model = self._statistics(Z).learn(Z, codes, labels.groups)
         else:
-            self._kept, self._codes = self._gathered(Z, codes, labels.columns)
+            self._kept, self._codes = self._gathered(Z, codes, labels.groups)
         self.__dict__.pop("_readout", None)
 
     def _regroup(self, change: ClassChange) -> None:
@@ -126,12 +126,12 @@ class JointLinearProbe(IncrementalClassifier):
         state = RidgeStatistics.create(layer.n_outputs, 0, device=Z.device)
         return RidgeModel.start(layer, "none", state)
 
-    def _gathered(self, Z: Tensor, codes: Tensor, columns: list[int]) -> tuple[Tensor, Tensor]:
+    def _gathered(self, Z: Tensor, codes: Tensor, groups: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Return all features so far and their classes' positions after the update."""
         Z = _storable(Z)
         if "_kept" not in vars(self):
             return Z, codes
-        places = torch.tensor(columns, device=codes.device)
+        places = torch.tensor([group[0] if group else -1 for group in groups], device=codes.device)
         old = torch.nonzero(places >= 0).ravel()
         moved = torch.empty_like(old)
         moved[places[old]] = old
@@ -168,7 +168,7 @@ class JointLinearProbe(IncrementalClassifier):
 
     def _solve(self) -> Readout:
         alpha = None if isinstance(self.alpha, str) else float(self.alpha)
-        return solve_ridge(self._model.state, self._model.counts, alpha)
+        return solve_ridge(self._model, alpha)
 
     def _train(self) -> Readout:
         """Train ``scale * cos(z, w_c)`` by stochastic gradient descent, in float32."""

@@ -17,7 +17,7 @@ from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers.feature_map import DenseMap, check_contrast
 from evergrow.head.layers.guided import UnitSampler
-from evergrow.head.linalg.factor import symmetric_eigh
+from evergrow.head.linalg.factor import safe_cholesky, symmetric_eigh
 from evergrow.head.linalg.scatter import ClassGeometry
 from evergrow.head.ridge_model import LayerMap, RidgeModel, layer_map
 from evergrow.lab.heads.random_layer import empty_model
@@ -129,7 +129,7 @@ class KLDAClassifier(IncrementalClassifier):
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = labels.codes
         members = self._members if "_members" in vars(self) else self._first_members(Z)
-        self._commit([member.learn(Z, codes, labels.columns) for member in members])
+        self._commit([member.learn(Z, codes, labels.groups) for member in members])
 
     def _regroup(self, change: ClassChange) -> None:
         self._commit([member.group(change.groups) for member in self._members])
@@ -179,7 +179,7 @@ class KLDAClassifier(IncrementalClassifier):
     def _solve(self, member: RidgeModel) -> Discriminant:
         geometry = ClassGeometry.of(member.state, member.counts)
         if self.inverse == "ridge":
-            reduced = geometry.factor(float(self.alpha)).solve(geometry.means)
+            reduced = safe_cholesky(geometry.scatter, shift=float(self.alpha)).solve(geometry.means)
         else:
             values, vectors = symmetric_eigh(geometry.scatter)
             # The scatter is the Gram matrix less the means' share, so its rounding is relative to the Gram matrix.

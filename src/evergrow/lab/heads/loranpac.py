@@ -16,7 +16,7 @@ from evergrow.head.base import HEADS, IncrementalClassifier, Seed
 from evergrow.head.labels import ClassChange, LabelUpdate
 from evergrow.head.layers import FeatureMap
 from evergrow.head.layers.feature_map import check_contrast
-from evergrow.head.linalg.statistics import check_gram, check_size, sum_columns, take_columns
+from evergrow.head.linalg.statistics import check_gram, check_size, sum_columns
 from evergrow.head.ridge_model import LayerMap
 from evergrow.lab.heads.random_layer import one_hot
 from evergrow.lab.layers import GaussianLayer
@@ -134,7 +134,7 @@ class LoRanPACClassifier(IncrementalClassifier):
         dtype, n_classes = self._work_dtype(), len(labels.classes)
         if "_layer" in vars(self):
             layer, kept, count = self._layer, self._kept, self._count
-            cross = take_columns(self._cross, labels.columns)
+            cross = sum_columns(self._cross, labels.groups)
         else:
             self._seed = resolve_seed(self.random_state)
             layer = GaussianLayer(self.n_units, activation="relu", bias="none").build(Z, Z, seed=self._seed)

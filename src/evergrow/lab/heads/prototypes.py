@@ -11,7 +11,7 @@ from torch import Tensor
 from evergrow.core.record import require
 from evergrow.head.layers.feature_map import normalize
 from evergrow.head.linalg.factor import symmetric_eigh
-from evergrow.head.linalg.statistics import take_columns
+from evergrow.head.linalg.statistics import sum_columns
 from evergrow.lab.heads.random_layer import one_hot
 
 INITIAL_VARIANCE = 1e-4
@@ -56,16 +56,16 @@ class SharedGaussian:
         """Class means (C, d)."""
         return (self.sums / self.counts).T
 
-    def add(self, X: Tensor, codes: Tensor, columns: Sequence[int]) -> SharedGaussian:
-        """Return the Gaussian with rows X (n, d) of classes ``codes`` added; ``columns`` places the old classes.
+    def add(self, X: Tensor, codes: Tensor, groups: Sequence[Sequence[int]]) -> SharedGaussian:
+        """Return the Gaussian with rows X (n, d) of classes ``codes`` added; ``groups`` places the old classes.
 
         The official code adds the new samples to its total before it merges the covariances,
         ``Sigma <- (N Sigma + n S) / (N + n)`` with N counting them already, so that of t equal tasks the last has
         weight 1 / (t + 1).
         """
-        n_classes = len(columns)
-        sums = take_columns(self.sums, columns).addmm_(X.T, one_hot(codes, n_classes, X))
-        counts = take_columns(self.counts, columns, dim=0) + torch.bincount(codes, minlength=n_classes)
+        n_classes = len(groups)
+        sums = sum_columns(self.sums, groups).addmm(X.T, one_hot(codes, n_classes, X))
+        counts = sum_columns(self.counts, groups, dim=0) + torch.bincount(codes, minlength=n_classes)
         if self.variant == "paper":
             return SharedGaussian(sums, counts, self.spread.addmm(X.T, X), self.variant)
         centred = X - (sums / counts).T[codes]
@@ -74,9 +74,9 @@ class SharedGaussian:
         spread.addmm_(centred.T, centred, alpha=1.0 / (total + new))
         return SharedGaussian(sums, counts, spread, self.variant)
 
-    def select(self, columns: Sequence[int]) -> SharedGaussian:
+    def group(self, groups: Sequence[Sequence[int]]) -> SharedGaussian:
         """Return the Gaussian with classes in another order."""
-        return replace(self, sums=take_columns(self.sums, columns), counts=take_columns(self.counts, columns, dim=0))
+        return replace(self, sums=sum_columns(self.sums, groups), counts=sum_columns(self.counts, groups, dim=0))
 
     def covariance(self) -> Tensor:
         """Return the shared within-class covariance (d, d).

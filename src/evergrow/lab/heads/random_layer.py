@@ -95,7 +95,7 @@ class RandomLayerRidge(IncrementalClassifier):
 
     def _learn(self, Z: Tensor, labels: LabelUpdate) -> None:
         codes = labels.codes
-        self._commit(self._current(Z, codes, len(labels.classes)).learn(Z, codes, labels.columns))
+        self._commit(self._current(Z, codes, len(labels.classes)).learn(Z, codes, labels.groups))
 
     def _regroup(self, change: ClassChange) -> None:
         self._commit(self._model.group(change.groups))

@@ -116,7 +116,7 @@ class RanPACClassifier(RandomLayerRidge):
         codes = labels.codes
         model = self._current(Z, codes, len(labels.classes))
         alphas = [*vars(self).get("_alphas", []), self._choose(model.layer, Z, codes)]
-        learned = model.learn(Z, codes, labels.columns)
+        learned = model.learn(Z, codes, labels.groups)
         self._alphas = alphas
         self._commit(learned)
 

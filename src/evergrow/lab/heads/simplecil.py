@@ -80,7 +80,7 @@ class SimpleCILClassifier(IncrementalClassifier):
         sums = Z.new_zeros(n_classes, Z.shape[1])
         counts = torch.bincount(codes, minlength=n_classes)
         if "_sums" in vars(self):
-            old = torch.tensor(labels.columns, device=Z.device)
+            old = torch.tensor([group[0] if group else -1 for group in labels.groups], device=Z.device)
             known = old >= 0
             sums[known], counts[known] = self._sums[old[known]], counts[known] + self._counts[old[known]]
         sums = sums.index_add_(0, codes, Z)
