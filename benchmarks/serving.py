@@ -78,19 +78,24 @@ def _serving(models: Path) -> Iterator[tuple[str, int]]:
 
 def memory(quick: bool) -> Iterator[Row]:
     """Memory that the service takes for each open model, asked, taught and asked again, against the model's file."""
+    yield _held("several depths", 20, 30, BLOCKS, 3 if quick else 9)
+    yield _held("dense statistics", 150, 20, (384,), 3 if quick else 6)
+
+
+def _held(kind: str, classes: int, samples: int, blocks: Sequence[int], copies: int) -> Row:
     from evergrow import Learner
 
-    rng, y = np.random.default_rng(0), np.repeat(np.arange(20), 30)
-    X = rng.normal(size=(20, sum(BLOCKS)))[y] + rng.normal(size=(len(y), sum(BLOCKS)))
+    rng, y = np.random.default_rng(0), np.repeat(np.arange(classes), samples)
+    X = rng.normal(size=(classes, sum(blocks)))[y] + rng.normal(size=(len(y), sum(blocks)))
     question = {"rows": X[:5].tolist()}
     works = (("predict", question), ("teach", {**question, "label": "0"}), ("predict", question))
     with tempfile.TemporaryDirectory() as name:
         first, models = Path(name, "first.evg"), Path(name, "models")
         models.mkdir()
-        Learner(None, options={"n_units": 3000, "blocks": BLOCKS}, random_state=0).fit((X, y.astype(str))).save(first)
+        Learner(None, options={"n_units": 3000, "blocks": blocks}, random_state=0).fit((X, y.astype(str))).save(first)
         with _serving(models) as (address, server):
             held = []
-            for copy in range(3 if quick else 9):
+            for copy in range(copies):
                 shutil.copy(first, models / f"{copy}.evg")
                 for work, body in works:
                     headers = {"Content-Type": "application/json"}
@@ -100,7 +105,8 @@ def memory(quick: bool) -> Iterator[Row]:
                 held.append(pages * os.sysconf("SC_PAGE_SIZE"))
         size, each = first.stat().st_size, (held[-1] - held[0]) / (len(held) - 1)
     figure = f"{each / size:.2f} of its file of {size / 1e6:.1f} MB"
-    yield Row("memory of an open model in the service", figure, "<= 3", each <= 3 * size, {"bytes": held, "file": size})
+    work = f"memory of an open model of {kind} in the service"
+    return Row(work, figure, "<= 3", each <= 3 * size, {"bytes": held, "file": size})
 
 
 def _compared(

@@ -296,7 +296,7 @@ class NoveltyTerms:
         known, ridge = scatter.noise_energy(inside=True), scatter.alpha + scatter.factor.jitter
         scale = max(self.expected / max(known, 1e-300), 1.0)
         if self.span is None and known > 0.0:
-            covariance = scatter.lower_matrix().mul_(scale / free)
+            covariance = scatter.matrix().mul_(scale / free)
             shift = 1e-8 * float(covariance.diagonal().mean())
             covariance.diagonal().sub_(scale * ridge / free)
             return safe_cholesky(covariance, shift=shift).lower

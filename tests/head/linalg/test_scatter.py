@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from evergrow.core.errors import UnlearnError
+from evergrow.head.linalg.factor import safe_cholesky
 from evergrow.head.linalg.scatter import MAX_CORRECTIONS, MeanEstimates, SolvedScatter
 
 ALPHA = 0.03
@@ -27,6 +28,27 @@ def test_it_is_the_inverse(make_classes):
     rhs = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(solved.quadratic(rhs), (rhs * torch.linalg.solve(matrix, rhs)).sum(dim=0))
     assert solved.trace_inverse == pytest.approx(float(torch.linalg.inv(matrix).diagonal().sum()))
+
+
+@pytest.mark.parametrize("order", [0, 1, 256, 257, 700])
+def test_a_factor_in_panels_is_the_whole_one(order):
+    root = torch.randn(order, order + 9, dtype=torch.float64, generator=torch.Generator().manual_seed(order))
+    matrix = root @ root.T
+    factor, eye = safe_cholesky(matrix, shift=1.0), torch.eye(order, dtype=torch.float64)
+    torch.testing.assert_close(factor.lower, torch.linalg.cholesky(matrix + eye))
+    torch.testing.assert_close(factor.half_solve(root), torch.linalg.solve(factor.lower, root))
+    torch.testing.assert_close(factor.solve(root), torch.linalg.solve(matrix + eye, root))
+    assert factor.trace_inverse == pytest.approx(float(torch.linalg.inv(matrix + eye).diagonal().sum()))
+    held = sum(panel.untyped_storage().nbytes() for panel in factor.panels)
+    assert held <= 4 * order * (order + 256), "a factor holds about half a square matrix"
+
+
+def test_the_matrix_comes_back(make_classes):
+    data = make_classes(3, 300, 8)
+    solved = SolvedScatter.of(data.geometry(), ALPHA)
+    rows = torch.randn(4, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    followed = solved.follow(rows, torch.tensor([0, 1, 1, 2]))
+    torch.testing.assert_close(followed.matrix() @ followed.solve(rows.T), rows.T, rtol=0, atol=1e-8)
 
 
 def test_a_thousand_changes(make_classes):

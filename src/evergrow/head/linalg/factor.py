@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +13,8 @@ from evergrow.core.errors import NumericalError
 
 # Rungs of the jitter ladder, in units of machine epsilon times the mean of the diagonal.
 _LADDER = (0.0, 1e1, 1e3, 1e5, 1e7)
+
+_PANEL = 256  # columns of a factor that are held together
 
 _THREADED_FROM = 4096
 """Below this order the reduction to tridiagonal form gains little from threads, and its thousands of
@@ -25,37 +28,51 @@ class CholeskyFactor:
 
     Parameters
     ----------
-    lower : Tensor of shape (n, n)
-        Lower-triangular factor.
+    panels : sequence of Tensor
+        The lower-triangular factor, so many columns at a time without the zeros above: half a square matrix.
     jitter : float
         What was added to the diagonal to make the factorisation succeed; 0 when nothing was needed.
     """
 
-    lower: Tensor
+    panels: Sequence[Tensor]
     jitter: float
+
+    @property
+    def lower(self) -> Tensor:
+        """The factor as a square matrix (n, n)."""
+        n = len(self.panels[0])
+        return torch.cat([torch.nn.functional.pad(panel, (0, 0, n - len(panel), 0)) for panel in self.panels], dim=1)
 
     def solve(self, rhs: Tensor) -> Tensor:
         """Return ``(A + jitter I)^-1 rhs`` for ``rhs`` of shape (n, m)."""
         # cholesky_solve copies the factor first, which takes longer than a few columns.
-        solved: Tensor = torch.linalg.solve_triangular(self.lower.T, self.half_solve(rhs), upper=True)
+        solved = self.half_solve(rhs)
+        for square, below, here, rest in reversed(self._parts(solved)):
+            here.addmm_(below.T, rest, alpha=-1.0)
+            torch.linalg.solve_triangular(square.T, here, upper=True, out=here)
         return solved
 
     def half_solve(self, rhs: Tensor) -> Tensor:
         """Return ``lower^-1 rhs``; the squared norm of a column is its quadratic form in ``A^-1``."""
-        solved: Tensor = torch.linalg.solve_triangular(self.lower, rhs, upper=False)
+        solved = rhs.T.clone(memory_format=torch.contiguous_format).T
+        for square, below, here, rest in self._parts(solved):
+            torch.linalg.solve_triangular(square, here, upper=False, out=here)
+            rest.addmm_(below, here, alpha=-1.0)
         return solved
+
+    def _parts(self, rhs: Tensor) -> list[tuple[Tensor, ...]]:
+        """Return the triangle of every panel and the rows below it, and the rows of ``rhs`` that go with each."""
+        return [(*p.tensor_split([p.shape[1]]), *rhs[-len(p) :].tensor_split([p.shape[1]])) for p in self.panels]
 
     @cached_property
     def trace_inverse(self) -> float:
         """``trace((A + jitter I)^-1)``, the squared Frobenius norm of ``lower^-1``."""
-        n, block, total = self.lower.shape[0], 256, 0.0
-        for start in range(0, n, block):
-            # Columns start.. of lower^-1 vanish above row `start`: solve only the trailing triangle.
-            stop = min(start + block, n)
-            rhs = torch.zeros(n - start, stop - start, dtype=self.lower.dtype, device=self.lower.device)
-            rhs[: stop - start].fill_diagonal_(1.0)
-            trailing = self.lower[start:, start:]
-            total += float(torch.linalg.solve_triangular(trailing, rhs, upper=False).square_().sum())
+        total = 0.0
+        for place, panel in enumerate(self.panels):
+            # These columns of lower^-1 vanish above the panel as well: solve only the trailing triangle.
+            start = torch.eye(*panel.shape, dtype=panel.dtype, device=panel.device)
+            trailing = CholeskyFactor(self.panels[place:], self.jitter)
+            total += float(trailing.half_solve(start).square_().sum())
         return total
 
 
@@ -93,11 +110,13 @@ def safe_cholesky(matrix: Tensor, *, shift: float = 0.0, allow_jitter: bool = Tr
     unit = float(torch.finfo(matrix.dtype).eps) * max(float(matrix.diagonal().mean()) if n else 0.0, abs(shift))
     for rung in _LADDER if allow_jitter else _LADDER[:1]:
         jitter = rung * unit
-        work = matrix.clone()
+        work = matrix.T.clone(memory_format=torch.contiguous_format).T
         work.diagonal().add_(shift + jitter)
-        lower, info = torch.linalg.cholesky_ex(work)
-        if int(info) == 0 and bool(torch.isfinite(lower.diagonal()).all()):
-            return CholeskyFactor(lower, jitter)
+        info = torch.linalg.cholesky_ex(work, out=(work, work.new_empty((), dtype=torch.int32))).info  # in place
+        if int(info) == 0 and bool(torch.isfinite(work.diagonal()).all()):
+            starts = range(0, n, _PANEL) if n > _PANEL else ()
+            panels = [work[at:, at : at + _PANEL].clone(memory_format=torch.contiguous_format) for at in starts]
+            return CholeskyFactor(panels or [work], jitter)
     diagonal = matrix.diagonal()
     raise NumericalError(
         f"a {n} x {n} matrix must be positive definite after adding {shift:g} to its diagonal, but its "

@@ -354,7 +354,7 @@ class _Search:
 
     def _solve(self, factor: CholeskyFactor, rhs: Tensor) -> tuple[Tensor, float]:
         """Return a solution, and the trace of the inverse, which is estimated from the signs where they serve."""
-        both = torch.cat([rhs, self.signs], dim=1).to(factor.lower.dtype)
+        both = torch.cat([rhs, self.signs], dim=1).to(factor.panels[0].dtype)
         solved, probes = torch.split(factor.solve(both).to(rhs), [rhs.shape[1], PROBES], dim=1)
         return solved, self._trace(factor, probes)
 

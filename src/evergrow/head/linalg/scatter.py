@@ -205,13 +205,11 @@ class SolvedScatter:
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
-    def lower_matrix(self) -> Tensor:
-        """Return the lower triangle of ``A`` (k, k), and zeros above."""
-        lower, found = self.factor.lower, torch.zeros_like(self.factor.lower)
-        for start in range(0, len(lower), 256):
-            rows, stop = slice(start, start + 256), min(start + 256, len(lower))
-            found[rows, :stop] = lower[rows, :stop] @ lower[:stop, :stop].T
-            found[rows, :stop] += (self.columns[rows] * self.signs) @ self.columns[:stop].T
+    def matrix(self) -> Tensor:
+        """Return ``A`` (k, k)."""
+        found = (self.columns * self.signs) @ self.columns.T
+        for panel in self.factor.panels:
+            found[-len(panel) :, -len(panel) :].addmm_(panel, panel.T)
         return found
 
     def solve_means(self) -> Tensor:
