@@ -227,12 +227,6 @@ class Learner(Estimator):
         """Return the backbone, loading it if need be; None where samples are features."""
         return None if self._state().spec is None else self._encoder.backbone()
 
-    @property
-    def base_spec_(self) -> BackboneSpec | None:
-        """The backbone before it was adapted to data; None where samples are features."""
-        adaptation = self._encoder.adaptation
-        return self._state().spec if adaptation is None else adaptation.base
-
     def info(self) -> dict[str, Any]:
         """Return what the learner is, in plain values; loads no backbone."""
         now = self._state()

@@ -146,7 +146,7 @@ def _file_headers(name: str, suffix: str, version: Version) -> dict[str, str]:
 
 def _described(service: Service, name: str, response: Response) -> schemas.ModelRecord:
     """Return the description of a new model."""
-    model = service.open(name)
+    model = OpenModel(name, service)
     response.headers.update({"ETag": model.version.etag, "Location": f"/api/v1/models/{quote(name)}"})
     return _model_record(model)
 
