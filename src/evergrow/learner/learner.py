@@ -728,8 +728,7 @@ class Learner(Estimator):
             Labels of the kind that was learned: names, integers or booleans.
         """
         now = self._taught()
-        names = self._asked(items, self._answers_to)
-        return as_labels(names.tolist(), now.label_kind)
+        return as_labels(self._asked(items, self._answers_to).tolist(), now.label_kind)
 
     def decision_function(self, items: Any) -> NDArray[np.float64]:
         """Return the score of every class, one column per entry of ``classes_``; larger means more likely.

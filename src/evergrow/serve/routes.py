@@ -286,8 +286,7 @@ async def preview(request: Request, service: ServiceDep) -> Response:
     """Return a picture of an image that browsers cannot show, as a JPEG; nothing of it is kept."""
     form: schemas.PreviewForm = await read_form(request, schemas.PreviewForm)
     name = printable(form.image.filename or "the image")[:200]
-    picture = await service.preview(name, await form.image.read(), form.side)
-    return Response(picture, media_type="image/jpeg")
+    return Response(await service.preview(name, await form.image.read(), form.side), media_type="image/jpeg")
 
 
 def predictions(model: OpenModel, answers: Answers, k: int) -> str:
