@@ -18,6 +18,7 @@ from evergrow.core.record import read_record, write_record
 from evergrow.data.items import Texts
 from evergrow.features import ImageBackbone, create_backbone, encode, hash_weights
 from evergrow.head import HEADS
+from evergrow.lab.checks.properties import every_part
 from evergrow.lab.methods import FsaClassifier, create_method, list_methods, method_options
 
 QUICK = FsaConfig.recipe(epochs=2, batch_size=16)
@@ -160,7 +161,7 @@ def test_more_epochs_do_not_change_the_random_projection() -> None:
     layers = []
     for epochs in (1, 3):
         model = FsaClassifier("ranpac", tiny_vit(), fsa=QUICK, epochs=epochs, n_units=50).fit(items, y)
-        tensors = [item for part in model.head_.to_archive().walk() for item in part.tensors.items()]
+        tensors = [item for part in every_part(model.head_.to_archive()) for item in part.tensors.items()]
         layers.append(next(value for name, value in tensors if name.endswith("weights")))
     assert layers[0].shape == (24, 50)
     assert torch.equal(*layers)

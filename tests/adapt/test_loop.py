@@ -242,7 +242,7 @@ def test_crops_on_tensors_are_pillows(name: Any, bytes_from: tuple[int, int]) ->
     flips = torch.tensor([False, True, False, True, True, False])
     for size in (16, 24):
         transform = TrainTransform(Preprocessing.pilot(size), interpolation=name)
-        ours = Cropper(transform, torch.device("cpu"))(torch.from_numpy(pixels), boxes, flips)
+        ours = Cropper(transform)(torch.from_numpy(pixels), boxes, flips)
         for row, (top, left, height, width) in enumerate(boxes.tolist()):
             image = Image.fromarray(pixels[row]).crop((left, top, left + width, top + height))
             image = image.resize((size, size), Image.Resampling[name.upper()])
@@ -273,7 +273,7 @@ def test_cubic_crops_stay_bytes() -> None:
     pixels = torch.zeros(1, 8, 8, 3, dtype=torch.uint8)
     pixels[:, :, 4:] = 255
     transform = TrainTransform(Preprocessing.pilot(32), interpolation="bicubic")
-    made = Cropper(transform, torch.device("cpu"))(pixels, torch.tensor([[0, 0, 8, 8]]), torch.tensor([False]))
+    made = Cropper(transform)(pixels, torch.tensor([[0, 0, 8, 8]]), torch.tensor([False]))
     assert float(made.min()) == 0
     assert float(made.max()) == 1
 

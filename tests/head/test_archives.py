@@ -18,6 +18,7 @@ from evergrow.core.archive import Archive, write_archive
 from evergrow.core.errors import FileFormatError, InputError, NewerSchemaError
 from evergrow.head import HEADS
 from evergrow.head.labels import StoredLabels
+from evergrow.lab.checks.properties import every_part
 from evergrow.lab.heads import SimpleCILClassifier
 
 
@@ -26,7 +27,7 @@ def test_a_head_is_written_under_the_name_that_users_know(name: str, tmp_path: P
     head = fitted(name).settle()
     archive = head.to_archive()
     assert archive.kind == f"head/{name}"
-    kinds = [part.kind for part in archive.walk()]
+    kinds = [part.kind for part in every_part(archive)]
     assert not any(type(head).__name__ in kind for kind in kinds)
     head.save(tmp_path / "a")
     back = HEADS[name].load(tmp_path / "a")

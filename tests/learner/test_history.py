@@ -25,6 +25,7 @@ from evergrow.core.errors import (
     PathError,
 )
 from evergrow.core.seeding import generator
+from evergrow.lab.checks.properties import every_part
 from evergrow.learner import history as module
 from evergrow.learner.history import Header, History, State
 from evergrow.learner.learner import Learner
@@ -116,7 +117,7 @@ def test_states_share_the_tensors_they_have_in_common(tmp_path: Path) -> None:
     X, y = np.random.default_rng(0).normal(size=(60, 400)), np.arange(60) % 3
     commit(path, Learner(None, options={"n_units": 300, "layer": "guided"}).fit((X, y)))
     size = path.stat().st_size
-    weights = max(tensor.nbytes for part in read_archive(path).walk() for tensor in part.tensors.values())
+    weights = max(tensor.nbytes for part in every_part(read_archive(path)) for tensor in part.tensors.values())
     for _ in range(4):
         teach(path, (X[:3], y[:3]))
     assert pieces(path) < 4 * size - 3 * 0.9 * weights  # of the weights of the layer there is one

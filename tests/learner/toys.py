@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from evergrow.core.archive import Archive
 from evergrow.features.base import Backbone, BackboneSpec
+from evergrow.lab.checks.properties import every_part
 from evergrow.learner.learner import Learner
 from evergrow.learner.modelfile import commit, locked_model
 
@@ -87,7 +88,7 @@ def write_folder(root: Path, classes: dict[str, int], n: int = 5, seed: int = 0)
 
 def timeless(archive: Archive) -> Any:
     """Return the values of an archive and of everything inside it, without the times that things took and were done."""
-    return [(part.kind, _stripped(part.meta)) for part in archive.walk()]
+    return [(part.kind, _stripped(part.meta)) for part in every_part(archive)]
 
 
 def _stripped(value: Any) -> Any:
@@ -103,7 +104,7 @@ def _stripped(value: Any) -> Any:
 
 def all_tensors(archive: Archive) -> dict[str, Tensor]:
     """Return the tensors of an archive and of everything inside it."""
-    parts = enumerate(archive.walk())
+    parts = enumerate(every_part(archive))
     return {f"{number}/{key}": tensor for number, part in parts for key, tensor in part.tensors.items()}
 
 

@@ -66,6 +66,20 @@ def test_kept_images_are_the_same_for_everybody_also_after_a_restart(pics: Any, 
     assert serve(read_only=True).client.put(KEPT, json={"on": False}).status_code == 403
 
 
+def test_an_image_is_kept_without_its_metadata(pics: Any) -> None:
+    exif = Image.Exif()
+    exif[274], exif[34853] = 6, {1: "N", 2: (52.0, 31.0, 12.0)}  # on its side, and where it was taken
+    plain, noted = io.BytesIO(), io.BytesIO()
+    for buffer, notes in ((plain, {}), (noted, {"exif": exif, "comment": b"of Anna"})):
+        Image.new("RGB", (40, 20), "red").save(buffer, "JPEG", **notes)
+    for sent, size in ((plain, (40, 20)), (noted, (20, 40))):
+        told = keep(pics, [("images", ("a.jpg", sent.getvalue(), "image/jpeg"))], set="review").json()["images"][-1]
+        found = pics.client.get(f"{KEPT}/{told['id']}").content
+        image = Image.open(io.BytesIO(found))
+        assert (image.size, len(image.getexif()), "comment" in image.info) == (size, 0, False)
+        assert (found == sent.getvalue(), told["bytes"]) == (sent is plain, len(found))
+
+
 def test_labels_follow_classes_that_are_renamed(pics: Any) -> None:
     keep(pics, files(0, 1, 5), set="test", label="0")
     pics.post("rename", {"old": "0", "new": "Goldfinch ♀"}, model="pics")

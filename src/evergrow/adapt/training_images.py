@@ -161,15 +161,11 @@ class Cropper:
     ----------
     transform : TrainTransform
         Size and normalisation of the result, and the filter: bilinear or bicubic.
-    device : torch.device
-        Where the images are. Nothing is sent there later: that would make the CPU wait for a GPU in every step.
     """
 
-    def __init__(self, transform: TrainTransform, device: torch.device) -> None:
-        self._size = transform.evaluation.size
+    def __init__(self, transform: TrainTransform) -> None:
+        self._own, self._size = transform.evaluation, transform.evaluation.size
         self._cubic = transform.interpolation == "bicubic"
-        self._mean = torch.tensor(transform.evaluation.mean, device=device).view(-1, 1, 1)
-        self._std = torch.tensor(transform.evaluation.std, device=device).view(-1, 1, 1)
 
     def __call__(self, pixels: Tensor, boxes: Tensor, flips: Tensor) -> Tensor:
         """Return images (n, 3, height, width) in float32.
@@ -191,7 +187,7 @@ class Cropper:
             if self._cubic:  # overshoots, and bytes do not
                 across = across.clamp_(0, 255)
             resized = (rows[:, None] @ across).clamp_(0, 255)
-        return resized.round_().div_(255).sub_(self._mean).div_(self._std)
+        return self._own.normalised(resized.round_())
 
 
 def _filters(start: Tensor, length: Tensor, n_out: int, n_in: int, flips: Tensor, *, cubic: bool) -> Tensor:
@@ -269,7 +265,7 @@ class TrainingImages:
         used = preprocessing.interpolation if config.interpolation == "evaluation" else config.interpolation
         self._augment = TrainTransform(preprocessing, config.crop_scale, used)
         if isinstance(items, Images) and items.pixels is not None and used in _BATCH_FILTERS:
-            self._pixels, self._crop = items.pixels, Cropper(self._augment, device)
+            self._pixels, self._crop = items.pixels, Cropper(self._augment)
             if device.type == "cuda" and items.pixels.nbytes <= _RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]:
                 self._pixels = torch.from_numpy(np.array(items.pixels)).to(device)
 

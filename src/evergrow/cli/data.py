@@ -107,13 +107,15 @@ def data_command(
     how = reading.options(layout=layout, root=root, test_size=0.0)
     report = inspect_data(source, how)
     lines, values, code = report_lines(report.to_dict()), report.to_dict(), ExitCode.OK
-    if levels:
-        values["levels"], tried = _tried(source, how, backbone, device)
-        lines += ["", *tried]
-    if check:
-        found = _checked(source, how, backbone, device)
-        values["check"], code = found.to_dict(), ExitCode.OK if found.clean else ExitCode.LOOK
-        lines += ["", *_check_lines(found)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)  # the report says it, and unreadable images are listed
+        if levels:
+            values["levels"], tried = _tried(source, how, backbone, device)
+            lines += ["", *tried]
+        if check:
+            found = _checked(source, how, backbone, device)
+            values["check"], code = found.to_dict(), ExitCode.OK if found.clean else ExitCode.LOOK
+            lines += ["", *_check_lines(found)]
     return Answer(values, lines, code=code)
 
 
@@ -143,9 +145,7 @@ def _tried(source: str, how: DataOptions, backbone: str, device: str) -> tuple[l
     from evergrow.data.intake import read_parts
     from evergrow.learner.levels import try_levels
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # the report says it
-        trials = try_levels(read_parts(source, how).part("train"), backbone, device=device)
+    trials = try_levels(read_parts(source, how).part("train"), backbone, device=device)
     rows = []
     for trial in trials:
         accuracy = f"{100 * trial.accuracy:.1f} % +- {100 * trial.error:.1f}"
@@ -173,22 +173,20 @@ def _checked(source: str, how: DataOptions, backbone: str, device: str) -> DataC
     from evergrow.data.datacheck import check_samples
     from evergrow.data.intake import read_parts
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # the report says it, and unreadable images are listed
-        data = read_parts(source, how)
-        train, test = data.part("train"), None if data.whole else data.part("test")
-        if backbone == "none" or train.kind == "features":
-            return check_samples(train, test)
-        from evergrow.features import best_backbone, create_backbone, encode
+    data = read_parts(source, how)
+    train, test = data.part("train"), None if data.whole else data.part("test")
+    if backbone == "none" or train.kind == "features":
+        return check_samples(train, test)
+    from evergrow.features import best_backbone, create_backbone, encode
 
-        name = best_backbone(train.raw_items().kind).name if backbone == "auto" else backbone
-        model = create_backbone(name, None, device=device)
+    name = best_backbone(train.raw_items().kind).name if backbone == "auto" else backbone
+    model = create_backbone(name, None, device=device)
 
-        def run(items: Any) -> Any:
-            found = encode(model, items, on_error="skip")
-            return found.X, found.rows
+    def run(items: Any) -> Any:
+        found = encode(model, items, on_error="skip")
+        return found.X, found.rows
 
-        return check_samples(train, test, encode=run, backbone=name)
+    return check_samples(train, test, encode=run, backbone=name)
 
 
 def _check_lines(check: DataCheck) -> list[str]:

@@ -85,8 +85,7 @@ def merge_command(
     added = sum(learner.n_samples_.values()) - samples
     news = tuple(name for name in learner.class_names_.tolist() if name not in known)
     said = f"added {plural(added, 'sample')}{models.classes_note(news, 'new')} to what {sources[0]} knows"
-    merged = [str(path) for path in sources]
-    return change.answer([said], samples=added, classes=list(news), merged=merged)
+    return change.answer([said], samples=added, classes=list(news), merged=list(map(str, sources)))
 
 
 @command("export", panel="Share")

@@ -77,12 +77,6 @@ class Archive:
     version: int = 1
     digest: str = field(default="", compare=False)
 
-    def walk(self) -> Iterator[Archive]:
-        """Yield this archive and everything inside it."""
-        yield self
-        for part in self.parts.values():
-            yield from part.walk()
-
 
 # -- files ----------------------------------------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ def tar_members(
             raise EOFError(f"at byte {archive.offset} {what}")
 
 
-def open_zip(file: IO[bytes], title: str, most: int | None = None) -> zipfile.ZipFile:
+def open_zip(file: IO[bytes], title: str, most: int) -> zipfile.ZipFile:
     """Return a zip of at most so many entries, which are counted before its directory is parsed.
 
     :class:`zipfile.ZipFile` makes an object of every entry in the directory, whatever number the zip states: a million
@@ -131,7 +131,6 @@ def open_zip(file: IO[bytes], title: str, most: int | None = None) -> zipfile.Zi
     zipfile.BadZipFile
         If it is no zip.
     """
-    most = MOST_FILES if most is None else most
     length, tail, at = file.seek(0, os.SEEK_END), b"", -1
     for comment in (0, 2**16):  # the end record has 22 bytes and perhaps a comment, and 76 of zip64 before it
         file.seek(max(length - comment - _ZIP_END - 76, 0))

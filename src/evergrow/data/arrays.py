@@ -67,8 +67,8 @@ class FeatureSet:
     whole : bool
         Whether there is no test set on purpose, because the data have none; only then ``X_test`` is empty.
     widths : tuple of int
-        Columns of each block, where a row holds several side by side as a network gave them; :meth:`train` and
-        :meth:`test` hand them on joined, at equal energy. Empty where rows are to be taken as they are.
+        Columns of each block, where a row holds several side by side as a network gave them; :meth:`part` hands them
+        on joined, at equal energy. Empty where rows are to be taken as they are.
 
     Examples
     --------
@@ -76,8 +76,8 @@ class FeatureSet:
     >>> from evergrow.data import FeatureSet
     >>> X, y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
     >>> data = FeatureSet("toy", X, y, X, y)
-    >>> data.train(np.array([2, 3]))[1].tolist()
-    [1, 1]
+    >>> data.part("train").labels[2:4].tolist()
+    ['1', '1']
     """
 
     name: str
@@ -118,14 +118,6 @@ class FeatureSet:
     def n_classes(self) -> int:
         """Classes in the training set."""
         return len(np.unique(self.y_train))
-
-    def train(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return a copy of these training rows and their labels."""
-        return join_blocks(self.X_train[rows], self.widths), self.y_train[rows]
-
-    def test(self, rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return a copy of these test rows and their labels."""
-        return join_blocks(self.X_test[rows], self.widths), self.y_test[rows]
 
     def part(self, part: str) -> Samples:
         """Return the samples of ``"train"``, ``"test"`` or ``"all"``; features without a test part are always whole."""

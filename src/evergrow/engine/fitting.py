@@ -84,8 +84,7 @@ def fit(learner: Learner, manifest: Manifest, folder: Path, options: RunOptions)
     decisive = None if encoder.spec is None else encoder.spec.decisive()
     settings = {**deciding_settings(learner), **extraction_settings(learner), "backbone": decisive, "fan_in": FAN_IN}
     backbone = None if encoder.spec is None else portable(encoder.spec)
-    job = begin_job(Job(folder, manifest, "fit", settings, backbone))
-    return _learned(learner, job, options, encoder)
+    return _learned(learner, begin_job(Job(folder, manifest, "fit", settings, backbone)), options, encoder)
 
 
 def update(learner: Learner, manifest: Manifest, folder: Path, options: RunOptions) -> JobReport:

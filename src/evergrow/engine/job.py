@@ -367,8 +367,7 @@ EXTRACTION = ("on_error", "batch_size", "precision")
 def extraction_settings(learner: Learner) -> dict[str, Any]:
     """Return those settings of a learner that decide features, and the version that computes them."""
     config = encode_config(learner.extract, False)
-    decisive = {name: getattr(config, name) for name in EXTRACTION}
-    return {**decisive, "evergrow": __version__}
+    return {"evergrow": __version__, **{name: getattr(config, name) for name in EXTRACTION}}
 
 
 def begin_job(job: Job) -> Job:

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -70,7 +70,6 @@ KEEP_FROM = 5
 _NAMED = 5  # images that a warning names
 _AHEAD = 3  # batches that a GPU is given before the first of them is fetched
 _FINISHED = 256  # rows that a thread brings into their final form at a time
-_CHOICES = {"precision": get_args(Policy), "on_error": get_args(OnError)}
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,8 @@ class EncodeConfig:
             check_number("batch_size", self.batch_size, low=1, integer=True)
         if self.workers != "auto":
             check_number("workers", self.workers, low=0, integer=True)
-        for name, known in _CHOICES.items():
-            check_choice(name, getattr(self, name), known)
+        check_choice("precision", self.precision, get_args(Policy))
+        check_choice("on_error", self.on_error, get_args(OnError))
         if self.cache is not None and self.cache is not False and not isinstance(self.cache, (str, os.PathLike)):
             raise ParameterError(f"cache must be None, False or a folder, got {self.cache!r}")
 
@@ -356,12 +355,6 @@ class _Encoding:
             )
         self.precision = _first_precision(backbone.device, config.precision)
 
-    def _loaded(self) -> Backbone:
-        lazy = self.backbone
-        if isinstance(lazy, LazyBackbone):
-            self.backbone = lazy = lazy.load().to(lazy.device)
-        return lazy
-
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks of all items in order."""
         chunks, wanted = split_rows(range(self.n_items), cache.CHUNK), set(self.passes.blocks)
@@ -436,7 +429,9 @@ class _Encoding:
 
     def _computed(self, chunks: list[range], recipe: FeatureRecipe) -> Iterator[Chunk]:
         """Yield chunks of some blocks that went through the backbone."""
-        backbone = self._loaded().reading(recipe)
+        if isinstance(self.backbone, LazyBackbone):
+            self.backbone = self.backbone.load().to(self.backbone.device)
+        backbone = self.backbone.reading(recipe)
         runner = _Runner(backbone, self.precision)
         with self._batches(chunks, backbone) as batches, closing(_encoded(batches, runner)) as encoded:
             for rows in chunks:
@@ -469,19 +464,16 @@ class _Encoding:
         rows = [part for chunk in chunks for part in split_rows(chunk, self.batch_size)]
         # A transform of the user's gives floats, of a size that is not known.
         image_bytes = 3 * math.prod(transform.size) if isinstance(transform, Preprocessing) else 12 * 512 * 512
-        if device.type != "cuda" or not isinstance(transform, Preprocessing) or not can_prepare(transform):
-            workers = choose_workers(self.config.workers, len(rows), device, self.batch_size * image_bytes)
-            with loaded_batches(ImageReader(items, transform), rows, workers=workers, device=device) as batches:
-                yield batches
-            return
-        room = self.batch_size * max(image_bytes, LARGEST_RAW)
-        # Beside a GPU there is nothing left to do for pixels in memory.
-        wanted = self.config.workers if getattr(items, "pixels", None) is None else 0
-        workers = choose_workers(wanted, len(rows), device, room)
-        reader, prepare = RawReader(items, transform, pinned=workers == 0), GpuPreparation(transform, device)
+        wanted, own = self.config.workers, None
+        if device.type == "cuda" and isinstance(transform, Preprocessing) and can_prepare(transform):
+            own, image_bytes = transform, max(image_bytes, LARGEST_RAW)
+            if getattr(items, "pixels", None) is not None:  # beside a GPU there is nothing left to do for them
+                wanted = 0
+        workers = choose_workers(wanted, len(rows), device, self.batch_size * image_bytes)
+        reader = ImageReader(items, transform) if own is None else RawReader(items, own, pinned=workers == 0)
         with (
-            loaded_batches(reader, rows, workers=workers, device=device) as raw,
-            closing(prepare(raw)) as prepared,
+            loaded_batches(reader, rows, workers=workers, device=device) as batches,
+            nullcontext(batches) if own is None else closing(GpuPreparation(own, device)(batches)) as prepared,
         ):
             yield prepared
 

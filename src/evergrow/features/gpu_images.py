@@ -221,5 +221,4 @@ def resize_weights(name: str, length: int, resized: int, start: int, kept: int) 
 
 def _as_bytes(lower: Tensor, upper: Tensor) -> Tensor:
     """Return sums of weighted bytes, from those of both parts: bytes as Pillow rounds them, plus a fraction."""
-    total = upper.add_(lower.floor_(), alpha=2.0 ** (_LOWER - _BITS))
-    return total.add_(0.5).clamp_(0, 255)
+    return upper.add_(lower.floor_(), alpha=2.0 ** (_LOWER - _BITS)).add_(0.5).clamp_(0, 255)

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evergrow.core.errors import InputError
-from evergrow.core.validation import check_number
 
 if TYPE_CHECKING:
     from evergrow.learner.calibration import Calibration
@@ -97,7 +96,6 @@ def find_drift(
     """
     from scipy.stats import norm, pearson3
 
-    check_number("false_alarm", false_alarm, low=0, high=1, low_open=True, high_open=True)
     points = np.sort(np.concatenate([part.points for part in calibration.parts]))
     ranks = np.searchsorted(points, novelty, side="left")
     scores = norm.ppf((ranks + 0.5) / (len(points) + 1.0))

@@ -227,12 +227,6 @@ class Learner(Estimator):
         """Return the backbone, loading it if need be; None where samples are features."""
         return None if self._state().spec is None else self._encoder.backbone()
 
-    @property
-    def base_spec_(self) -> BackboneSpec | None:
-        """The backbone before it was adapted to data; None where samples are features."""
-        adaptation = self._encoder.adaptation
-        return self._state().spec if adaptation is None else adaptation.base
-
     def info(self) -> dict[str, Any]:
         """Return what the learner is, in plain values; loads no backbone."""
         now = self._state()
@@ -734,8 +728,7 @@ class Learner(Estimator):
             Labels of the kind that was learned: names, integers or booleans.
         """
         now = self._taught()
-        names = self._asked(items, self._answers_to)
-        return as_labels(names.tolist(), now.label_kind)
+        return as_labels(self._asked(items, self._answers_to).tolist(), now.label_kind)
 
     def decision_function(self, items: Any) -> NDArray[np.float64]:
         """Return the score of every class, one column per entry of ``classes_``; larger means more likely.

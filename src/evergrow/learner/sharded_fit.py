@@ -137,8 +137,7 @@ def learn_shard(template: Learner, block: Block, number: int | None = None) -> L
     head.partial_fit(block.X, block.labels)
     if number is not None:
         head.numbered(number)
-    data = (fingerprint(block.X),)
-    return _shard(template, head, counted({}, block.labels), len(block.labels), data)
+    return _shard(template, head, counted({}, block.labels), len(block.labels), (fingerprint(block.X),))
 
 
 def merge_shards(shards: Iterable[Learner]) -> Learner:

@@ -141,8 +141,7 @@ class Change:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        always = {"classes": [], "note": "", "data": []}
-        return {**always, **to_values(self)}
+        return {"classes": [], "note": "", "data": [], **to_values(self)}
 
 
 @dataclass(frozen=True)
@@ -517,8 +516,7 @@ def summed(
     first: Mapping[str, int], second: Mapping[str, int], common: Mapping[str, int] | None = None
 ) -> dict[str, int]:
     """Return the samples of each class of two models together; what both have in common counts once."""
-    total = Counter(first) + Counter(second) - Counter(common)
-    return dict(sorted(total.items()))
+    return dict(sorted((Counter(first) + Counter(second) - Counter(common)).items()))
 
 
 # -- at a glance ------------------------------------------------------------------------------------------------

@@ -19,9 +19,6 @@ from evergrow.learner.calibration import FALSE_ALARM
 if TYPE_CHECKING:
     from evergrow.learner.learner import Learner
 
-UNKNOWN_SHARE = 0.2
-"""Share of suggestions that look unknown, so that new classes are found."""
-
 TYPICAL = 3.0
 """Places that a sample far from all others is put back by among the least sure, in units of the samples asked for.
 Chosen on species and sentences that no figure is reported on; 1, 2 and 6 are a little worse."""

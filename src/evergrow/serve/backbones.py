@@ -302,7 +302,8 @@ class BackbonePool:
 
         A file names the weights of its backbone, and a stranger's could name any path or address.
         """
-        base = learner.base_spec_
+        adaptation = learner._encoder.adaptation
+        base = learner.spec_ if adaptation is None else adaptation.base
         if base is None:
             return
         try:

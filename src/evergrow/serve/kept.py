@@ -1,7 +1,7 @@
 """Test images and the review queue of a model, kept on the server where its owner wants that: then all see the same.
 
 The folder ``model.evg.kept`` beside the model is the switch: without it nothing is kept. Each image is one file in it,
-a line of JSON and then the bytes that were sent, so that it is whole or not there. It goes with the model.
+a line of JSON and then the image without its metadata, so that it is whole or not there. It goes with the model.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,7 +24,7 @@ from evergrow.core.errors import InputError
 from evergrow.core.escaping import printable
 from evergrow.core.files import atomic_path, locked, remove_leftovers
 from evergrow.learner.modelfile import ModelWriteError
-from evergrow.learner.snapshot import Change
+from evergrow.learner.snapshot import changed_names
 from evergrow.serve.models import kept_folder, remove_kept
 from evergrow.serve.requests import (
     BINARY,
@@ -108,20 +107,10 @@ class KeptImages:
         with suppress(FileNotFoundError, ValidationError), open(path, "rb") as file:
             image = KeptImage.model_validate_json(file.readline(_LONGEST_LINE))
             changes = [change for change in self.model.version.learner.history_ if change.revision > image.revision]
-            label = image.label and (name_now(image.label, changes) or image.label)
+            label = image.label and changed_names(changes).get(image.label, image.label)
             data = file.read(self._limits.kept_bytes) if whole else b""
             return image.model_copy(update={"id": path.name, "label": label}), data
         return None
-
-
-def name_now(name: str, changes: Iterable[Change]) -> str | None:
-    """Return the name of a class after some changes, or None if it was forgotten."""
-    for change in changes:
-        if change.what == "forget" and name in change.classes:
-            return None
-        if change.what in ("rename", "merge-classes"):
-            name = change.names.get(name, name)
-    return name
 
 
 KeptDep = Annotated[KeptImages, Depends(KeptImages)]
@@ -156,8 +145,7 @@ async def keep_images(kept: KeptDep, request: Request) -> KeptRecord:
     kept.require_on()
     sent = SentSamples(images=[(f"images[{i}]", await file.read()) for i, file in enumerate(form.images)], fields=form)
     labels = sent.labels().tolist() if form.set == "test" else [None] * len(sent)
-    files = [data for _, data in sent.images or ()]
-    await kept.service.prepared((await kept.service.batcher(kept.model)).backbone, sent.images or ())  # all can be read
+    files = [await kept.service.without_metadata(*image) for image in sent.images or ()]
     when = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     images = [
         KeptImage(
@@ -189,7 +177,7 @@ async def evaluate_kept(kept: KeptDep, false_alarm: Annotated[float, Query(gt=0,
 
 @router.get("/{k:uuid}", response_class=Response, responses={200: {"content": BINARY}})
 def read_kept(kept: KeptDep, k: UUID) -> Response:
-    """Return an image as it was sent."""
+    """Return an image: as it was sent, or without its metadata as a JPEG."""
     return Response(kept.find(k)[1], media_type=FILE, headers={"Content-Disposition": "attachment"})
 
 

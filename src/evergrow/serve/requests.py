@@ -31,7 +31,7 @@ from evergrow.core.escaping import one_line
 from evergrow.learner.modelfile import ModelWriteError
 from evergrow.learner.snapshot import Change
 from evergrow.serve.config import Limits
-from evergrow.serve.schemas import WIDEST, JsonSamples, RequestModel, SampleForm
+from evergrow.serve.schemas import WIDEST, JsonSamples, ProblemDocument, RequestModel, SampleForm
 
 JSON, FORM, PROBLEM = "application/json", "multipart/form-data", "application/problem+json"
 FILE = "application/octet-stream"
@@ -138,16 +138,9 @@ def _field(location: tuple[int | str, ...]) -> str:
 
 def problem_response(problem: Problem, request_id: str) -> JSONResponse:
     """Return the problem document of a request."""
-    document = {
-        "type": "about:blank",
-        "title": HTTPStatus(problem.status_code).phrase,
-        "status": problem.status_code,
-        "detail": problem.detail,
-        "error": problem.kind,
-        **problem.members,
-        "request_id": request_id,
-    }
-    return JSONResponse(document, problem.status_code, problem.headers, media_type=PROBLEM)
+    known = {"status": problem.status_code, "detail": problem.detail, "error": problem.kind, "request_id": request_id}
+    document = ProblemDocument.model_validate({"title": HTTPStatus(problem.status_code).phrase, **known}).model_dump()
+    return JSONResponse(document | problem.members, problem.status_code, problem.headers, media_type=PROBLEM)
 
 
 async def handle_error(request: Request, error: Exception) -> JSONResponse:

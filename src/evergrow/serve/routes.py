@@ -146,7 +146,7 @@ def _file_headers(name: str, suffix: str, version: Version) -> dict[str, str]:
 
 def _described(service: Service, name: str, response: Response) -> schemas.ModelRecord:
     """Return the description of a new model."""
-    model = service.open(name)
+    model = OpenModel(name, service)
     response.headers.update({"ETag": model.version.etag, "Location": f"/api/v1/models/{quote(name)}"})
     return _model_record(model)
 
@@ -286,8 +286,7 @@ async def preview(request: Request, service: ServiceDep) -> Response:
     """Return a picture of an image that browsers cannot show, as a JPEG; nothing of it is kept."""
     form: schemas.PreviewForm = await read_form(request, schemas.PreviewForm)
     name = printable(form.image.filename or "the image")[:200]
-    picture = await service.preview(name, await form.image.read(), form.side)
-    return Response(picture, media_type="image/jpeg")
+    return Response(await service.preview(name, await form.image.read(), form.side), media_type="image/jpeg")
 
 
 def predictions(model: OpenModel, answers: Answers, k: int) -> str:

@@ -159,16 +159,14 @@ class Labels(RequestModel):
     labels: Annotated[ClassNames, Field(description="A class for each sample.")] | SkipJsonSchema[None] = None
 
 
-class Lesson(Labels):
-    """What to learn or unlearn of samples."""
-
-    note: Note = ""
-
-
 class NoteRequest(RequestModel):
     """A change that needs nothing but a note for the history, if any."""
 
     note: Note = ""
+
+
+class Lesson(NoteRequest, Labels):
+    """What to learn or unlearn of samples."""
 
 
 class Unlabelled(NoteRequest):
@@ -205,27 +203,24 @@ class KeepRequest(RequestModel):
     on: bool
 
 
-class ForgetRequest(RequestModel):
+class ForgetRequest(NoteRequest):
     """Classes to forget."""
 
     names: ClassNames
-    note: Note = ""
 
 
-class RenameRequest(RequestModel):
+class RenameRequest(NoteRequest):
     """A new name of a class."""
 
     old: ClassName
     new: ClassName
-    note: Note = ""
 
 
-class MergeRequest(RequestModel):
+class MergeRequest(NoteRequest):
     """Classes that become one."""
 
     names: ClassNames
     into: ClassName
-    note: Note = ""
 
 
 class RedoRequest(RequestModel):

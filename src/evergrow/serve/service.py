@@ -9,7 +9,6 @@ import tempfile
 import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -25,32 +24,36 @@ from evergrow.learner.learner import Learner
 from evergrow.serve.backbones import BackbonePool, Batcher, Prepared, cores, limit_torch
 from evergrow.serve.config import Limits, ServeConfig
 from evergrow.serve.lan import LanAccess
-from evergrow.serve.models import ModelStore, ServedModel, Version
+from evergrow.serve.models import ModelStore, Version
 from evergrow.serve.monitoring import Metrics, log
 from evergrow.serve.requests import Problem, SentSamples
 
 Result = TypeVar("Result")
 _WARM = 8
 """Models whose backbones are loaded before anybody asks."""
+_NO_NOTES = ("jfif", "dpi", "progress", "icc_profile", "gamma", "srgb")
+"""How the names begin of what Pillow tells of an image that says nothing about its place, time or owner."""
 
 
-@dataclass(frozen=True)
 class OpenModel:
-    """A model as a request found it.
+    """A model as a request found it, which may take a while; a dependency of routes.
 
     Parameters
     ----------
-    name : str
+    m : str
         Its name in the request.
-    file : ServedModel
-        The model file.
-    version : Version
-        What was in it at that moment.
+    service : Service
+        Where it is served.
     """
 
-    name: str
-    file: ServedModel
-    version: Version
+    def __init__(self, m: str, service: ServiceDep) -> None:
+        self.name = unicodedata.normalize("NFC", m)  # one model has one name, in metrics too
+        self.file = service.store.model(self.name)
+        self.version = self.file.current()
+        service.store.let_go()
+
+
+ModelDep = Annotated[OpenModel, Depends(OpenModel)]
 
 
 class Service:
@@ -84,14 +87,6 @@ class Service:
         """Finish changes that have begun, and end all threads."""
         for end in (self._writers, self.pool, self._studies, self._loaders, self._decoders):
             await asyncio.to_thread(end.shutdown)
-
-    def open(self, name: str) -> OpenModel:
-        """Return a model as it is now, which may take a while."""
-        name = unicodedata.normalize("NFC", name)  # one model has one name, in metrics too
-        file = self.store.model(name)
-        opened = OpenModel(name, file, file.current())
-        self.store.let_go()
-        return opened
 
     # -- samples ------------------------------------------------------------------------------------------------
 
@@ -178,13 +173,19 @@ class Service:
         """Return an image as a JPEG whose longer side has at most so many pixels."""
 
         def picture(image: Any) -> bytes:
-            buffer = io.BytesIO()
             image.thumbnail((side, side))
-            image.save(buffer, "JPEG", quality=90)
-            return buffer.getvalue()
+            return _jpeg(image, quality=90)
 
         async with self._previewing:
             return await self._decoded(picture, name, data)
+
+    async def without_metadata(self, name: str, data: bytes) -> bytes:
+        """Return an image without notes such as its place: as it was sent where it has none, otherwise as a JPEG."""
+
+        def plain(image: Any) -> bytes:
+            return data if all(key.startswith(_NO_NOTES) for key in image.info) else _jpeg(image)
+
+        return await self._decoded(plain, name, data)
 
     async def _decoded(self, use: Callable[[Any], Result], name: str, data: bytes) -> Result:
         """Return what is made of an image, in a thread for that; its size is checked before pixels are read."""
@@ -218,7 +219,7 @@ class Service:
     def _warm_up(self, name: str) -> None:
         """Send a sample through the backbone of a model, or of the likeliest first one: the first pass is slow."""
         try:
-            learner = self.open(name).version.learner if name else None
+            learner = OpenModel(name, self).version.learner if name else None
             batcher = self.pool.of_learner(learner) if learner else self.pool.chosen("image", "auto")
             if batcher is not None and batcher.depth == 0:
                 transform = batcher.backbone.transform
@@ -247,6 +248,14 @@ def _rows(version: Version, samples: SentSamples, limits: Limits) -> NDArray[Any
         raise InputError("rows must all have the same number of columns") from error
 
 
+def _jpeg(image: Any, quality: int = 95) -> bytes:
+    """Return the pixels of an image, and nothing else of it, as a JPEG."""
+    buffer = io.BytesIO()
+    image.info = {}
+    image.save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
+
+
 def _exported(learner: Learner, pool: BackbonePool, head_only: bool) -> bytes:
     from evergrow.export.onnx_export import export_learner
 
@@ -273,10 +282,3 @@ def check_writable(service: ServiceDep) -> None:
     """Raise the problem 403 if the service is read-only; a dependency of routes that change something."""
     if service.config.read_only:
         raise Problem(403, "the service was started with --read-only and changes nothing", "ReadOnly")
-
-
-def _open_model(m: str, service: ServiceDep) -> OpenModel:
-    return service.open(m)
-
-
-ModelDep = Annotated[OpenModel, Depends(_open_model)]

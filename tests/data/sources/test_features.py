@@ -141,7 +141,7 @@ def test_blocks_are_joined_as_the_ordinary_reader_joins_them(tmp_path: Path) -> 
     X = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
     y = np.arange(9) % 3
     save_features(tmp_path / "blocks.npz", FeatureSet("blocks", X, y, X, y, widths=(2, 3)))
-    expected = load_features(tmp_path / "blocks.npz").train(np.arange(9))[0]
+    expected = load_features(tmp_path / "blocks.npz").part("train").features
     assert rows_of(read(tmp_path / "blocks.npz"), rows=4)[0].tobytes() == expected.tobytes()
 
 

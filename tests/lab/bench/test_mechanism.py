@@ -16,6 +16,7 @@ from evergrow.core.errors import ParameterError
 from evergrow.core.seeding import generator
 from evergrow.data import load_features
 from evergrow.lab.bench import SpecError, load_spec, plan_grid
+from evergrow.lab.bench.data import rows_of
 from evergrow.lab.methods import create_method
 from evergrow.lab.records import Record, read_record, read_records
 from evergrow.lab.streams import Protocol, stream_of
@@ -32,7 +33,7 @@ def given(path: Path, name: str, **options: Any):
     data = load_features(path.parent / "blobs.npz")
     stream = stream_of(data, Protocol(increment=3), seed=1993)
     head = create_method(name, random_state=1993, device="cpu", **options)
-    head.fit(*data.train(stream.tasks[0].train))
+    head.fit(*rows_of(data, "train", stream.tasks[0].train))
     return data, stream, head
 
 
@@ -140,7 +141,7 @@ def test_residual_is_that_of_ridge_regression_on_the_units(write: WriteSpec) -> 
     assert log["n_units"][0] == 2
     assert log["n_units"][-1] == found["n_guided"] == found["n_units"] == 2 * found["n_blocks"]
     assert found["status"] == head.status_
-    X, y = data.train(stream.tasks[0].train)
+    X, y = rows_of(data, "train", stream.tasks[0].train)
     Y = (y[:, None] == np.unique(y)).astype(np.float64)
     for width, rmse in zip(log["n_units"], log["rmse"]):
         H = sigmoid_units(head, X)[:, :width]
@@ -159,8 +160,8 @@ def test_sweep_and_xi_learn_to_the_end(write: WriteSpec) -> None:
     accuracies = []
     for task in stream:
         if task.index:
-            head.partial_fit(*data.train(task.train))
-        X, y = data.test(stream.seen_test(task.index)[0])
+            head.partial_fit(*rows_of(data, "train", task.train))
+        X, y = rows_of(data, "test", stream.seen_test(task.index)[0])
         accuracies.append(np.mean(head.predict(X) == y))
     assert record.results["a_last"] == pytest.approx(accuracies[-1], rel=1e-5)
     assert record.results["a_avg"] == pytest.approx(np.mean(accuracies), rel=1e-5)

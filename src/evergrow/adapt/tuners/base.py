@@ -220,11 +220,6 @@ class Block:
             )
         return first
 
-    @property
-    def like(self) -> Tensor:
-        """A weight of the block: new parameters take its device and type."""
-        return next(self.module.parameters())
-
 
 def find_blocks(model: nn.Module) -> list[Block]:
     """Return the blocks of a vision transformer.

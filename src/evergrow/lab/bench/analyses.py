@@ -22,6 +22,7 @@ from evergrow.data import FeatureSet
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.layers.feature_map import BlockRecord, centred_rms
 from evergrow.head.ridge_model import RidgeModel
+from evergrow.lab.bench.data import rows_of
 from evergrow.lab.bench.play import PlayLog, play, play_results
 from evergrow.lab.bench.run import Run
 from evergrow.lab.conditioning import (
@@ -60,14 +61,15 @@ class AnalysisInput:
 
     def features(self, rows: Any) -> Tensor:
         """Return training rows as float64 on the device of the run."""
-        return torch.as_tensor(self.data.train(rows)[0], dtype=torch.float64, device=resolve_device(self.run.device))
+        X, device = rows_of(self.data, "train", rows)[0], resolve_device(self.run.device)
+        return torch.as_tensor(X, dtype=torch.float64, device=device)
 
     def fit_first(self) -> IncrementalClassifier:
         """Return the method after its first task, as a whole."""
         name = self.run.method.name
         options = with_blocks(HEADS[name], self.data.widths, self.run.options)
         head: IncrementalClassifier = create_method(name, **options)
-        return head.fit(*self.data.train(self.stream.tasks[0].train))
+        return head.fit(*rows_of(self.data, "train", self.stream.tasks[0].train))
 
 
 # -- conditioning ---------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from evergrow.core.errors import DatasetNotFoundError, ParameterError
 from evergrow.data import Dataset, FeatureSet
 from evergrow.data.arrays import REQUIRED
-from evergrow.data.items import Items
+from evergrow.data.items import join_blocks
 from evergrow.features import Backbone, ImageBackbone, Preprocessing, create_backbone
 from evergrow.features.encoding import backbone_entry, featurize
 from evergrow.features.images import median_side
@@ -103,18 +103,17 @@ class ImageData:
         """Whether there is no test set."""
         return self.data.whole
 
-    def train(self, rows: NDArray[np.int64]) -> tuple[Items, NDArray[np.int64]]:
-        """Return these training images and their labels."""
-        return self.data.train.raw_items().take(rows), self.data.y_train[rows]
-
-    def test(self, rows: NDArray[np.int64]) -> tuple[Items, NDArray[np.int64]]:
-        """Return these test images and their labels."""
-        test = self.data.part("test").raw_items()
-        return test.take(rows), self.data.y_test[rows]
-
     def seen_by(self, backbone: Backbone) -> FeatureSet:
         """Return the features of all images under a backbone that was adapted to the first task."""
         return featurize(self.data, backbone, cache=False)
+
+
+def rows_of(data: FeatureSet | ImageData, part: str, rows: NDArray[np.int64]) -> tuple[Any, NDArray[Any]]:
+    """Return these rows of the part ``"train"`` or ``"test"``, images or joined features, and their labels."""
+    labels = getattr(data, f"y_{part}")[rows]
+    if isinstance(data, ImageData):
+        return data.data.part(part).raw_items().take(rows), labels
+    return join_blocks(getattr(data, f"X_{part}")[rows], data.widths), labels
 
 
 class DataSource:

@@ -17,7 +17,7 @@ from evergrow.core.validation import resolve_device, synchronize
 from evergrow.data import FeatureSet
 from evergrow.head.base import HEADS, IncrementalClassifier
 from evergrow.head.scl import SCLClassifier
-from evergrow.lab.bench.data import ImageData, fingerprint_of
+from evergrow.lab.bench.data import ImageData, fingerprint_of, rows_of
 from evergrow.lab.bench.run import Run
 from evergrow.lab.heads import SCLDiscriminantClassifier, SCSMClassifier
 from evergrow.lab.methods import FsaClassifier, ImageClassifier, create_method
@@ -78,7 +78,7 @@ def play(run: Run, data: FeatureSet | ImageData, log: PlayLog) -> IncrementalCla
             log.rows.append(np.full(task.index + 1, np.nan))
             log.counts.append(len(task.test))
             continue
-        X, y = data.test(rows)
+        X, y = rows_of(data, "test", rows)
         synchronize(device)
         start = time.perf_counter()
         predictions = learner.predict(X)  # one call: every test sample is looked at once per evaluation
@@ -110,7 +110,7 @@ def _learn(learner: Any, stream: Stream, task: Task, data: FeatureSet | ImageDat
     if task.index == 0:
         batches = _merge_first(batches, data.y_train, 2 if isinstance(learner, _GUIDED) else 1)
     for number, rows in enumerate(batches):
-        X, y = data.train(rows)
+        X, y = rows_of(data, "train", rows)
         synchronize(device)
         start = time.perf_counter()
         if task.index == 0 and number == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import clone
 
+from evergrow.core.archive import Archive
 from evergrow.core.errors import UnsupportedError
 from evergrow.head.base import IncrementalClassifier
 from evergrow.lab.checks.data import Batch, CheckData
@@ -47,9 +48,16 @@ def scores(learner: IncrementalClassifier, X: Any) -> NDArray[Any]:
     return raw if raw.ndim == 1 else raw - raw.mean(axis=1, keepdims=True)
 
 
+def every_part(archive: Archive) -> Iterator[Archive]:
+    """Yield an archive and everything inside it."""
+    yield archive
+    for part in archive.parts.values():
+        yield from every_part(part)
+
+
 def state_bytes(learner: IncrementalClassifier) -> int:
     """Return the bytes of everything a learner would save."""
-    return sum(tensor.nbytes for part in learner.to_archive().walk() for tensor in part.tensors.values())
+    return sum(tensor.nbytes for part in every_part(learner.to_archive()) for tensor in part.tensors.values())
 
 
 @CHECKS.register("incremental_equals_joint")

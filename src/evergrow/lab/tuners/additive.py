@@ -51,8 +51,8 @@ class AdditiveLayer(nn.Module, AttentionEdit):
     def __init__(self, block: Block, config: AdditiveConfig, drawer: Drawer) -> None:
         super().__init__()
         shape = (attention_width(block),)
-        self.key = truncated(drawer, shape, block.like, config.std, block.name, "key")
-        self.value = truncated(drawer, shape, block.like, config.std, block.name, "value")
+        self.key = truncated(drawer, shape, next(block.module.parameters()), config.std, block.name, "key")
+        self.value = truncated(drawer, shape, next(block.module.parameters()), config.std, block.name, "value")
 
     def heads(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Add the vectors to the class token's key and value."""

@@ -66,8 +66,8 @@ class PrefixLayer(nn.Module):
     def __init__(self, block: Block, config: PrefixConfig, drawer: Drawer) -> None:
         super().__init__()
         shape = (config.length, attention_width(block))
-        self.keys = truncated(drawer, shape, block.like, config.std, block.name, "keys")
-        self.values = truncated(drawer, shape, block.like, config.std, block.name, "values")
+        self.keys = truncated(drawer, shape, next(block.module.parameters()), config.std, block.name, "keys")
+        self.values = truncated(drawer, shape, next(block.module.parameters()), config.std, block.name, "values")
 
 
 class _PrefixEdit(AttentionEdit):

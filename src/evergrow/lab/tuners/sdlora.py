@@ -152,7 +152,7 @@ class SDLoRATuner(LowRankTuner):
         return int(self.magnitudes.shape[0])
 
     def _build(self, model: nn.Module) -> None:
-        self.scalars = Scalars(find_blocks(model)[0].like)
+        self.scalars = Scalars(next(find_blocks(model)[0].module.parameters()))
         super()._build(model)
         self._begin(self.config.rank)
 

@@ -61,7 +61,8 @@ class PromptLayer(nn.Module, AttentionEdit):
     def __init__(self, block: Block, width: int, config: VPTConfig, drawer: Drawer) -> None:
         super().__init__()
         self.tail = config.tokens
-        self.prompts = drawer.normal((config.tokens, width), block.like, 0.0, config.std, block.name)
+        like = next(block.module.parameters())
+        self.prompts = drawer.normal((config.tokens, width), like, 0.0, config.std, block.name)
 
     def append(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Append the prompts to a block's input (B, N, d); no position is added to them."""
