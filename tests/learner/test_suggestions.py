@@ -51,6 +51,8 @@ def test_a_share_of_suggestions_looks_unknown(drawn, learner):
     assert found.unknown.sum() == 4
     assert np.isin(y[found.rows[found.unknown]], ["c08", "c09", "c10", "c11"]).mean() >= 0.5
     assert learner.suggest(X, 20, unknown_share=1).unknown.all()
+    only = learner.suggest(X[learner.is_unknown(X)], 5)  # nothing looks known
+    assert only.unknown.tolist() == [True] * 5
 
 
 def test_what_has_labels_is_not_suggested(drawn, learner):

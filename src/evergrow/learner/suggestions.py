@@ -89,7 +89,7 @@ def suggest(learner: Learner, data: Any, n: int, unknown_share: float, learned: 
         # Those in the middle come first: the least strange are often known, the strangest oddities.
         strange = np.abs(novelty[unknown] - np.median(novelty[unknown])) if unknown.any() else novelty[unknown]
         odd = np.flatnonzero(unknown)[strange.argsort(kind="stable")]
-    nearness = _nearness(_points(head, found.X[~unknown], "plain"))
+    nearness = _nearness(_points(head, found.X, "plain")[~unknown])
     doubt = _places(margins[~unknown]) + TYPICAL * n * _places(-nearness) / max(len(nearness), 1)
     doubtful = np.flatnonzero(~unknown)[doubt.argsort(kind="stable")]
     taken = min(max(round(n * unknown_share), n - len(doubtful)), len(odd))
